@@ -1,0 +1,368 @@
+"""What a run is: one schema, whose descriptions are the reference documentation.
+
+Everything here is plain data. Values that follow from others (a model's shape from its preset, steps from tokens) are
+filled in by `Config.resolved`, so that a resolved config is complete: running it again gives the same run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, field_validator, model_validator
+
+from headway.config.shapes import SHAPES
+from headway.config.units import Bytes, Interval, Tokens, parse_count
+
+
+class Section(BaseModel):
+    """A part of the config; unknown keys are errors, values do not change once set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class SourceConfig(Section):
+    """One source of text."""
+
+    path: str
+    """File, folder or glob; `stdlib:` is the source text of this Python's standard library."""
+    name: str | None = None
+    """Name in manifests and reports; the last part of the path when not given."""
+    format: Literal["auto", "text", "jsonl", "parquet", "csv"] = "auto"
+    """`auto` goes by the file's ending, under `.gz` and `.zst`. A text file is one document."""
+    field: str = "text"
+    """The field (JSON Lines), column (Parquet, CSV) that holds a document's text."""
+
+
+def _source_list(value: Any) -> Any:
+    """Accept one source, or paths in place of sources: `sources: corpus/*.jsonl`."""
+    values = value if isinstance(value, list) else [value]
+    return [{"path": item} if isinstance(item, str) else item for item in values]
+
+
+class TokenizerConfig(Section):
+    """The vocabulary: an existing one, or one trained on the sources."""
+
+    path: Path | None = None
+    """A `tokenizer.json` or a folder with one. When not given, a byte-level BPE is trained."""
+    vocab_size: Annotated[int, Field(ge=258)] = 8192
+    """Vocabulary of a trained tokenizer, special tokens included."""
+    training_bytes: Bytes = 256_000_000
+    """Text that a trained tokenizer sees, at most; spread evenly over the sources."""
+
+
+class DataConfig(Section):
+    """From text to the token store."""
+
+    sources: Annotated[list[SourceConfig], BeforeValidator(_source_list), Field(min_length=1)] = [
+        SourceConfig(path="stdlib:")
+    ]
+    """Where the text comes from: a list of sources or paths."""
+    store: Path = Path("data/{name}")
+    """Folder of the token store; `{name}` is the run's name."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+    """Share of documents held out, chosen by a hash of the text, so equal documents are never on both sides."""
+    shard_tokens: Tokens = 100_000_000
+    """Length of one shard of the store."""
+    bad_documents: Literal["fail", "skip"] = "fail"
+    """What to do with malformed documents; skipped ones are counted and listed in the manifest."""
+    workers: PositiveInt | Literal["auto"] = "auto"
+    """Processes that prepare data; the bytes written do not depend on it."""
+
+
+class ModelConfig(Section):
+    """The native decoder of the Llama family, or a Hugging Face checkpoint of that family to start from."""
+
+    preset: str | None = None
+    """A named shape (`headway models` lists them); keys given beside it win."""
+    from_pretrained: Path | None = None
+    """Folder of a Hugging Face Llama or Mistral checkpoint: shape and first weights come from it."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the embedding; the token store's vocabulary, rounded up to a multiple of 64, when not given."""
+    dim: PositiveInt | None = None
+    """Width of the residual stream."""
+    layers: PositiveInt | None = None
+    """Number of decoder layers."""
+    heads: PositiveInt | None = None
+    """Query heads."""
+    kv_heads: PositiveInt | None = None
+    """Key and value heads (grouped-query attention); `heads` when not given."""
+    head_dim: PositiveInt | None = None
+    """Width of a head; `dim / heads` when not given."""
+    ffn_dim: PositiveInt | None = None
+    """Inner width of the SwiGLU feed-forward layer."""
+    max_sequence_length: PositiveInt = 2048
+    """Longest sequence the model is meant for."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary embedding (Su et al. 2021, section 3.2.2)."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    qk_norm: bool = False
+    """RMSNorm on queries and keys, per head (Dehghani et al. 2023, section 2.2; as in Qwen 3)."""
+    tie_embeddings: bool = False
+    """Use the embedding matrix as the output projection too."""
+    sliding_window: PositiveInt | None = None
+    """Attend to this many last positions only (Mistral); full causal attention when not given."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout on the outputs of attention and feed-forward layers."""
+    init_std: Annotated[float, Field(gt=0.0)] = 0.02
+    """Standard deviation of the first weights; output projections of a layer get 1/sqrt(2 * layers) of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not values.get("preset"):
+            return values
+        name = str(values["preset"]).lower()
+        if name not in SHAPES:
+            raise ValueError(f"unknown model preset '{name}'; known ones: {', '.join(SHAPES)}")
+        return {**SHAPES[name], **{key: value for key, value in values.items() if value is not None}, "preset": name}
+
+    @model_validator(mode="after")
+    def _shape_is_whole(self) -> Self:
+        if self.from_pretrained is not None:
+            return self
+        missing = [key for key in ("dim", "layers", "heads", "ffn_dim") if getattr(self, key) is None]
+        if missing:
+            raise ValueError(f"set a preset (for example 'preset: 4m'), or also: {', '.join(missing)}")
+        assert self.dim and self.heads
+        if self.head_dim is None and self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not divisible by heads {self.heads}; set head_dim")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+        if (self.head_dim or self.dim // self.heads) % 2:
+            raise ValueError("the width of a head must be even for the rotary embedding")
+        return self
+
+
+class TrainConfig(Section):
+    """How much is trained, on how much at a time, in which arithmetic."""
+
+    steps: PositiveInt | None = None
+    """Optimizer steps. Give this or `tokens`."""
+    tokens: Tokens | None = None
+    """Training tokens, e.g. `2B`; rounded up to whole steps."""
+    sequence_length: PositiveInt = 1024
+    """Tokens in one row."""
+    global_batch: int | str = 32
+    """Rows in one optimizer step, over all workers; or tokens: `64Ki tokens`."""
+    micro_batch: PositiveInt | None = None
+    """Rows in one forward pass; the largest divisor of a lane up to 8 when not given."""
+    lanes: PositiveInt | Literal["auto"] = "auto"
+    """Data-parallel units of a step: workers share lanes. `auto`: the number of workers, or up to 8 when `elastic`."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of matrix products; weights and moments are kept in fp32 in either case."""
+    compile: bool = False
+    """Run the model through torch.compile."""
+    activation_checkpointing: Literal["none", "full"] = "none"
+    """`full` recomputes each layer in the backward pass: less memory, about a third more compute."""
+    max_grad_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
+    """Clip gradients to this global norm."""
+    skip_limit: PositiveInt = 10
+    """Steps with a non-finite loss or gradient are skipped; this many in a row end the run."""
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """`auto` takes the first of cuda, mps, cpu that is there."""
+
+    @field_validator("global_batch")
+    @classmethod
+    def _batch_is_a_quantity(cls, value: int | str) -> int | str:
+        if parse_count(value, "tokens" if _in_tokens(value) else "rows") < 1:
+            raise ValueError("must be at least 1")
+        return value
+
+    @property
+    def global_batch_rows(self) -> int:
+        """Rows in one optimizer step."""
+        if not _in_tokens(self.global_batch):
+            return parse_count(self.global_batch, "rows")
+        tokens = parse_count(self.global_batch, "tokens")
+        if tokens % self.sequence_length:
+            near = max(1, round(tokens / self.sequence_length)) * self.sequence_length
+            raise ValueError(
+                f"global_batch of {tokens} tokens is no whole number of rows of {self.sequence_length} tokens;"
+                f" the nearest is {near} tokens"
+            )
+        return tokens // self.sequence_length
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step."""
+        return self.global_batch_rows * self.sequence_length
+
+    @model_validator(mode="after")
+    def _length_is_given_once(self) -> Self:
+        rows = self.global_batch_rows
+        if self.steps is not None and self.tokens is not None and self.steps != -(-self.tokens // self.tokens_per_step):
+            raise ValueError("give steps or tokens, not both")
+        if self.micro_batch is not None and rows % self.micro_batch:
+            raise ValueError(f"global_batch ({rows} rows) is not divisible by micro_batch ({self.micro_batch})")
+        return self
+
+
+def _in_tokens(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lower().rstrip("s").endswith("token")
+
+
+class OptimizerConfig(Section):
+    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019), decay on matrices only."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
+    """Peak learning rate."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """Decay rates of the first and second moments."""
+    eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    """Decoupled decay of matrices; norms and biases are not decayed."""
+
+
+class ScheduleConfig(Section):
+    """Learning rate as a function of the step."""
+
+    name: Literal["cosine", "wsd", "constant"] = "cosine"
+    """`cosine`: warm-up, then half a cosine. `wsd`: warm-up, stable, then a linear decay."""
+    warmup: Interval | Share = 0.02
+    """Linear warm-up: a share of all steps, or `500 steps`, `1B tokens`."""
+    decay: Interval | Share = 0.2
+    """Length of the final decay of `wsd`: a share of all steps, or an amount."""
+    min_ratio: Share = 0.1
+    """Final learning rate as a share of the peak."""
+
+    @field_validator("warmup", "decay", mode="before")
+    @classmethod
+    def _share_or_interval(cls, value: Any) -> Any:
+        """A number up to 1 with a point is a share; whole numbers are steps ('1' is one step, '1.0' is all)."""
+        if isinstance(value, str) and value.strip().endswith("%"):
+            return float(value.strip()[:-1]) / 100
+        if isinstance(value, float) or value == 0:
+            return float(value)
+        interval = Interval.parse(value)
+        if interval.unit == "seconds":
+            raise ValueError("a schedule is a function of the step; give steps, tokens or a share, not a time")
+        return interval
+
+
+class ParallelConfig(Section):
+    """How the work is spread over processes."""
+
+    strategy: Literal["auto", "single", "ddp"] = "auto"
+    """`auto`: `single` for one worker, `ddp` for more."""
+    workers: PositiveInt = 1
+    """Worker processes on this machine (`--workers` on the command line)."""
+    threads: PositiveInt | Literal["auto"] = "auto"
+    """CPU threads per worker. `auto`: cores / workers; in `elastic` cores / lanes, since some kernels' bits depend on it."""
+    timeout_seconds: PositiveInt = 600
+    """A collective that takes longer ends the attempt."""
+
+
+class CheckpointConfig(Section):
+    """When state is saved, and how much of it is kept."""
+
+    every: Interval = Interval(10 * 60, "seconds")
+    """How often: `500 steps`, `1B tokens`, `10 min`. The last step is always saved."""
+    keep: PositiveInt = 3
+    """Newest checkpoints that are kept."""
+
+
+class EvaluationConfig(Section):
+    """Loss on the validation split."""
+
+    every: Interval | None = None
+    """How often while training, in steps or tokens; the end of training is always evaluated."""
+    rows: PositiveInt | None = 256
+    """Validation rows per evaluation, at most; all when null."""
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _not_a_time(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        interval = Interval.parse(value)
+        if interval.unit == "seconds":
+            raise ValueError("evaluation happens at given steps; give steps or tokens, not a time")
+        return interval
+
+
+class TelemetryConfig(Section):
+    """What is recorded, and how often."""
+
+    log_every: PositiveInt = 10
+    """Steps between lines on the screen; `metrics.jsonl` has every step."""
+    state_hash_every: Annotated[int, Field(ge=0)] = 0
+    """Write the SHA-256 of every state tensor each so many steps (0: never); `headway verify` compares them."""
+    usd_per_hour: Annotated[float, Field(ge=0.0)] | None = None
+    """Price of all machines together; cost is shown only when this is known."""
+
+
+class Config(Section):
+    """One training run."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its folder is `<runs>/<name>`."""
+    runs: Path = Path("runs")
+    """Folder that holds run directories."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of everything random: first weights, order of the data, dropout."""
+    determinism: Literal["off", "run", "elastic"] = "run"
+    """`off`: fastest. `run`: same bits for the same layout, across kills. `elastic`: same bits for any number of workers."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig(preset="4m")
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @field_validator("determinism", mode="before")
+    @classmethod
+    def _yaml_off(cls, value: Any) -> Any:
+        # YAML 1.1 reads a bare `off` as false.
+        return "off" if value is False else value
+
+    @property
+    def run_directory(self) -> Path:
+        """Where the run lives."""
+        return self.runs / self.name
+
+    def resolved(self) -> Config:
+        """The complete config: steps filled in from tokens, the store's place from the name, and so on.
+
+        Raises:
+            ValueError: neither steps nor tokens is given.
+        """
+        train = self.train
+        steps = train.steps
+        if steps is None:
+            if train.tokens is None:
+                raise ValueError("train.steps or train.tokens must be given")
+            steps = -(-train.tokens // train.tokens_per_step)
+        model = self.model
+        if model.from_pretrained is None:
+            assert model.dim and model.heads
+            model = model.model_copy(
+                update={
+                    "kv_heads": model.kv_heads or model.heads,
+                    "head_dim": model.head_dim or model.dim // model.heads,
+                }
+            )
+        sources = [s.model_copy(update={"name": s.name or _source_name(s.path)}) for s in self.data.sources]
+        return self.model_copy(
+            update={
+                "train": train.model_copy(update={"steps": steps, "global_batch": train.global_batch_rows}),
+                "model": model,
+                "data": self.data.model_copy(
+                    update={"sources": sources, "store": Path(str(self.data.store).format(name=self.name))}
+                ),
+            }
+        )
+
+
+def _source_name(path: str) -> str:
+    return path.rstrip("/:").rsplit("/", 1)[-1].split("*")[0].split(".")[0].strip("-_ ") or "source"

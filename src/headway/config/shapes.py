@@ -1,0 +1,31 @@
+"""Named shapes of the native decoder, from 1 M to 70 B parameters (with a 32k vocabulary; see `headway models`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _shape(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, **more: Any) -> dict[str, Any]:
+    return {"dim": dim, "layers": layers, "heads": heads, "kv_heads": kv_heads, "ffn_dim": ffn_dim, **more}
+
+
+_TIED: dict[str, Any] = {"tie_embeddings": True}
+_LONG: dict[str, Any] = {"max_sequence_length": 8192, "rope_theta": 500_000.0}
+
+#: Shape name -> the `model.*` keys it stands for. The 1B and larger ones are those of the Llama 3 family
+#: (Dubey et al. 2024, table 3; 13b is Llama 2's, Touvron et al. 2023, table 1).
+SHAPES: dict[str, dict[str, Any]] = {
+    "1m": _shape(96, 4, 4, 2, 256, **_TIED),
+    "4m": _shape(192, 6, 6, 3, 512, **_TIED),
+    "10m": _shape(256, 8, 8, 4, 704, **_TIED),
+    "30m": _shape(384, 10, 6, 3, 1024, **_TIED),
+    "60m": _shape(512, 12, 8, 4, 1408, **_TIED),
+    "125m": _shape(768, 12, 12, 12, 2048, **_TIED),
+    "350m": _shape(1024, 24, 16, 8, 2816, **_TIED),
+    "1b": _shape(2048, 16, 32, 8, 8192, **_TIED, **_LONG),
+    "3b": _shape(3072, 28, 24, 8, 8192, **_TIED, **_LONG),
+    "8b": _shape(4096, 32, 32, 8, 14336, **_LONG),
+    "13b": _shape(5120, 40, 40, 40, 13824, max_sequence_length=4096),
+    "30b": _shape(6656, 60, 52, 52, 17920, max_sequence_length=4096),
+    "70b": _shape(8192, 80, 64, 8, 28672, **_LONG),
+}

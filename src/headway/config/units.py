@@ -1,0 +1,119 @@
+"""Quantities as people write them: "2B tokens", "500 steps", "10 min", "64Ki"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
+
+_SCALES = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "b": 10**9,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+_SECONDS = {"s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
+_NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]*)\s*([a-z]*)\s*$", re.IGNORECASE)
+
+
+def _split(text: str) -> tuple[float, str, str]:
+    match = _NUMBER.match(text)
+    if not match:
+        raise ValueError(f"'{text}' is not a quantity; write for example 500, 64k, 2B or '10 min'")
+    number, first, second = match.groups()
+    return float(number.replace("_", "").replace(",", "")), first, second
+
+
+def parse_count(value: Any, unit: str) -> int:
+    """A whole number of `unit` ("tokens", "bytes", ...) from 64000, "64k", "64Ki" or "2B tokens".
+
+    Raises:
+        ValueError: the text is no quantity, has another unit, or is not a whole number.
+    """
+    if isinstance(value, bool) or value is None:
+        raise ValueError(f"expected a number of {unit}, got {value!r}")
+    if isinstance(value, (int, float)):
+        if value != int(value):
+            raise ValueError(f"expected a whole number of {unit}, got {value}")
+        return int(value)
+    number, scale, tail = _split(str(value))
+    # "500 tokens": the first word is the unit itself. "256 MB" is common usage for 256M bytes.
+    if not tail and scale.lower().rstrip("s") == unit.rstrip("s"):
+        scale = ""
+    if unit == "bytes" and scale.lower() not in _SCALES and scale.lower().endswith("b"):
+        scale = scale[:-1]
+    if scale.lower() not in _SCALES or (tail and tail.lower().rstrip("s") != unit.rstrip("s")):
+        raise ValueError(f"'{value}' is not a number of {unit}; write for example 500, 64k, 64Ki or '2B {unit}'")
+    amount = number * _SCALES[scale.lower()]
+    if amount != int(amount):
+        raise ValueError(f"'{value}' is not a whole number of {unit}")
+    return int(amount)
+
+
+Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), WithJsonSchema({"type": ["integer", "string"]})]
+Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), WithJsonSchema({"type": ["integer", "string"]})]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often something happens: every so many steps, tokens or seconds."""
+
+    amount: int
+    unit: Literal["steps", "tokens", "seconds"]
+
+    @classmethod
+    def parse(cls, value: Any) -> Interval:
+        """From 500, "500 steps", "1B tokens", "10 min" or an Interval.
+
+        Raises:
+            ValueError: not an interval, or not positive.
+        """
+        if isinstance(value, Interval):
+            return value
+        if isinstance(value, str):
+            number, first, tail = _split(value)
+            word = first.lower() if first.lower() in _SECONDS else first.lower().rstrip("s")
+            if not tail and word in _SECONDS:
+                return cls._positive(number * _SECONDS[word], "seconds", value)
+            if (tail or first).lower().rstrip("s") == "token":
+                return cls._positive(parse_count(value, "tokens"), "tokens", value)
+        return cls._positive(parse_count(value, "steps"), "steps", value)
+
+    @classmethod
+    def _positive(cls, amount: float, unit: Literal["steps", "tokens", "seconds"], value: Any) -> Interval:
+        if amount < 1:
+            raise ValueError(f"'{value}' must be at least one {unit.rstrip('s')}")
+        return cls(int(amount), unit)
+
+    def in_steps(self, tokens_per_step: int) -> int | None:
+        """The interval in steps (at least 1), or None when it is a time."""
+        if self.unit == "seconds":
+            return None
+        return self.amount if self.unit == "steps" else max(1, round(self.amount / tokens_per_step))
+
+    def __str__(self) -> str:
+        if self.unit == "seconds":
+            for word, seconds in (("h", 3600), ("min", 60)):
+                if self.amount % seconds == 0:
+                    return f"{self.amount // seconds} {word}"
+            return f"{self.amount} s"
+        return f"{self.amount} {self.unit}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return {"type": ["integer", "string"], "examples": [500, "1B tokens", "10 min"]}

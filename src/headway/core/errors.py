@@ -1,0 +1,78 @@
+"""Errors that a person can act on: what is wrong, where, and what to do.
+
+Every error that Headway raises on purpose is a `HeadwayError`. The command line prints it in three lines and exits
+with its code, so a scheduler can tell a typing mistake from a full disk or a preemption.
+"""
+
+from __future__ import annotations
+
+
+class HeadwayError(Exception):
+    """Base of all deliberate errors.
+
+    Args:
+        what: One sentence on what is wrong.
+        where: File, line, key, document or shard.
+        fix: What to do about it, preferably a command.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The three-line form shown to people; parts that are unknown are left out."""
+        lines = [f"error: {self.what}"]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions with keyword arguments do not survive the trip between worker processes by themselves.
+        return (_rebuild, (type(self), self.what, self.where, self.fix))
+
+
+def _rebuild(kind: type[HeadwayError], what: str, where: str | None, fix: str | None) -> HeadwayError:
+    return kind(what, where=where, fix=fix)
+
+
+class ConfigError(HeadwayError):
+    """The command or the config is wrong; nothing has been touched."""
+
+    exit_code = 2
+
+
+class DataError(HeadwayError):
+    """Text, tokenizer or token store cannot be used."""
+
+    exit_code = 3
+
+
+class CheckpointError(HeadwayError):
+    """A checkpoint or run directory cannot be written, read or trusted."""
+
+    exit_code = 4
+
+
+class DivergedError(HeadwayError):
+    """Training produced too many non-finite steps in a row."""
+
+    exit_code = 5
+
+
+class Preempted(HeadwayError):
+    """The machine was taken away; the state is saved and the same command goes on from it."""
+
+    exit_code = 75
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
+    """The error for an optional dependency that is not installed."""
+    return ConfigError(
+        f"{purpose} needs the package '{package}', which is not installed.",
+        fix=f"pip install 'headway[{extra}]'",
+    )

@@ -1,0 +1,99 @@
+"""Files that are either whole or absent, and hashes of what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+
+def sha256_bytes(data: bytes | memoryview) -> str:
+    """Hex SHA-256 of a buffer."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte form of a JSON value, for fingerprints: sorted keys, no spaces, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def fingerprint(value: Any) -> str:
+    """Hex SHA-256 of a JSON value's canonical form."""
+    return sha256_bytes(canonical_json(value))
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a power cut (a file's own fsync does not cover its name)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """Open a temporary file beside `path` and rename it over `path` when the block ends without an error.
+
+    The file and its name are flushed to disk before the block returns, so a reader sees the old content or the whole
+    new one. On an error the temporary file is removed and `path` is left as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically, indented for people."""
+    with atomic_write(path, "w") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def append_json_line(path: Path, value: Any) -> None:
+    """Append one record to a JSON-lines file with a single write, so a kill never leaves two records mixed."""
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+    with path.open("ab") as file:
+        # A kill in mid-write may have left a line without its end: start a fresh one rather than corrupt this record.
+        if file.tell() and not _ends_with_newline(path):
+            line = "\n" + line
+        file.write(line.encode())
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a JSON-lines file; a line cut off by a kill is passed over. A missing file has no records."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record

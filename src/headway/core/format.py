@@ -1,0 +1,43 @@
+"""Numbers as people read them. Unknown is "n/a"."""
+
+from __future__ import annotations
+
+UNKNOWN = "n/a"
+
+
+def format_count(value: float | None) -> str:
+    """1234 -> "1,234"; 41_200 -> "41.2k"; 2_000_000_000 -> "2.0B"."""
+    if value is None:
+        return UNKNOWN
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scale = 1e3 if suffix == "k" else limit
+            return f"{value / scale:.1f}{suffix}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.2f}"
+
+
+def format_bytes(value: float | None) -> str:
+    """Bytes with a binary unit: 1536 -> "1.5 KiB"."""
+    if value is None:
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def format_seconds(value: float | None) -> str:
+    """Durations in the two largest units: 75 -> "1 m 15 s"; 8040 -> "2 h 14 m"."""
+    if value is None:
+        return UNKNOWN
+    if value < 10:
+        return f"{value:.1f} s"
+    seconds = round(value)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} m {seconds % 60} s"
+    if seconds < 86400:
+        return f"{seconds // 3600} h {seconds % 3600 // 60} m"
+    return f"{seconds // 86400} d {seconds % 86400 // 3600} h"

@@ -1,0 +1,37 @@
+"""The small types that packages on one floor share instead of importing each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+#: One micro-batch: named tensors (or any nested structure of them). The language-model feed gives
+#: ``{"ids": int64 (rows, sequence_length), "targets": int64 (rows, sequence_length)}``.
+MicroBatch = Mapping[str, Any]
+
+#: Target value that takes no part in the loss.
+IGNORE_TARGET = -100
+
+
+class Feed(Protocol):
+    """Where batches come from: a pure function of (step, lane), so it has no state to save."""
+
+    @property
+    def rows(self) -> int:
+        """Rows in one epoch."""
+        ...
+
+    def batch(self, step: int, lane: int) -> Sequence[MicroBatch]:
+        """The micro-batches of one lane of one step (both counted from 0)."""
+        ...
+
+    def rows_by_source(self, first_step: int, last_step: int) -> dict[str, int]:
+        """Rows consumed per source by steps `first_step` to `last_step` (exclusive), for the ledger."""
+        ...
+
+
+#: A flat, named view of everything that must survive: "model.<parameter>", "optimizer.<moment>.<parameter>".
+StateTensors = dict[str, "torch.Tensor"]
