@@ -111,7 +111,11 @@ class Interval:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(str)
+            cls.parse,
+            # In a union ("a share or an interval") pydantic also offers plain numbers to this serializer.
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda value: str(value) if isinstance(value, Interval) else value
+            ),
         )
 
     @classmethod

@@ -1,0 +1,73 @@
+"""The `headway` command: one thin file per verb, nothing heavy imported before a verb runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import typer
+
+from headway.core.errors import HeadwayError
+
+#: The order of `headway --help`: from text to model to what comes after.
+VERBS = (
+    "quickstart",
+    "config",
+    "data",
+    "tokenizer",
+    "models",
+    "train",
+    "eval",
+    "generate",
+    "export",
+    "checkpoints",
+    "runs",
+    "report",
+    "verify",
+)
+
+app = typer.Typer(
+    name="headway",
+    help="Turns text into trained language models on whatever machines you have, and never loses ground.",
+    epilog="Start here: headway quickstart",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from headway import __version__
+
+        print(f"headway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options before the verb."""
+
+
+for _verb in VERBS:
+    import_module(f"headway.cli.{_verb}").register(app)
+
+
+def main() -> None:
+    """Entry point; deliberate errors become three lines and an exit code, never a traceback."""
+    try:
+        app()
+    except HeadwayError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # `headway ... | head`: the reader has had enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

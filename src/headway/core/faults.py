@@ -1,0 +1,43 @@
+"""Faults on request, so that tests can prove what survives them.
+
+`HEADWAY_FAULTS` holds comma-separated orders of the form `ACTION@POINT[:COUNT]`: at the COUNT-th time (from 1, default
+1) that this process passes the named point, do the action. Points that belong to a step are passed with the step number
+and are addressed as `POINT=STEP`. Actions: `kill` (SIGKILL to itself, as the kernel's out-of-memory killer does),
+`enospc` (a full disk), `nan` (reported to the caller, who poisons the value). For example
+`HEADWAY_FAULTS=kill@step=17,enospc@checkpoint.shard:2`.
+
+Without the variable a fault point costs one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections import Counter
+
+_passed: Counter[str] = Counter()
+
+
+def fault_point(point: str, step: int | None = None) -> str | None:
+    """Carry out the fault ordered for this point, if any; returns the action's name when the caller has to act.
+
+    Raises:
+        OSError: (ENOSPC) when a full disk was ordered.
+    """
+    orders = os.environ.get("HEADWAY_FAULTS")
+    if not orders:
+        return None
+    name = point if step is None else f"{point}={step}"
+    _passed[name] += 1
+    for order in orders.split(","):
+        action, _, target = order.strip().partition("@")
+        target, _, count = target.partition(":")
+        if target != name or _passed[name] != int(count or 1):
+            continue
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == "enospc":
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (ordered by HEADWAY_FAULTS at {name})")
+        return action
+    return None
