@@ -7,13 +7,33 @@ than the first are silent; their full logs are under the attempt's folder.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
 
 from headway.core.format import format_count, format_seconds
+
+_CLEAR = "\r\x1b[2K"
+
+_log: IO[str] | None = None
+_live = ""
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Also write notices and warnings to a file, for the length of a block."""
+    global _log
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as _log:
+        try:
+            yield
+        finally:
+            _log = None
 
 
 def is_first_worker() -> bool:
@@ -24,12 +44,43 @@ def is_first_worker() -> bool:
 def notice(text: str) -> None:
     """One line of information."""
     if is_first_worker():
-        print(text, file=sys.stderr, flush=True)
+        _say(text)
 
 
 def warning(text: str) -> None:
     """One line that a person should act on sooner or later; every worker may say it."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    _say(f"warning: {text}")
+
+
+def write_log(text: str) -> None:
+    """One line for the log file alone, if there is one (`log_to`)."""
+    if _log is not None:
+        print(text, file=_log, flush=True)
+
+
+def show_live(text: str) -> None:
+    """Replace the live line at the bottom of the terminal; notices appear above it. An empty text takes it away.
+
+    Without a terminal, and on workers other than the first, this does nothing.
+    """
+    global _live
+    if is_first_worker() and sys.stderr.isatty() and (text or _live):
+        _live = text
+        sys.stderr.write(_CLEAR + _fitted(text))
+        sys.stderr.flush()
+
+
+def _fitted(text: str) -> str:
+    """Cut to the terminal's width: a live line that wraps could not be cleared again."""
+    width = shutil.get_terminal_size().columns - 1
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def _say(text: str) -> None:
+    # One write, so that a notice from another thread does not end up inside the live line.
+    sys.stderr.write(f"{_CLEAR}{text}\n{_fitted(_live)}" if _live else f"{text}\n")
+    sys.stderr.flush()
+    write_log(text)
 
 
 @dataclass
@@ -57,12 +108,9 @@ class Progress:
             self._show(live)
 
     def _show(self, live: bool) -> None:
-        if not is_first_worker():
-            return
         text = f"{self.label}: {self.describe()}"
         if live:
-            sys.stderr.write(f"\r\x1b[2K{text}")
-            sys.stderr.flush()
+            show_live(text)
         else:
             notice(text)
 
@@ -78,9 +126,8 @@ class Progress:
 
     def finish(self) -> float:
         """Clear the live line; returns the seconds it took."""
-        if sys.stderr.isatty() and self._shown and is_first_worker():
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        if self._shown:
+            show_live("")
         return time.monotonic() - self._start
 
 

@@ -74,12 +74,13 @@ def append_json_line(path: Path, value: Any) -> None:
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
     with path.open("ab") as file:
         # A kill in mid-write may have left a line without its end: start a fresh one rather than corrupt this record.
-        if file.tell() and not _ends_with_newline(path):
+        if file.tell() and not ends_with_newline(path):
             line = "\n" + line
         file.write(line.encode())
 
 
-def _ends_with_newline(path: Path) -> bool:
+def ends_with_newline(path: Path) -> bool:
+    """Whether the last byte of a file that is not empty ends a line."""
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"

@@ -1,0 +1,31 @@
+"""`headway report`: one page about one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli.common import RunArgument
+
+
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write; report.html in the run directory otherwise."),
+    ] = None,
+) -> None:
+    """Write a run's report: one HTML page with its curves, data, attempts and environment. The run may still be going.
+
+    Example: headway report runs/quickstart
+    """
+    from headway.telemetry.report import write_report
+
+    print(write_report(run, output))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command()(report)

@@ -1,0 +1,145 @@
+"""`headway runs`: what runs there are, how one went, and how a few differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+
+runs = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
+
+
+@runs.command("list")
+def list_(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder that holds run directories.")] = Path(
+        "runs"
+    ),
+    json: JsonOption = False,
+) -> None:
+    """List the runs in a folder, the ones last heard of first.
+
+    Examples: headway runs list, headway runs list /mnt/shared/runs --json
+    """
+    from headway.core.console import notice
+    from headway.core.format import format_count
+    from headway.telemetry.runs import list_runs
+    from headway.telemetry.summary import ago_text, loss_text
+
+    found = list_runs(folder)
+    if json:
+        print_json([_plain(item) for item in found])
+    elif not found:
+        notice(f"no runs in {folder}")
+    else:
+        headers = ["RUN", "STATE", "STEP", "LOSS", "VALIDATION", "TOKENS/S", "ATTEMPTS", "LAST RECORD"]
+        rows = [
+            [
+                run.name,
+                run.outcome,
+                _step(run.step, run.total_steps),
+                loss_text(run.train_loss),
+                loss_text(run.validation_loss),
+                format_count(run.tokens_per_second),
+                str(run.attempts),
+                ago_text(run.updated),
+            ]
+            for run in found
+        ]
+        print_table(headers, rows, numeric=range(2, 7))
+
+
+@runs.command()
+def show(run: RunArgument, json: JsonOption = False) -> None:
+    """Show one run: its results, attempts and checkpoints.
+
+    Example: headway runs show runs/quickstart
+    """
+    from headway.core.format import UNKNOWN, format_bytes, format_seconds
+    from headway.telemetry.record import open_run
+    from headway.telemetry.runs import result_rows
+    from headway.telemetry.summary import summarize, time_text
+
+    record = open_run(run)
+    summary = summarize(record)
+    if json:
+        attempts = [{**_plain(attempt), "seconds": attempt.seconds} for attempt in record.attempts]
+        checkpoints = [_plain(checkpoint) for checkpoint in record.checkpoints]
+        print_json({**_plain(summary), "attempt_list": attempts, "checkpoint_list": checkpoints})
+        return
+    print_table(["run", summary.name], result_rows([summary]))
+    for attempt in record.attempts:
+        steps = f"steps {_known(attempt.first_step)} to {_known(attempt.last_step)}"
+        print(
+            f"\nattempt {attempt.number}: {attempt.outcome}, {steps}, {format_seconds(attempt.seconds)}",
+            end="",
+        )
+    for checkpoint in record.checkpoints:
+        state = checkpoint.state_sha256 or UNKNOWN
+        size = format_bytes(checkpoint.bytes)
+        print(
+            f"\ncheckpoint {checkpoint.step:,}: {size}, {time_text(checkpoint.time)}, state {state[:12]}",
+            end="",
+        )
+    print()
+
+
+@runs.command()
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Also write a page with the loss curves, for example c.html."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare runs: results, loss curves, and the config keys in which they differ.
+
+    Example: headway runs compare runs/a runs/b --output comparison.html
+    """
+    from headway.core.console import notice
+    from headway.telemetry.runs import compare, difference_rows, result_rows, write_comparison
+
+    comparison = compare(paths)
+    if output is not None:
+        notice(f"wrote {write_comparison(comparison, output)}")
+    if json:
+        print_json(
+            {
+                "runs": [_plain(summary) for summary in comparison.summaries],
+                "differences": comparison.differences,
+            }
+        )
+        return
+    numeric = range(1, len(paths) + 1)
+    print_table(["RESULT", *comparison.names], result_rows(comparison.summaries), numeric)
+    print()
+    if comparison.differences:
+        print_table(["CONFIG", *comparison.names], difference_rows(comparison), numeric)
+    else:
+        print("the configs are equal")
+
+
+def _step(step: int, total: int | None) -> str:
+    return f"{step:,}/{total:,}" if total else f"{step:,}"
+
+
+def _known(value: int | None) -> str:
+    return "n/a" if value is None else f"{value:,}"
+
+
+def _plain(item: Any) -> dict[str, Any]:
+    """A dataclass for JSON, which has no NaN and no infinity: they become null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in asdict(item).items()
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.add_typer(runs, name="runs")

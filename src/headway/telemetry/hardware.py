@@ -1,0 +1,168 @@
+"""What a machine is made of, how fast its accelerators can be, and how much memory this process has used."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_GIB = 2**30
+
+#: Instruction sets that decide how fast a CPU multiplies matrices.
+_INSTRUCTION_SETS = (
+    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    "asimd", "sve", "sve2", "bf16",
+)  # fmt: skip
+
+
+def _tflops(bf16: float | None, fp16: float | None, tf32: float | None, fp32: float) -> dict[str, float]:
+    values = {"bf16": bf16, "fp16": fp16, "tf32": tf32, "fp32": fp32}
+    return {name: value * 1e12 for name, value in values.items() if value is not None}
+
+
+#: Device name, as the driver reports it, to dense peaks in FLOP/s: without sparsity, tensor cores for bf16, fp16 and
+#: tf32 (with fp32 accumulation), plain cores for fp32. The first pattern that is found wins. Sources, by row: the
+#: vendor's datasheet of that product, unless another document is named. Sparse figures in a datasheet are halved.
+_PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    (r"GB200", _tflops(2500, 2500, 1250, 80)),  # GB200 NVL72 datasheet, divided by its 72 GPUs
+    (r"B200", _tflops(2250, 2250, 1125, 75)),  # HGX B200, divided by its 8 GPUs
+    (r"GH200", _tflops(989.5, 989.5, 494.7, 67)),
+    (r"H200 NVL", _tflops(835.5, 835.5, 417.5, 60)),
+    (r"H200", _tflops(989.5, 989.5, 494.7, 67)),
+    (r"H100 NVL", _tflops(835.5, 835.5, 417.5, 60)),
+    (r"H100 PCIe", _tflops(756, 756, 378, 51)),
+    (
+        r"H[18]00.* HBM3",
+        _tflops(989.5, 989.5, 494.7, 67),
+    ),  # the SXM modules; H800 differs in NVLink and FP64 only
+    (r"H20", _tflops(148, 148, 74, 44)),
+    (r"A[18]00", _tflops(312, 312, 156, 19.5)),
+    (r"A40", _tflops(149.7, 149.7, 74.8, 37.4)),
+    (r"A30", _tflops(165, 165, 82, 10.3)),
+    (r"A10", _tflops(125, 125, 62.5, 31.2)),
+    (r"L40S", _tflops(362.05, 362.05, 183, 91.6)),
+    (r"L40", _tflops(181.05, 181.05, 90.5, 90.5)),
+    (r"L4", _tflops(121, 121, 60, 30.3)),
+    (r"RTX 6000 Ada Generation", _tflops(364.25, 364.25, 182.1, 91.1)),
+    (r"RTX A6000", _tflops(154.8, 154.8, 77.4, 38.7)),
+    (r"RTX 5090", _tflops(209.5, 209.5, 104.8, 104.8)),  # RTX Blackwell architecture whitepaper, appendix A
+    (r"RTX 4090", _tflops(165.2, 165.2, 82.6, 82.6)),  # Ada architecture whitepaper, appendix A
+    (r"RTX 3090", _tflops(71, 71, 35.6, 35.6)),  # GA102 architecture whitepaper, table 2
+    (r"T4", _tflops(None, 65, None, 8.1)),
+    (r"V100S", _tflops(None, 130, None, 16.4)),
+    (r"V100-SXM\d", _tflops(None, 125, None, 15.7)),
+    (r"V100-PCIE", _tflops(None, 112, None, 14)),
+    (r"MI325X", _tflops(1307.4, 1307.4, 653.7, 163.4)),
+    (r"MI300X", _tflops(1307.4, 1307.4, 653.7, 163.4)),
+    (r"MI250X", _tflops(191.5, 191.5, None, 23.95)),  # one device is one of the product's two dies
+)
+
+
+def peak_flops(name: str, precision: str) -> float | None:
+    """Dense peak of one accelerator in FLOP/s, the denominator of MFU (Chowdhery et al. 2022, appendix B).
+
+    Args:
+        name: As `device_name` gives it.
+        precision: "bf16", "fp16", "tf32" or "fp32".
+
+    Returns:
+        None when the accelerator is unknown, lacks the precision, or is a CPU: then there is no MFU.
+    """
+    # A slice of a partitioned GPU (MIG) has an unknown share of the whole.
+    if re.search(r"\bMIG\b", name):
+        return None
+    for pattern, peaks in _PEAKS:
+        # "A10" must be found neither in "A100" nor in "A10G", and "RTX 4090" not in "RTX 4090 Laptop GPU" or "4090 D".
+        if re.search(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])(?! (Laptop|D\b|Ti))", name):
+            return peaks.get(precision)
+    return None
+
+
+def device_name(device: torch.device) -> str:
+    """The product's name: "NVIDIA H100 80GB HBM3", "AMD EPYC 9654 96-Core Processor"."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    return cpu_name()
+
+
+def cpu_name() -> str:
+    """The processor's name; the machine's architecture when it is not told."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def peak_memory_gib(device: torch.device) -> float | None:
+    """Most memory this process has had so far, in GiB.
+
+    On a CUDA device: what PyTorch allocated there. On the CPU: resident memory. None where nobody keeps the peak.
+    """
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / _GIB
+    if device.type == "cpu":
+        import resource
+
+        # getrusage(2) counts in KiB on Linux and in bytes on macOS.
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _GIB
+    return None
+
+
+def hardware_facts() -> dict[str, Any]:
+    """CPU, memory and accelerators of this machine, ready for JSON; what cannot be found out is None or absent."""
+    import psutil
+
+    flags = set(_cpuinfo().get("flags", _cpuinfo().get("Features", "")).split())
+    return {
+        "cpu": cpu_name(),
+        "cores_physical": psutil.cpu_count(logical=False),
+        "cores_logical": psutil.cpu_count(),
+        "cores_usable": _usable_cores(),
+        "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
+        "memory_gib": round(psutil.virtual_memory().total / _GIB, 2),
+        "accelerators": _accelerators(),
+    }
+
+
+def _usable_cores() -> int | None:
+    # A container or scheduler often grants a process fewer cores than there are.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _accelerators() -> list[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": facts.name,
+                "memory_gib": round(facts.total_memory / _GIB, 2),
+                "compute_capability": f"{facts.major}.{facts.minor}",
+                "multiprocessors": facts.multi_processor_count,
+            }
+        )
+    return found
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text(errors="replace").split("\n\n", 1)[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}

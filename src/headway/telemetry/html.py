@@ -1,0 +1,159 @@
+"""The few pieces of HTML that pages are made of. Every text is escaped here, so that no caller has to remember it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from headway.telemetry.charts import Chart
+
+#: Colours are the Okabe-Ito palette, which colour-blind readers can tell apart, darkened or lightened for the ground.
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --ground: #ffffff; --panel: #f6f7f9; --ink: #1b1f24; --muted: #5d6673; --rule: #dfe3e8; --link: #0b63b5;
+  --good: #0a7d4f; --busy: #0b63b5; --bad: #c0341d; --warn: #9a6200;
+  --series-0: #0b63b5; --series-1: #d1530f; --series-2: #0a8a63; --series-3: #a8478a;
+  --series-4: #a87800; --series-5: #2a9fd0; --series-6: #6b5bd2; --series-7: #555d68;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --ground: #14171b; --panel: #1c2026; --ink: #e7eaee; --muted: #99a3b0; --rule: #2e343c; --link: #6cb2f2;
+    --good: #3fc48d; --busy: #6cb2f2; --bad: #ff7a63; --warn: #e5a83b;
+    --series-0: #5aa9f0; --series-1: #ff8a4c; --series-2: #34c795; --series-3: #dd83c0;
+    --series-4: #e0b341; --series-5: #6fd0f5; --series-6: #a79bf5; --series-7: #a5adb8;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0 auto; padding: 40px 24px 64px; max-width: 1120px; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
+}
+h1 { margin: 0; font-size: 30px; line-height: 1.2; letter-spacing: -0.01em; overflow-wrap: anywhere; }
+h2 { margin: 48px 0 14px; font-size: 19px; letter-spacing: -0.005em; }
+h3 { margin: 0 0 6px; font-size: 14px; font-weight: 600; }
+p { margin: 8px 0; }
+.muted, caption, dt { color: var(--muted); }
+.head { display: flex; align-items: center; gap: 14px; flex-wrap: wrap; }
+.state { padding: 2px 11px; border: 1px solid currentColor; border-radius: 99px; font-size: 13px; font-weight: 600; }
+.good { color: var(--good); } .busy { color: var(--busy); } .bad { color: var(--bad); } .warn { color: var(--warn); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 12px; margin: 26px 0 0; }
+.tile { padding: 13px 16px 12px; background: var(--panel); border-radius: 10px; }
+.tile dt { font-size: 13px; }
+.tile dd { margin: 1px 0 0; font-size: 23px; font-weight: 600; line-height: 1.25; font-variant-numeric: tabular-nums; }
+.tile dd small { display: block; font-size: 12.5px; font-weight: 400; color: var(--muted); }
+figure { margin: 0; overflow-x: auto; }
+figure svg { display: block; width: 100%; height: auto; overflow: visible; }
+.wide svg { min-width: 700px; }
+.small svg { max-width: 460px; }
+figure svg text { font-family: inherit !important; }
+.charts {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 30px 26px; margin-top: 34px;
+}
+.legend { display: flex; flex-wrap: wrap; gap: 2px 20px; margin: 0 0 8px; font-size: 13px; color: var(--muted); }
+.legend i { display: inline-block; width: 20px; margin-right: 7px; vertical-align: 3px; border-top: 2.5px solid; }
+.legend .faint { opacity: 0.35; } .legend .dashed { border-top-style: dashed; }
+.legend .dotted { border-top-style: dotted; }
+.legend .dots { width: 8px; height: 8px; border: 4px solid; border-radius: 50%; vertical-align: 0; }
+.scroll { overflow-x: auto; }
+.facts + .scroll, .facts + details { margin-top: 16px; }
+table { width: 100%; border-collapse: collapse; font-size: 14px; }
+th { padding: 6px 18px 6px 0; text-align: left; font-weight: 600; font-size: 13px; color: var(--muted); }
+td { padding: 6px 18px 6px 0; vertical-align: top; overflow-wrap: anywhere; }
+tr > * { border-bottom: 1px solid var(--rule); }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.facts { display: grid; grid-template-columns: max-content 1fr; gap: 4px 22px; margin: 0; font-size: 14px; }
+.facts dd { margin: 0; overflow-wrap: anywhere; }
+pre {
+  margin: 0; padding: 14px 16px; overflow-x: auto; background: var(--panel); border-radius: 10px;
+  font: 12.5px/1.55 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre-wrap;
+}
+details summary { cursor: pointer; color: var(--link); margin: 6px 0; }
+@media (max-width: 560px) { .facts { grid-template-columns: 1fr; } .facts dd { margin-bottom: 8px; } }
+@media print { body { padding: 0; } h2 { break-after: avoid; } figure, .tile, tr { break-inside: avoid; } }
+"""
+
+#: Outcomes that have a colour.
+_TONES = {
+    "finished": "good",
+    "running": "busy",
+    "preempted": "warn",
+    "stopped": "warn",
+    "not ended": "warn",
+    "not started": "warn",
+}
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A whole document that loads nothing from anywhere."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in body if part)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def heading(title: str, state: str | None, remark: str) -> str:
+    """The page's title, with the outcome beside it and one sentence below."""
+    tag = f'<span class="state {_TONES.get(state, "bad")}">{escape(state)}</span>' if state else ""
+    return (
+        f'<header><div class="head"><h1>{escape(title)}</h1>{tag}</div>\n<p class="muted">{escape(remark)}</p></header>'
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """A heading and what follows; nothing when nothing follows."""
+    content = "\n".join(part for part in parts if part)
+    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>" if content else ""
+
+
+def tiles(items: Iterable[tuple[str, str, str]]) -> str:
+    """Headline numbers: (label, value, remark)."""
+    cells = []
+    for label, value, remark in items:
+        small = f"<small>{escape(remark)}</small>" if remark else ""
+        cells.append(f'<div class="tile"><dt>{escape(label)}</dt><dd>{escape(value)}{small}</dd></div>')
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def facts(items: Iterable[tuple[str, str]]) -> str:
+    """Names and values, one pair a line."""
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in items)
+    return f'<dl class="facts">{pairs}</dl>' if pairs else ""
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Iterable[int] = ()) -> str:
+    """A table; `numeric` are the columns that are set flush right. Nothing when there are no rows."""
+    if not rows:
+        return ""
+    right = set(numeric)
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f'<{tag} class="number">{escape(value)}</{tag}>' if index in right else f"<{tag}>{escape(value)}</{tag}>"
+            for index, value in enumerate(values)
+        )
+
+    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    head = f"<thead><tr>{cells('th', headers)}</tr></thead>"
+    return f'<div class="scroll"><table>\n{head}\n<tbody>\n{body}\n</tbody></table></div>'
+
+
+def figure(chart: Chart) -> str:
+    """A chart with its title and legend."""
+    entries = "".join(
+        f'<span><i class="{entry.kind}" style="border-color: var(--series-{entry.series})"></i>'
+        f"{escape(entry.label)}</span>"
+        for entry in chart.legend
+    )
+    legend = f'<div class="legend">{entries}</div>' if entries else ""
+    size = "wide" if chart.wide else "small"
+    return f'<figure class="{size}">\n<h3>{escape(chart.title)}</h3>\n{legend}\n{chart.svg}\n</figure>'
+
+
+def preformatted(text: str, summary: str | None = None) -> str:
+    """Text as it is, folded under a summary line when one is given."""
+    block = f"<pre>{escape(text)}</pre>"
+    return f"<details><summary>{escape(summary)}</summary>{block}</details>" if summary else block

@@ -1,0 +1,164 @@
+"""The one line that says how a run is going.
+
+On a terminal it is a live line that rewrites itself; in a log it is a plain line every so many steps. Parts that are
+unknown are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headway.core.console import notice, show_live, write_log
+from headway.core.format import format_count, format_seconds
+
+#: Steps over which speed and ETA are averaged.
+_WINDOW = 100
+
+#: A terminal is written to at most this often.
+_REFRESH_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the line says; None is unknown."""
+
+    step: int
+    total_steps: int
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    """As a share of the peak, 0 to 1."""
+    eta_seconds: float | None = None
+    spent_usd: float | None = None
+    total_usd: float | None = None
+    """Estimate for the whole run."""
+    saved_seconds_ago: float | None = None
+
+
+def render(status: Status) -> str:
+    """The line, for example `step 1,200/10,000 · loss 3.214 · 41.2k tok/s · mfu 52.1 % · eta 2 h 14 m`."""
+    parts = [f"step {status.step:,}/{status.total_steps:,}"]
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.3f}")
+    if status.tokens_per_second is not None:
+        parts.append(f"{format_count(status.tokens_per_second)} tok/s")
+    if status.mfu is not None:
+        parts.append(f"mfu {status.mfu:.1%}".replace("%", " %"))
+    if status.eta_seconds is not None and status.step < status.total_steps:
+        parts.append(f"eta {format_seconds(status.eta_seconds)}")
+    if status.spent_usd is not None:
+        total = f" of ${status.total_usd:,.2f}" if status.total_usd is not None else ""
+        parts.append(f"${status.spent_usd:,.2f}{total}")
+    if status.saved_seconds_ago is not None:
+        parts.append(f"saved {_age(status.saved_seconds_ago)} ago")
+    return " · ".join(parts)
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 10 else format_seconds(seconds)
+
+
+def render_evaluation(step: int, loss: float) -> str:
+    """An evaluation's own line, with the perplexity exp(loss)."""
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return f"step {step:,} · validation loss {loss:.3f} · perplexity {perplexity:,.2f}"
+
+
+class StatusLine:
+    """Shows a run's progress on standard error. Made when an attempt starts, by the first worker.
+
+    Speed is averaged over recent steps. The first step of an attempt, which compiles and warms up, counts for neither
+    speed nor ETA once there is a second one; what evaluations and checkpoints take between steps counts for the ETA.
+
+    Args:
+        total_steps: Where the run ends.
+        log_every: Steps between plain lines; the first and the last step of an attempt always have one.
+        usd_per_hour: Price of all machines, for the estimate of the whole run's cost.
+        clock: Seconds that only rise.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        log_every: int = 10,
+        usd_per_hour: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total_steps, self._log_every, self._usd_per_hour = total_steps, log_every, usd_per_hour
+        self._clock = clock
+        self._ends: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
+        self._speeds: deque[Mapping[str, float]] = deque(maxlen=_WINDOW)
+        self._saved_at: float | None = None
+        self._shown_at = -math.inf
+        self._text, self._logged = "", ""
+        self._steps_seen = 0
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step has ended, with the metrics that go to `metrics.jsonl`."""
+        now = self._clock()
+        self._steps_seen += 1
+        if self._steps_seen == 2:
+            self._speeds.clear()
+        self._speeds.append(metrics)
+        self._ends.append((now, step))
+        self._text = render(self._status(step, metrics, now))
+        self._show(due=self._steps_seen == 1 or step % self._log_every == 0 or step == self._total_steps, now=now)
+
+    def evaluation(self, step: int, loss: float) -> None:
+        """An evaluation has ended."""
+        notice(render_evaluation(step, loss))
+
+    def saved(self) -> None:
+        """A checkpoint has been saved."""
+        self._saved_at = self._clock()
+
+    def close(self) -> None:
+        """Take the live line away and leave the newest state as a plain line."""
+        show_live("")
+        if self._text and (sys.stderr.isatty() or self._text != self._logged):
+            notice(self._text)
+        self._text = ""
+
+    def _show(self, *, due: bool, now: float) -> None:
+        live = sys.stderr.isatty()
+        if live and (due or now - self._shown_at >= _REFRESH_SECONDS):
+            self._shown_at = now
+            show_live(self._text)
+        if due:
+            self._logged = self._text
+            # A live line leaves no trace, so the attempt's log file gets the plain line in either case.
+            (write_log if live else notice)(self._text)
+
+    def _status(self, step: int, metrics: Mapping[str, float], now: float) -> Status:
+        eta = self._eta(step)
+        spent, total = metrics.get("cost/spent_usd"), None
+        if spent is not None and eta is not None and self._usd_per_hour is not None:
+            total = spent + eta / 3600 * self._usd_per_hour
+        return Status(
+            step=step,
+            total_steps=self._total_steps,
+            loss=metrics.get("train/loss"),
+            tokens_per_second=self._mean("speed/tokens_per_second"),
+            mfu=self._mean("speed/mfu"),
+            eta_seconds=eta,
+            spent_usd=spent,
+            total_usd=total,
+            saved_seconds_ago=None if self._saved_at is None else now - self._saved_at,
+        )
+
+    def _eta(self, step: int) -> float | None:
+        (first_time, first_step), (last_time, _) = self._ends[0], self._ends[-1]
+        if step == first_step:
+            return None
+        return (last_time - first_time) / (step - first_step) * (self._total_steps - step)
+
+    def _mean(self, name: str) -> float | None:
+        """Mean of a rate over recent steps, weighted by their seconds: that of tokens/s is tokens by seconds."""
+        pairs = [(m[name], m.get("speed/step_seconds", 1.0)) for m in self._speeds if name in m]
+        seconds = sum(weight for _, weight in pairs)
+        return sum(value * weight for value, weight in pairs) / seconds if seconds > 0 else None

@@ -1,0 +1,225 @@
+"""`metrics.jsonl`: one JSON object per line, written as the run goes, read back as one clean history.
+
+A record holds `step` (completed optimizer steps: 1 after the first), `attempt`, `time` (Unix seconds) and any number of
+named values. A step may have more than one record (an evaluation comes after the step's own); their values add up.
+
+An attempt that died may have recorded steps after the checkpoint from which the next attempt goes on. The history that
+counts is the one that led to the newest weights, so when an attempt's first record is for step N, everything that
+earlier attempts recorded for step N and later is superseded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import CheckpointError
+from headway.core.files import ends_with_newline, read_json_lines
+
+FILE_NAME = "metrics.jsonl"
+
+# JSON has no numbers for these; the words are those of the Protocol Buffers JSON mapping, and float() reads them.
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+#: Several hundred records.
+_TAIL_BYTES = 256 * 1024
+
+
+class MetricsLog:
+    """Appends records; every line reaches the operating system at once, so killing the process loses none.
+
+    Args:
+        path: The file; created with its folder when it is not there, continued otherwise.
+        attempt: Number of the attempt that writes.
+
+    Raises:
+        CheckpointError: the file cannot be opened or written (a full disk, say).
+    """
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self._path, self._attempt = path, attempt
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+            if path.stat().st_size and not ends_with_newline(path):
+                self._file.write(b"\n")  # the attempt before was killed in mid-line
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Record values of one step. Floats are written with all their digits; NaN and infinities as words."""
+        record: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3)}
+        for name, value in values.items():
+            record[name] = value if math.isfinite(value) else _word(value)
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise self._failed(error) from error
+        if written != len(line):
+            raise self._failed("only a part of the line could be written")
+
+    def close(self) -> None:
+        """Close the file; more than once does no harm."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _failed(self, reason: object) -> CheckpointError:
+        return CheckpointError(
+            f"metrics cannot be written: {reason}",
+            where=str(self._path),
+            fix="free some disk space, check the folder's permissions, and run the same command again",
+        )
+
+
+def _word(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _number(value: Any) -> float | None:
+    """A recorded value as a float; None for what is no number."""
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+class _Column:
+    """Values of one name by rising step. Arrays, since a history of millions of dicts would not fit in memory."""
+
+    def __init__(self) -> None:
+        self.steps, self.values = array("q"), array("d")
+
+    def put(self, step: int, value: float) -> None:
+        if self.steps and self.steps[-1] == step:
+            self.values[-1] = value
+        else:
+            self.steps.append(step)
+            self.values.append(value)
+
+    def drop_from(self, step: int) -> int:
+        """Forget this step and later ones; returns how many values that were."""
+        start = bisect_left(self.steps, step)
+        dropped = len(self.steps) - start
+        del self.steps[start:], self.values[start:]
+        return dropped
+
+
+@dataclass
+class Span:
+    """What one attempt recorded, superseded steps included."""
+
+    first_step: int
+    last_step: int
+    first_time: float | None
+    last_time: float | None
+
+
+class Metrics:
+    """The history that counts, by columns."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {"attempt": _Column()}
+        self._step, self._attempt = -1, -1
+        self.spans: dict[int, Span] = {}
+        """By attempt number."""
+        self.repeated_steps = 0
+        """Steps that had to be done again after a restart."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take in the next record of the file; what is not a record of a step is passed over."""
+        step, attempt = record.get("step"), record.get("attempt", 0)
+        if not isinstance(step, int) or not isinstance(attempt, int) or step < 0:
+            return
+        if attempt != self._attempt or step < self._step:
+            self.repeated_steps += self._columns["attempt"].drop_from(step)
+            for known in self._columns.values():
+                known.drop_from(step)
+        self._step, self._attempt = step, attempt
+        for name, value in record.items():
+            # Nearly all values are plain floats, and histories are long.
+            number = value if type(value) is float else _number(value)
+            if number is not None and name != "step":
+                column = self._columns.get(name)
+                if column is None:
+                    column = self._columns[name] = _Column()
+                column.put(step, number)
+        self._columns["attempt"].put(step, attempt)
+        self._extend_span(step, attempt, _number(record.get("time")))
+
+    def _extend_span(self, step: int, attempt: int, moment: float | None) -> None:
+        span = self.spans.setdefault(attempt, Span(step, step, moment, moment))
+        span.last_step, span.last_time = step, moment
+
+    @property
+    def names(self) -> list[str]:
+        """Names that have at least one value."""
+        return sorted(name for name, column in self._columns.items() if column.steps)
+
+    @property
+    def last_step(self) -> int:
+        """The newest step with a record; 0 when there is none."""
+        steps = self._columns["attempt"].steps
+        return steps[-1] if steps else 0
+
+    def series(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Steps (rising, each once) and values of one name, both of shape `(points,)`; empty when it is unknown."""
+        column = self._columns.get(name) or _Column()
+        return np.array(column.steps, dtype=np.int64), np.array(column.values, dtype=np.float64)
+
+    def finite(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """`series` without NaN and infinite values."""
+        steps, values = self.series(name)
+        keep = np.isfinite(values)
+        return steps[keep], values[keep]
+
+    def last(self, name: str) -> float | None:
+        """Newest value of one name."""
+        column = self._columns.get(name)
+        return column.values[-1] if column and column.values else None
+
+
+def read_metrics(run_dir: Path, *, newest: bool = False) -> Metrics:
+    """The history of a run directory; empty when nothing was recorded yet.
+
+    Args:
+        run_dir: The run directory.
+        newest: Read the last few hundred records only, which is quick for any length.
+    """
+    path, metrics = run_dir / FILE_NAME, Metrics()
+    for record in _tail(path) if newest else read_json_lines(path):
+        metrics.add(record)
+    return metrics
+
+
+def _tail(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        start = max(0, path.stat().st_size - _TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().splitlines()
+    # The first line is cut off, unless the file is short.
+    for line in lines[1:] if start else lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record

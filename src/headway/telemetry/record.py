@@ -1,0 +1,284 @@
+"""A run directory, read: what its files say about a run, whatever state the run is in.
+
+Reading is tolerant: a file or a field that is missing or broken is unknown, never an error, since the runs that one
+most wants to look at are those that died.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headway.core.errors import CheckpointError
+from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
+
+RUNNING, DIED = "running", "died"
+
+#: The newest attempt has no end on record, and its host is another one, so nobody here can tell whether it lives.
+NOT_ENDED = "not ended"
+
+NOT_STARTED = "not started"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run. Times are Unix seconds."""
+
+    number: int
+    outcome: str
+    """As the attempt recorded it when it ended; else `running`, `died` or `not ended`."""
+    exit_code: int | None = None
+    command: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    """For an attempt that died: its last sign of life."""
+    first_step: int | None = None
+    last_step: int | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it went, up to its last sign of life when it has not ended."""
+        if self.started is None or self.ended is None:
+            return None
+        return max(0.0, self.ended - self.started)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One published checkpoint, as its manifest tells."""
+
+    step: int
+    time: float | None
+    bytes: int | None
+    attempt: int | None
+    state_sha256: str | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """The contents of one run directory."""
+
+    path: Path
+    config: dict[str, Any]
+    facts: dict[str, Any]
+    """`run.json`."""
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The history; read when first asked for."""
+        return read_metrics(self.path)
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    @cached_property
+    def attempt_records(self) -> dict[int, dict[str, Any]]:
+        """`attempt.json` by attempt number, rising."""
+        folders = [path for path in (self.path / "attempts").glob("*") if path.name.isdigit()]
+        return {int(path.name): read_json(path / "attempt.json") for path in sorted(folders, key=lambda p: int(p.name))}
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """By number."""
+        return [
+            _attempt(number, record, self.metrics.spans.get(number), newest=number == max(self.attempt_records))
+            for number, record in self.attempt_records.items()
+        ]
+
+    @cached_property
+    def checkpoints(self) -> list[Checkpoint]:
+        """By step; their bytes are not verified here."""
+        manifests = sorted((self.path / "checkpoints").glob("step-*/manifest.json"))
+        found = [_checkpoint(read_json(path)) for path in manifests]
+        return sorted((item for item in found if item is not None), key=lambda item: item.step)
+
+    @property
+    def outcome(self) -> str:
+        """How the newest attempt ended, or that it has not."""
+        records = self.attempt_records
+        return _outcome(records[max(records)], newest=True) if records else NOT_STARTED
+
+    @cached_property
+    def data_manifest(self) -> dict[str, Any]:
+        """`manifest.json` of the token store; empty when the store is elsewhere or gone."""
+        store = self.get("data.store")
+        if not isinstance(store, str):
+            return {}
+        # A relative path is meant from where the run was started, which need not be here.
+        started_in = self.facts.get("folder")
+        folders = [Path(started_in)] if isinstance(started_in, str) else []
+        return next((m for folder in [*folders, Path()] if (m := read_json(folder / store / "manifest.json"))), {})
+
+    def get(self, key: str) -> Any:
+        """A value of the config by its dotted key; None when it is not there."""
+        return dig(self.config, *key.split("."))
+
+    @property
+    def total_steps(self) -> int | None:
+        """Where the run ends."""
+        return as_int(self.get("train.steps"))
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens in one global batch."""
+        rows, length = as_int(self.get("train.global_batch")), as_int(self.get("train.sequence_length"))
+        return rows * length if rows and length else None
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Tokens in the vocabulary, from the data's manifest or what the run recorded of its model."""
+        recorded = dig(self.data_manifest, "tokenizer", "vocab_size"), dig(self.facts, "model", "vocab_size")
+        return next((size for value in recorded if (size := as_int(value))), None)
+
+    @property
+    def seconds(self) -> float | None:
+        """Time in which an attempt was going; the time between attempts does not count."""
+        known = [attempt.seconds for attempt in self.attempts if attempt.seconds is not None]
+        return sum(known) if known else None
+
+    @property
+    def updated(self) -> float | None:
+        """Last sign of life."""
+        times = [attempt.ended or attempt.started or 0.0 for attempt in self.attempts]
+        return max(times, default=0.0) or None
+
+
+def open_run(path: Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        CheckpointError: there is none at `path`.
+    """
+    if not is_run(path):
+        what = "is not a run directory" if path.exists() else "does not exist"
+        raise CheckpointError(
+            f"'{path}' {what}",
+            where=str(path.absolute()),
+            fix=f"headway runs list {path.parent} shows the runs there",
+        )
+    return Run(path, _read_yaml(path / "config.yaml"), read_json(path / "run.json"))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run directory (rather than, say, a token store, which has no `config.yaml`)."""
+    return (path / "config.yaml").is_file() or (path / FILE_NAME).is_file()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty when it cannot be read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(path.read_bytes())
+    except (OSError, yaml.YAMLError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def dig(value: Any, *keys: str) -> Any:
+    """A value inside nested mappings; None when it is not there."""
+    for key in keys:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
+
+
+def as_int(value: Any) -> int | None:
+    """A whole number as recorded; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def as_text(value: Any) -> str | None:
+    """A text as recorded, a list of words as one line; None for anything else."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value if isinstance(value, str) else None
+
+
+def as_time(value: Any) -> float | None:
+    """A moment as Unix seconds, from a number or an ISO 8601 text."""
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _attempt(number: int, record: dict[str, Any], span: Span | None, newest: bool) -> Attempt:
+    ended = as_time(record.get("ended"))
+    first, last = as_int(record.get("first_step")), as_int(record.get("last_step"))
+    return Attempt(
+        number=number,
+        outcome=_outcome(record, newest),
+        exit_code=as_int(record.get("exit_code")),
+        command=as_text(record.get("command")),
+        host=as_text(record.get("host")),
+        pid=as_int(record.get("pid")),
+        started=as_time(record.get("started")),
+        ended=ended or (span.last_time if span else None),
+        first_step=first if first is not None or span is None else span.first_step - 1,
+        last_step=last if last is not None or span is None else span.last_step,
+    )
+
+
+def _outcome(record: dict[str, Any], newest: bool) -> str:
+    """What the attempt recorded when it ended; without that, whether it is still alive."""
+    outcome = as_text(record.get("outcome"))
+    if outcome is not None:
+        return outcome
+    host, pid, started = (
+        as_text(record.get("host")),
+        as_int(record.get("pid")),
+        as_time(record.get("started")),
+    )
+    if not newest or host is None or pid is None:
+        return DIED
+    if host != socket.gethostname():
+        return NOT_ENDED
+    import psutil
+
+    try:
+        born = psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return DIED
+    except psutil.Error:
+        return NOT_ENDED
+    # Process numbers are used again: one that was born after the attempt started is another process. The two times come
+    # from different clocks of the kernel, which may be apart by a little.
+    return DIED if started is not None and born > started + 5 else RUNNING
+
+
+def _checkpoint(manifest: dict[str, Any]) -> Checkpoint | None:
+    step = as_int(manifest.get("step"))
+    if step is None:
+        return None
+    files = manifest.get("files")
+    sizes = [as_int(dig(entry, "bytes")) for entry in files.values()] if isinstance(files, dict) else []
+    known = [size for size in sizes if size is not None]
+    return Checkpoint(
+        step=step,
+        time=as_time(dig(manifest, "context", "time")),
+        bytes=sum(known) if known else None,
+        attempt=as_int(dig(manifest, "context", "attempt")),
+        state_sha256=as_text(manifest.get("state_sha256")),
+    )

@@ -1,0 +1,291 @@
+"""`report.html`: one page about one run, readable while it goes and years after, with nothing to load from anywhere."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headway.core.files import atomic_write
+from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds
+from headway.telemetry import html
+from headway.telemetry.charts import loss_chart, metric_chart
+from headway.telemetry.record import DIED, RUNNING, Run, as_int, as_text, dig, open_run
+from headway.telemetry.summary import (
+    Summary,
+    ago_text,
+    loss_text,
+    perplexity,
+    share_text,
+    summarize,
+    time_text,
+    usd_text,
+)
+
+#: Sample text and diffs are shown up to this many characters; the files have the rest.
+_SHOWN_CHARACTERS = 50_000
+
+
+def write_report(run_dir: Path, output: Path | None = None) -> Path:
+    """Write the report of a run, whatever state it is in.
+
+    Args:
+        run_dir: The run directory.
+        output: Where to; `report.html` in the run directory when not given.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        CheckpointError: `run_dir` is not a run directory.
+        ConfigError: matplotlib is not installed.
+    """
+    run = open_run(run_dir)
+    text = render_report(run)
+    path = output or run_dir / "report.html"
+    with atomic_write(path, "w") as file:
+        file.write(text)
+    return path
+
+
+def render_report(run: Run) -> str:
+    """The page as text."""
+    summary = summarize(run)
+    return html.page(
+        f"{run.name} · Headway run",
+        [
+            html.heading(run.name, summary.outcome, _remark(run, summary)),
+            html.tiles(_tiles(summary)),
+            _charts(run),
+            html.section("Sample text", _samples(run)),
+            html.section("Data", _data(run)),
+            html.section("Model", html.facts(_model(run))),
+            html.section("Attempts", _attempts(run)),
+            html.section("Checkpoints", _checkpoints(run)),
+            html.section("Environment", html.facts(_environment(run)), _changes(run)),
+            html.section("Config", _config(run)),
+            f'<p class="muted">Written {time_text(time.time())} by Headway.</p>',
+        ],
+    )
+
+
+def _remark(run: Run, summary: Summary) -> str:
+    last = f"last sign of life {time_text(summary.updated)} ({ago_text(summary.updated)})"
+    if summary.outcome == RUNNING:
+        state = f"Running since {time_text(run.attempts[-1].started)}; {last}."
+    elif summary.outcome == DIED:
+        state = f"Died without a word; {last}. The same command goes on from the newest checkpoint."
+    elif run.attempts and run.attempts[-1].ended:
+        state = f"{summary.outcome.capitalize()} {time_text(run.attempts[-1].ended)}."
+    else:
+        state = f"{summary.outcome.capitalize()}; {last}." if summary.updated else f"{summary.outcome.capitalize()}."
+    return f"{state} Step {_of(summary.step, summary.total_steps)}."
+
+
+def _of(step: int, total: int | None) -> str:
+    return f"{step:,} of {total:,}" if total is not None else f"{step:,}"
+
+
+def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
+    best = ""
+    if summary.best_validation_loss is not None and summary.best_validation_loss != summary.validation_loss:
+        best = f"best {loss_text(summary.best_validation_loss)} at step {summary.best_validation_step:,}"
+    over = f"mean of the last {summary.train_loss_steps} steps" if summary.train_loss_steps > 1 else "last step"
+    steps = "step" if summary.repeated_steps == 1 else "steps"
+    repeated = f"{summary.repeated_steps:,} {steps} done again after restarts" if summary.repeated_steps else ""
+    speed = format_count(summary.tokens_per_second)
+    return [
+        ("Training loss", loss_text(summary.train_loss), over if summary.train_loss is not None else ""),
+        ("Validation loss", loss_text(summary.validation_loss), best),
+        ("Perplexity", _perplexity_text(summary.validation_loss), "on validation data"),
+        ("Tokens", format_count(summary.tokens), f"step {_of(summary.step, summary.total_steps)}"),
+        ("Tokens per second", speed, "median of all steps" if summary.tokens_per_second is not None else ""),
+        (
+            "MFU",
+            share_text(summary.mfu),
+            "" if summary.mfu is not None else "this device's peak is not known",
+        ),
+        ("Wall time", format_seconds(summary.seconds), "while an attempt was going"),
+        ("Cost", usd_text(summary.spent_usd), "" if summary.spent_usd is not None else "no price was given"),
+        ("Peak memory", _gib(summary.peak_memory_gib), "of one worker"),
+        ("Attempts", f"{summary.attempts:,}", repeated),
+    ]
+
+
+def _gib(amount: float | None) -> str:
+    return UNKNOWN if amount is None else f"{amount:,.1f} GiB"
+
+
+def _perplexity_text(loss: float | None) -> str:
+    value = perplexity(loss)
+    return UNKNOWN if value is None else f"{value:,.2f}"
+
+
+def _charts(run: Run) -> str:
+    small = [
+        metric_chart(run, "speed/tokens_per_second", "Throughput", "tokens per second", from_zero=True),
+        metric_chart(run, "train/learning_rate", "Learning rate"),
+        metric_chart(run, "train/grad_norm", "Gradient norm", may_be_log=True),
+    ]
+    drawn = "".join(html.figure(chart) for chart in small if chart)
+    loss = loss_chart(run)
+    if loss is None and not drawn:
+        return html.section("Loss", '<p class="muted">No step has been recorded yet.</p>')
+    return (f'<div class="charts">{html.figure(loss)}</div>' if loss else "") + f'<div class="charts">{drawn}</div>'
+
+
+def _samples(run: Run) -> str:
+    try:
+        text = (run.path / "samples.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return html.preformatted(text[:_SHOWN_CHARACTERS]) if text.strip() else ""
+
+
+def _data(run: Run) -> str:
+    manifest = run.data_manifest
+    splits = manifest.get("splits")
+    rows, held_out, total = [], 0, 0
+    for split, sources in splits.items() if isinstance(splits, dict) else ():
+        for source, part in sources.items() if isinstance(sources, dict) else ():
+            tokens = as_int(dig(part, "tokens"))
+            total += tokens or 0
+            held_out += (tokens or 0) if split == "validation" else 0
+            rows.append([split, source, _count(dig(part, "documents")), _count(tokens)])
+    seen = None
+    if run.tokens_per_step and total > held_out:
+        seen = run.metrics.last_step * run.tokens_per_step / (total - held_out)
+    facts = [
+        ("Token store", as_text(run.get("data.store")) or UNKNOWN),
+        ("Tokens", f"{total:,}" if total else UNKNOWN),
+        ("Validation share", share_text(held_out / total if total else None)),
+        ("Epochs so far", UNKNOWN if seen is None else f"{seen:.2f}"),
+        ("Vocabulary", _count(run.vocab_size)),
+        ("Manifest", as_text(dig(run.facts, "fingerprints", "data")) or UNKNOWN),
+        ("Tokenizer", as_text(dig(run.facts, "fingerprints", "tokenizer")) or UNKNOWN),
+    ]
+    return html.facts(facts) + html.table(["Split", "Source", "Documents", "Tokens"], rows, numeric=(2, 3))
+
+
+def _count(value: Any) -> str:
+    number = as_int(value)
+    return UNKNOWN if number is None else f"{number:,}"
+
+
+def _model(run: Run) -> list[tuple[str, str]]:
+    shape = [
+        ("dim", "width"), ("layers", "layers"), ("heads", "heads"), ("kv_heads", "key-value heads"),
+        ("head_dim", "head width"), ("ffn_dim", "feed-forward width"),
+    ]  # fmt: skip
+    told = [f"{label} {value:,}" for key, label in shape if (value := as_int(run.get(f"model.{key}"))) is not None]
+    recorded = run.facts.get("model")
+    extra = {key: value for key, value in recorded.items() if key != "vocab_size"} if isinstance(recorded, dict) else {}
+    return [
+        *((key.replace("_", " ").capitalize(), _plain(value)) for key, value in extra.items()),
+        ("Preset", as_text(run.get("model.preset")) or UNKNOWN),
+        ("Started from", as_text(run.get("model.from_pretrained")) or "first weights drawn from the seed"),
+        ("Shape", ", ".join(told) or UNKNOWN),
+        ("Sequence length", _count(run.get("train.sequence_length"))),
+        (
+            "Global batch",
+            f"{_count(run.get('train.global_batch'))} rows, {_count(run.tokens_per_step)} tokens",
+        ),
+        ("Precision", as_text(run.get("train.precision")) or UNKNOWN),
+        ("Determinism", as_text(run.get("determinism")) or UNKNOWN),
+    ]
+
+
+def _plain(value: Any) -> str:
+    """A recorded value in words."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return as_text(value) or str(value)
+
+
+def _attempts(run: Run) -> str:
+    headers = ["Attempt", "Steps", "Started", "Went for", "Why it ended", "Exit code", "Host", "Command"]
+    rows = [
+        [
+            str(attempt.number),
+            f"{_count(attempt.first_step)} to {_count(attempt.last_step)}",
+            time_text(attempt.started),
+            format_seconds(attempt.seconds),
+            attempt.outcome,
+            _count(attempt.exit_code),
+            attempt.host or UNKNOWN,
+            attempt.command or UNKNOWN,
+        ]
+        for attempt in run.attempts
+    ]
+    return html.table(headers, rows, numeric=(1, 3, 5))
+
+
+def _checkpoints(run: Run) -> str:
+    headers = ["Step", "Saved", "Size", "Attempt", "State SHA-256"]
+    rows = [
+        [
+            f"{checkpoint.step:,}",
+            time_text(checkpoint.time),
+            format_bytes(checkpoint.bytes),
+            _count(checkpoint.attempt),
+            checkpoint.state_sha256 or UNKNOWN,
+        ]
+        for checkpoint in run.checkpoints
+    ]
+    return html.table(headers, rows, numeric=(2, 3))
+
+
+def _environment(run: Run) -> list[tuple[str, str]]:
+    environment, hardware = run.facts.get("environment"), run.facts.get("hardware")
+    git = run.facts.get("git")
+    packages, variables = dig(environment, "packages"), dig(environment, "variables")
+    accelerators = dig(hardware, "accelerators")
+    names = [as_text(dig(item, "name")) or UNKNOWN for item in accelerators] if isinstance(accelerators, list) else []
+    memory = dig(hardware, "memory_gib")
+    return [
+        ("Command", as_text(run.facts.get("command")) or UNKNOWN),
+        (
+            "Processor",
+            f"{_plain(dig(hardware, 'cpu'))}, {_plain(dig(hardware, 'cores_usable'))} usable cores",
+        ),
+        ("Instruction sets", as_text(dig(hardware, "instruction_sets")) or UNKNOWN),
+        ("Memory", _gib(memory if isinstance(memory, float) else None)),
+        (
+            "Accelerators",
+            ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none",
+        ),
+        ("Platform", _plain(dig(environment, "platform"))),
+        ("Python", _plain(dig(environment, "python"))),
+        ("CUDA", _plain(dig(environment, "cuda"))),
+        ("Packages", _pairs(packages, " ")),
+        ("Variables", _pairs(variables, "=")),
+        ("Git commit", _git_text(git)),
+    ]
+
+
+def _pairs(value: Any, sign: str) -> str:
+    if not isinstance(value, dict):
+        return UNKNOWN
+    return ", ".join(f"{name}{sign}{item}" for name, item in value.items()) or "none"
+
+
+def _git_text(git: Any) -> str:
+    commit = as_text(dig(git, "commit"))
+    if commit is None:
+        return UNKNOWN
+    return f"{commit} with uncommitted changes" if dig(git, "dirty") else commit
+
+
+def _changes(run: Run) -> str:
+    diff = as_text(dig(run.facts, "git", "diff"))
+    return html.preformatted(diff[:_SHOWN_CHARACTERS], "Uncommitted changes") if diff else ""
+
+
+def _config(run: Run) -> str:
+    if not run.config:
+        return ""
+    return html.preformatted(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True), "The resolved config")

@@ -1,0 +1,170 @@
+"""Looking at many runs: a list of those in a folder, and how a few differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.files import atomic_write
+from headway.core.format import UNKNOWN, format_count, format_seconds
+from headway.telemetry import html
+from headway.telemetry.charts import overlay_chart
+from headway.telemetry.metrics import read_metrics
+from headway.telemetry.record import Run, is_run, open_run
+from headway.telemetry.summary import Summary, loss_text, median, share_text, summarize, usd_text
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of `runs list`: the newest values, so that long histories need not be read."""
+
+    name: str
+    outcome: str
+    step: int
+    total_steps: int | None
+    train_loss: float | None
+    """Of the last step."""
+    validation_loss: float | None
+    """Newest, if it is among the last few hundred records."""
+    tokens_per_second: float | None
+    """Median over the last few hundred records."""
+    attempts: int
+    updated: float | None
+    """Last record, Unix seconds."""
+
+
+def list_runs(folder: Path) -> list[Listing]:
+    """The runs directly in a folder, the ones last heard of first.
+
+    Raises:
+        CheckpointError: the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"there is no folder '{folder}'",
+            where=str(folder.absolute()),
+            fix="name the folder that holds the run directories (`runs` in the config)",
+        )
+    found = [_listing(open_run(path)) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
+    return sorted(found, key=lambda item: -(item.updated or 0))
+
+
+def _listing(run: Run) -> Listing:
+    metrics = read_metrics(run.path, newest=True)
+    return Listing(
+        name=run.name,
+        outcome=run.outcome,
+        step=metrics.last_step,
+        total_steps=run.total_steps,
+        train_loss=metrics.last("train/loss"),
+        validation_loss=metrics.last("evaluation/loss"),
+        tokens_per_second=median(metrics, "speed/tokens_per_second"),
+        attempts=len(run.attempt_records),
+        updated=metrics.last("time"),
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How some runs differ."""
+
+    runs: tuple[Run, ...]
+    summaries: tuple[Summary, ...]
+    differences: dict[str, list[Any]]
+    """Config keys whose values differ, with one value for each run; None where a run has no such key."""
+
+    @property
+    def names(self) -> list[str]:
+        """The runs' names, or their paths when two have the same name."""
+        names = [run.name for run in self.runs]
+        return names if len(set(names)) == len(names) else [str(run.path) for run in self.runs]
+
+
+def compare(paths: Sequence[Path]) -> Comparison:
+    """Compare two or more run directories.
+
+    Raises:
+        CheckpointError: a path is not a run directory.
+        ConfigError: fewer than two paths were given, or one twice.
+    """
+    if len({path.resolve() for path in paths}) < max(2, len(paths)):
+        raise ConfigError("a comparison needs two or more different runs", fix="headway runs compare RUN RUN...")
+    runs = tuple(open_run(path) for path in paths)
+    return Comparison(runs, tuple(summarize(run) for run in runs), differences([run.config for run in runs]))
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Dotted keys whose values are not the same in all configs, in the order of first appearance."""
+    flats = [_flat(config) for config in configs]
+    keys = dict.fromkeys(key for flat in flats for key in flat)
+    table = {key: [flat.get(key) for flat in flats] for key in keys}
+    return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """One row per result: its label, then one text for each run."""
+    return [
+        ["outcome", *(s.outcome for s in summaries)],
+        ["step", *(f"{s.step:,}" + (f" of {s.total_steps:,}" if s.total_steps else "") for s in summaries)],
+        ["tokens", *(format_count(s.tokens) for s in summaries)],
+        ["training loss", *(loss_text(s.train_loss) for s in summaries)],
+        ["validation loss", *(loss_text(s.validation_loss) for s in summaries)],
+        ["best validation loss", *(loss_text(s.best_validation_loss) for s in summaries)],
+        ["tokens per second", *(format_count(s.tokens_per_second) for s in summaries)],
+        ["MFU", *(share_text(s.mfu) for s in summaries)],
+        ["wall time", *(format_seconds(s.seconds) for s in summaries)],
+        ["cost", *(usd_text(s.spent_usd) for s in summaries)],
+        ["attempts", *(str(s.attempts) for s in summaries)],
+        ["newest state", *(s.state_sha256[:12] if s.state_sha256 else UNKNOWN for s in summaries)],
+    ]
+
+
+def difference_rows(comparison: Comparison) -> list[list[str]]:
+    """One row per config key that differs: the key, then its value in each run."""
+    return [[key, *map(_value_text, values)] for key, values in comparison.differences.items()]
+
+
+def _value_text(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def write_comparison(comparison: Comparison, output: Path) -> Path:
+    """Write the comparison as one page: overlaid loss curves and both tables.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    names = comparison.names
+    numeric = range(1, len(names) + 1)
+    curves = dict(zip(names, comparison.runs, strict=True))
+    charts = [overlay_chart(curves, "step"), overlay_chart(curves, "tokens")]
+    drawn = "".join(f'<div class="charts">{html.figure(chart)}</div>' for chart in charts if chart)
+    changed = difference_rows(comparison)
+    text = html.page(
+        "Comparison of runs · Headway",
+        [
+            html.heading("Comparison of runs", None, ", ".join(names)),
+            drawn or '<p class="muted">None of these runs has recorded a step yet.</p>',
+            html.section("Results", html.table(["", *names], result_rows(comparison.summaries), numeric)),
+            html.section(
+                "What differs in their configs",
+                html.table(["Key", *names], changed) or '<p class="muted">Nothing: the configs are equal.</p>',
+            ),
+        ],
+    )
+    with atomic_write(output, "w") as file:
+        file.write(text)
+    return output

@@ -1,0 +1,93 @@
+"""A run in a few numbers: what `runs show`, `runs compare` and the report all say in the same way."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from headway.core.format import UNKNOWN
+from headway.telemetry.metrics import Metrics
+from headway.telemetry.record import Run
+
+#: The final training loss is a mean over this share of the steps, since a single step's is noisy ...
+_FINAL_SHARE = 0.02
+#: ... but over no more steps than this.
+_FINAL_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Headline numbers of one run; None is unknown."""
+
+    name: str
+    path: str
+    outcome: str
+    attempts: int
+    step: int
+    total_steps: int | None
+    tokens: int | None
+    """Tokens that led to the newest weights; repeated ones count once."""
+    train_loss: float | None
+    """Mean over the last `train_loss_steps` steps."""
+    train_loss_steps: int
+    validation_loss: float | None
+    """Newest."""
+    best_validation_loss: float | None
+    best_validation_step: int | None
+    tokens_per_second: float | None
+    """Median over steps."""
+    mfu: float | None
+    """Median over steps, as a share."""
+    peak_memory_gib: float | None
+    seconds: float | None
+    """Time in which an attempt was going."""
+    repeated_steps: int
+    """Steps that were computed again after restarts."""
+    skipped_steps: int | None
+    spent_usd: float | None
+    updated: float | None
+    """Last sign of life, Unix seconds."""
+    state_sha256: str | None
+    """Hash of the newest checkpoint's state: equal hashes are equal weights."""
+
+    @property
+    def perplexity(loss: float | None) -> float | None:
+    """exp(loss); infinite where that does not fit a float."""
+    if loss is None:
+        return None
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def loss_text(loss: float | None) -> str:
+    """A loss with four digits after the point."""
+    return UNKNOWN if loss is None else f"{loss:.4f}"
+
+
+def usd_text(amount: float | None) -> str:
+    """An amount of money."""
+    return UNKNOWN if amount is None else f"${amount:,.2f}"
+
+
+def share_text(share: float | None) -> str:
+    """A share as percent."""
+    return UNKNOWN if share is None else f"{100 * share:.1f} %"
+
+
+def time_text(moment: float | None) -> str:
+    """A moment in UTC: "2026-03-14 12:03 UTC"."""
+    return UNKNOWN if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def ago_text(moment: float | None, now: float | None = None) -> str:
+    """How long ago a moment was, in its largest unit: "3 min ago"."""
+    if moment is None:
+        return UNKNOWN
+    seconds = max(0.0, (time.time() if now is None else now) - moment)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return "just now"
