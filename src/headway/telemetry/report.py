@@ -17,7 +17,6 @@ from headway.telemetry.summary import (
     Summary,
     ago_text,
     loss_text,
-    perplexity,
     share_text,
     summarize,
     time_text,
@@ -99,7 +98,7 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     return [
         ("Training loss", loss_text(summary.train_loss), over if summary.train_loss is not None else ""),
         ("Validation loss", loss_text(summary.validation_loss), best),
-        ("Perplexity", _perplexity_text(summary.validation_loss), "on validation data"),
+        ("Perplexity", UNKNOWN if summary.perplexity is None else f"{summary.perplexity:,.2f}", "on validation data"),
         ("Tokens", format_count(summary.tokens), f"step {_of(summary.step, summary.total_steps)}"),
         ("Tokens per second", speed, "median of all steps" if summary.tokens_per_second is not None else ""),
         (
@@ -116,11 +115,6 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
 
 def _gib(amount: float | None) -> str:
     return UNKNOWN if amount is None else f"{amount:,.1f} GiB"
-
-
-def _perplexity_text(loss: float | None) -> str:
-    value = perplexity(loss)
-    return UNKNOWN if value is None else f"{value:,.2f}"
 
 
 def _charts(run: Run) -> str:

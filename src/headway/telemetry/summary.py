@@ -36,6 +36,8 @@ class Summary:
     train_loss_steps: int
     validation_loss: float | None
     """Newest."""
+    perplexity: float | None
+    """exp(validation loss)."""
     best_validation_loss: float | None
     best_validation_step: int | None
     tokens_per_second: float | None
@@ -54,11 +56,53 @@ class Summary:
     state_sha256: str | None
     """Hash of the newest checkpoint's state: equal hashes are equal weights."""
 
-    @property
-    def perplexity(loss: float | None) -> float | None:
-    """exp(loss); infinite where that does not fit a float."""
-    if loss is None:
-        return None
+
+def summarize(run: Run) -> Summary:
+    """The headline numbers of a run, as far as its files tell."""
+    metrics = run.metrics
+    _, losses = metrics.finite("train/loss")
+    window = min(_FINAL_STEPS, max(1, round(len(losses) * _FINAL_SHARE))) if len(losses) else 0
+    evaluated, validation = metrics.finite("evaluation/loss")
+    skipped = metrics.last("train/skipped_steps")
+    tokens_per_step = run.tokens_per_step
+    return Summary(
+        name=run.name,
+        path=str(run.path),
+        outcome=run.outcome,
+        attempts=len(run.attempts),
+        step=metrics.last_step,
+        total_steps=run.total_steps,
+        tokens=metrics.last_step * tokens_per_step if tokens_per_step else None,
+        train_loss=float(losses[-window:].mean()) if window else None,
+        train_loss_steps=window,
+        validation_loss=float(validation[-1]) if len(validation) else None,
+        perplexity=_perplexity(float(validation[-1])) if len(validation) else None,
+        best_validation_loss=float(validation.min()) if len(validation) else None,
+        best_validation_step=int(evaluated[validation.argmin()]) if len(validation) else None,
+        tokens_per_second=median(metrics, "speed/tokens_per_second"),
+        mfu=median(metrics, "speed/mfu"),
+        peak_memory_gib=_max(metrics, "memory/peak_gib"),
+        seconds=run.seconds,
+        repeated_steps=metrics.repeated_steps,
+        skipped_steps=None if skipped is None or not math.isfinite(skipped) else int(skipped),
+        spent_usd=_max(metrics, "cost/spent_usd"),
+        updated=run.updated,
+        state_sha256=run.checkpoints[-1].state_sha256 if run.checkpoints else None,
+    )
+
+
+def median(metrics: Metrics, name: str) -> float | None:
+    """Median of one metric's finite values."""
+    _, values = metrics.finite(name)
+    return float(np.median(values)) if len(values) else None
+
+
+def _max(metrics: Metrics, name: str) -> float | None:
+    _, values = metrics.finite(name)
+    return float(values.max()) if len(values) else None
+
+
+def _perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
