@@ -1,0 +1,46 @@
+"""What a run is: the schema, how it is read, and what follows from it."""
+
+from headway.config.identity import changes, identity
+from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
+from headway.config.load import dump_config, load_config, override
+from headway.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ScheduleConfig,
+    SourceConfig,
+    TelemetryConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+from headway.config.shapes import SHAPES
+from headway.config.units import Interval
+
+__all__ = [
+    "SHAPES",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvaluationConfig",
+    "Interval",
+    "LaneGrid",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "ScheduleConfig",
+    "SourceConfig",
+    "TelemetryConfig",
+    "TokenizerConfig",
+    "TrainConfig",
+    "changes",
+    "dump_config",
+    "identity",
+    "load_config",
+    "override",
+    "resolve_lanes",
+    "resolve_threads",
+]

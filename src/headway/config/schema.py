@@ -9,7 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from headway.config.shapes import SHAPES
 from headway.config.units import Bytes, Interval, Tokens, parse_count
@@ -120,7 +128,11 @@ class ModelConfig(Section):
         name = str(values["preset"]).lower()
         if name not in SHAPES:
             raise ValueError(f"unknown model preset '{name}'; known ones: {', '.join(SHAPES)}")
-        return {**SHAPES[name], **{key: value for key, value in values.items() if value is not None}, "preset": name}
+        return {
+            **SHAPES[name],
+            **{key: value for key, value in values.items() if value is not None},
+            "preset": name,
+        }
 
     @model_validator(mode="after")
     def _shape_is_whole(self) -> Self:
@@ -255,7 +267,7 @@ class ParallelConfig(Section):
     workers: PositiveInt = 1
     """Worker processes on this machine (`--workers` on the command line)."""
     threads: PositiveInt | Literal["auto"] = "auto"
-    """CPU threads per worker. `auto`: cores / workers; in `elastic` cores / lanes, since some kernels' bits depend on it."""
+    """CPU threads per worker. `auto`: cores / workers; when `elastic` cores / lanes, since bits can depend on it."""
     timeout_seconds: PositiveInt = 600
     """A collective that takes longer ends the attempt."""
 
@@ -309,7 +321,7 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of everything random: first weights, order of the data, dropout."""
     determinism: Literal["off", "run", "elastic"] = "run"
-    """`off`: fastest. `run`: same bits for the same layout, across kills. `elastic`: same bits for any number of workers."""
+    """`off`: fastest. `run`: same bits on the same layout, across kills. `elastic`: same bits on any number of workers."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig(preset="4m")
     train: TrainConfig = TrainConfig()
@@ -352,7 +364,7 @@ class Config(Section):
                     "head_dim": model.head_dim or model.dim // model.heads,
                 }
             )
-        sources = [s.model_copy(update={"name": s.name or _source_name(s.path)}) for s in self.data.sources]
+        sources = [s.model_copy(update={"name": s.name or source_name(s.path)}) for s in self.data.sources]
         return self.model_copy(
             update={
                 "train": train.model_copy(update={"steps": steps, "global_batch": train.global_batch_rows}),
@@ -364,5 +376,10 @@ class Config(Section):
         )
 
 
-def _source_name(path: str) -> str:
-    return path.rstrip("/:").rsplit("/", 1)[-1].split("*")[0].split(".")[0].strip("-_ ") or "source"
+def source_name(path: str) -> str:
+    """A source's name from the last part of its path that says something: `corpus/*.jsonl` is "corpus"."""
+    for part in reversed(path.rstrip("/:").split("/")):
+        name = part.split("*")[0].split(".")[0].strip("-_ ")
+        if name:
+            return name
+    return "source"

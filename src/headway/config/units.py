@@ -21,7 +21,17 @@ _SCALES = {
     "gi": 2**30,
     "ti": 2**40,
 }
-_SECONDS = {"s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
+_SECONDS = {
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hour": 3600,
+    "d": 86400,
+    "day": 86400,
+}
 _NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]*)\s*([a-z]*)\s*$", re.IGNORECASE)
 
 
@@ -59,8 +69,12 @@ def parse_count(value: Any, unit: str) -> int:
     return int(amount)
 
 
-Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), WithJsonSchema({"type": ["integer", "string"]})]
-Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), WithJsonSchema({"type": ["integer", "string"]})]
+Tokens = Annotated[
+    int, BeforeValidator(lambda v: parse_count(v, "tokens")), WithJsonSchema({"type": ["integer", "string"]})
+]
+Bytes = Annotated[
+    int, BeforeValidator(lambda v: parse_count(v, "bytes")), WithJsonSchema({"type": ["integer", "string"]})
+]
 
 
 @dataclass(frozen=True)

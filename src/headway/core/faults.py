@@ -2,9 +2,12 @@
 
 `HEADWAY_FAULTS` holds comma-separated orders of the form `ACTION@POINT[:COUNT]`: at the COUNT-th time (from 1, default
 1) that this process passes the named point, do the action. Points that belong to a step are passed with the step number
-and are addressed as `POINT=STEP`. Actions: `kill` (SIGKILL to itself, as the kernel's out-of-memory killer does),
-`enospc` (a full disk), `nan` (reported to the caller, who poisons the value). For example
-`HEADWAY_FAULTS=kill@step=17,enospc@checkpoint.shard:2`.
+and are addressed as `POINT=STEP`. For example `HEADWAY_FAULTS=kill@step=17,enospc@checkpoint.shard:2`. Actions:
+
+- `kill`: SIGKILL to itself, as the kernel's out-of-memory killer does;
+- `stop`: SIGTERM to itself, as a scheduler does;
+- `enospc`: a full disk;
+- `nan`: reported to the caller, who poisons the value.
 
 Without the variable a fault point costs one dictionary look-up.
 """
@@ -37,6 +40,8 @@ def fault_point(point: str, step: int | None = None) -> str | None:
             continue
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if action == "stop":
+            os.kill(os.getpid(), signal.SIGTERM)
         if action == "enospc":
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (ordered by HEADWAY_FAULTS at {name})")
         return action

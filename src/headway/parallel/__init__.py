@@ -1,0 +1,1 @@
+"""Processes, lanes and the ways to split a step over them."""

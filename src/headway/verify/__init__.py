@@ -1,0 +1,1 @@
+"""The reproducibility check that a team puts in its CI."""

@@ -1,0 +1,37 @@
+# Everything sets itself up: on a fresh machine `make quickstart` and `make test` are the only commands needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup quickstart test lint unit clean
+
+help:
+	@echo "make setup       create $(VENV) and install Headway with all extras"
+	@echo "make quickstart  text in, trained model out: runs/quickstart"
+	@echo "make test        lint, types, layers and all tests"
+	@echo "make lint        ruff, mypy, import-linter"
+	@echo "make clean       remove what the commands above made, except runs and data"
+
+setup: $(VENV)/.ready
+
+# torch is installed first and within its range, so that no other package pulls in a newer one.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<2.14"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+quickstart: setup
+	$(BIN)/headway quickstart
+
+lint: setup
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,40 @@
+"""Headway turns text into trained language models on whatever machines you have, and never loses ground.
+
+    import headway
+
+    run = headway.train(headway.load_config("configs/quickstart.yaml", ["train.steps=100"]))
+
+Nothing heavy is imported until it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from headway.config import Config, load_config, override
+    from headway.core.errors import HeadwayError
+    from headway.launch.api import Run, Trainer, train
+    from headway.training.callbacks import Callback
+
+__all__ = ["Callback", "Config", "HeadwayError", "Run", "Trainer", "load_config", "override", "train"]
+
+_HOMES = {
+    "Callback": "headway.training.callbacks",
+    "Config": "headway.config",
+    "HeadwayError": "headway.core.errors",
+    "Run": "headway.launch.api",
+    "Trainer": "headway.launch.api",
+    "load_config": "headway.config",
+    "override": "headway.config",
+    "train": "headway.launch.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headway' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

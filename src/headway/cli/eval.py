@@ -1,0 +1,51 @@
+"""`headway eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli.common import JsonOption, print_json
+
+HELP = """Loss and perplexity of a trained model on held-out text.
+
+[bold]Examples[/bold]
+
+  headway eval runs/quickstart
+  headway eval runs/quickstart --step 200 --rows 1000
+  headway eval exported-model --store data/quickstart
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("eval", help=HELP)(evaluate)
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
+    step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Token store; the run's own when not given.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the store.")] = "validation",
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows at most; all when not given.")] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per row; as in training when not given.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The verb."""
+    from headway.training.evaluate import evaluate_trained
+
+    result = evaluate_trained(
+        model, step=step, store_path=store, split=split, rows=rows, sequence_length=sequence_length
+    )
+    if as_json:
+        print_json(result)
+    else:
+        at = "" if result["step"] is None else f" at step {result['step']:,}"
+        print(
+            f"{model}{at}: loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f},"
+            f" {result['tokens']:,} tokens"
+        )

@@ -1,0 +1,41 @@
+"""`headway export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from headway.core.console import notice
+
+HELP = """Write a trained model as a Hugging Face folder: safetensors, config, tokenizer.
+
+[bold]Examples[/bold]
+
+  headway export runs/quickstart
+  headway export runs/quickstart my-model --step 200 --dtype bf16
+
+Load it with transformers: AutoModelForCausalLM.from_pretrained("my-model").
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("export", help=HELP)(export)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    output: Annotated[Path | None, typer.Argument(help="Folder to write; RUN/export when not given.")] = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")] = "fp32",
+) -> None:
+    """The verb."""
+    from headway.models.huggingface import export_model
+    from headway.training.inference import load_trained
+
+    trained = load_trained(run, step=step)
+    folder = output or run / "export"
+    export_model(trained.model, folder, trained.tokenizer_folder, dtype=dtype)
+    notice(f"exported step {trained.step} of {run} to {folder}")

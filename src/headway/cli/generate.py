@@ -1,0 +1,46 @@
+"""`headway generate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HELP = """Continue a text with a trained model, token by token as they come.
+
+[bold]Examples[/bold]
+
+  headway generate runs/quickstart --prompt "def main("
+  headway generate runs/quickstart --prompt "import " --temperature 0 --max-new-tokens 50
+  echo "class Parser:" | headway generate runs/quickstart --prompt -
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("generate", help=HELP)(generate)
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to continue; - reads standard input.")] = "",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Length at most.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample from this much of the probability.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
+) -> None:
+    """The verb."""
+    from headway.training.inference import continue_text, load_trained
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    trained = load_trained(model, step=step)
+    sys.stdout.write(text)
+    for piece in continue_text(
+        trained, text, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+    ):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    print()

@@ -1,0 +1,54 @@
+"""`headway train`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headway.cli.common import ConfigArgument, OverridesArgument, load
+
+HELP = """Train a language model, or go on with a run that was interrupted.
+
+[bold]Examples[/bold]
+
+  headway train configs/quickstart.yaml
+  headway train configs/quickstart.yaml train.steps=50 name=short
+  headway train configs/quickstart.yaml --workers 2
+  torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
+
+The same command goes on from the newest checkpoint that verifies.
+Exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint or run directory, 5 diverged, 75 preempted (run again).
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("train", help=HELP)(train)
+
+
+def train(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-w", min=1, help="Worker processes on this machine.", show_default=False),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Move an earlier run of this name aside and start from step 0.")
+    ] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although the config differs from the run's.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would run.")] = False,
+) -> None:
+    """The verb."""
+    loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers else [])])
+    if dry_run:
+        from headway.launch.preview import preview
+
+        print(preview(loaded))
+        return
+    from headway.launch.api import train as run
+
+    run(loaded, restart=restart, accept_changes=accept_changes)

@@ -1,0 +1,53 @@
+"""Which part of a config determines the mathematics of a run, and what changed in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.config.schema import Config
+
+#: Keys that decide where, how fast and how visibly a run goes, but not what it computes. `parallel.threads` is kept by
+#: the checkpoint, since its resolved value matters and not what the config says.
+_INCIDENTAL = (
+    "name",
+    "runs",
+    "data.store",
+    "data.workers",
+    "data.shard_tokens",
+    "train.tokens",
+    "train.device",
+    "parallel",
+    "checkpoint",
+    "evaluation",
+    "telemetry",
+)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Dotted keys and values that determine the mathematics of a run. The data itself has its own fingerprint."""
+    flat = dict(_flatten(config.model_dump(mode="json"), ""))
+    return {key: value for key, value in flat.items() if not _is_incidental(key)}
+
+
+def changes(old: Config, new: Config) -> list[str]:
+    """What differs in the identities of two configs, in words."""
+    before, after = identity(old), identity(new)
+    return [
+        f"{key} was {_shown(before.get(key))} and is now {_shown(after.get(key))}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _flatten(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        return [pair for key, child in value.items() for pair in _flatten(child, f"{path}.{key}" if path else key)]
+    return [(path, value)]
+
+
+def _is_incidental(key: str) -> bool:
+    return any(key == name or key.startswith(name + ".") for name in _INCIDENTAL)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)

@@ -1,0 +1,160 @@
+"""The Python interface: `headway.train` for language models, `headway.Trainer` for any module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.config import Config
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from headway.telemetry.metrics import Metrics
+    from headway.training.callbacks import Callback
+    from headway.training.task import Task
+
+#: (model, micro-batch) -> scalar tensor: the mean loss over the samples of the micro-batch.
+MeanLoss = Callable[["nn.Module", Any], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and what it says."""
+
+    directory: Path
+
+    @property
+    def metrics(self) -> Metrics:
+        """The recorded history, e.g. `run.metrics.series("train/loss")`."""
+        from headway.telemetry.metrics import read_metrics
+
+        return read_metrics(self.directory)
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self.metrics.last_step
+
+    @property
+    def loss(self) -> float | None:
+        """Training loss of the last step."""
+        return self.metrics.last("train/loss")
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Loss of the last evaluation."""
+        return self.metrics.last("evaluation/loss")
+
+
+def train(config: Config, *, restart: bool = False, accept_changes: bool = False) -> Run:
+    """Train a language model as `config` says, or go on with a run that was interrupted.
+
+    With `parallel.workers` > 1 worker processes are started on this machine; under torchrun this process is one worker.
+
+    Args:
+        config: From `load_config`.
+        restart: Move an earlier run of this name aside and start from step 0.
+        accept_changes: Go on although the config differs from the run's.
+
+    Raises:
+        HeadwayError: with the reason; see its `exit_code`.
+    """
+    config = config.resolved()
+    # Checked before torch is imported: a missing store should be said at once.
+    from headway.data.store import TokenStore
+
+    store = TokenStore.open(config.data.store)
+    from headway.launch.session import Wishes, run_in_this_process
+    from headway.models.build import complete
+    from headway.parallel.world import world_size_from_environment
+    from headway.training.task import language_model_task
+
+    config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
+    wishes = Wishes(restart, accept_changes)
+    if world_size_from_environment() is None and config.parallel.workers > 1:
+        from headway.launch.local import launch_local
+
+        launch_local(config, {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}, wishes)
+    else:
+        run_in_this_process(config, language_model_task, wishes)
+    return Run(config.run_directory)
+
+
+class Trainer:
+    """Trains any module on any map-style dataset with the loop, checkpoints and promises of a Headway run.
+
+    Args:
+        model: A module whose forward pass `loss` calls. Its first weights are the first worker's.
+        dataset: With `__len__` and `__getitem__`; samples are drawn by a computed permutation of each epoch.
+        loss: `(model, micro-batch) -> mean loss` over the samples of a micro-batch.
+        config: `name`, `seed`, `train`, `optimizer`, `schedule`, `checkpoint` and so on; `data` and `model` are unused.
+        validation: A second dataset, evaluated with the same loss.
+        collate: Makes a micro-batch from a list of samples; PyTorch's default when not given.
+        callbacks: Called between steps, on every worker.
+
+    For several workers, start the script with `torchrun --nproc-per-node N script.py`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Any,
+        loss: MeanLoss,
+        config: Config,
+        *,
+        validation: Any = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.model, self.dataset, self.loss, self.config = model, dataset, loss, config.resolved()
+        self.validation, self.collate, self.callbacks = validation, collate, callbacks
+
+    def fit(self, *, restart: bool = False, accept_changes: bool = False) -> Run:
+        """Train to the last step, going on from the newest checkpoint of the run directory if there is one."""
+        from headway.launch.session import Wishes, run_in_this_process
+        from headway.parallel.world import world_size_from_environment
+
+        if world_size_from_environment() is None and self.config.parallel.workers > 1:
+            raise ConfigError(
+                "Trainer cannot start workers itself, since they need your script",
+                where="parallel.workers",
+                fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
+            )
+        wishes = Wishes(restart, accept_changes)
+        run_in_this_process(self.config, lambda _, grid: self._task(grid), wishes, self.callbacks)
+        return Run(self.config.run_directory)
+
+    def _task(self, grid: Any) -> Task:
+        from headway.data.feed import DatasetEvaluationFeed, DatasetFeed
+        from headway.training.task import Objective, Task
+
+        feed = DatasetFeed(
+            self.dataset,
+            seed=self.config.seed,
+            lanes=grid.lanes,
+            micro_batches=grid.micro_batches,
+            micro_batch=grid.micro_batch,
+            collate=self.collate,
+        )
+        evaluation = None
+        if self.validation is not None:
+            evaluation = DatasetEvaluationFeed(self.validation, micro_batch=grid.micro_batch, collate=self.collate)
+        return Task(
+            model=self.model,
+            feed=feed,
+            objective=Objective(lambda model, batch: self.loss(model, batch) * count_samples(batch), count_samples),
+            evaluation=evaluation,
+        )
+
+
+def count_samples(batch: Any) -> int:
+    """Length of the first dimension of the first tensor in a nested batch."""
+    if hasattr(batch, "shape"):
+        return int(batch.shape[0])
+    values = batch.values() if isinstance(batch, dict) else batch
+    return count_samples(next(iter(values)))

@@ -1,0 +1,104 @@
+"""Several workers on this machine, through PyTorch's elastic agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from headway.config import Config, resolve_lanes
+from headway.core.errors import HeadwayError, Preempted
+from headway.launch.session import ATTEMPT_VARIABLE, Wishes, begin_attempt, concluding
+from headway.supervise.run_directory import Attempt
+
+
+class WorkerDied(HeadwayError):
+    """A worker ended without telling why."""
+
+    exit_code = 1
+
+
+def launch_local(config: Config, fingerprints: dict[str, str], wishes: Wishes) -> None:
+    """Train with `parallel.workers` processes and wait for them.
+
+    Raises:
+        HeadwayError: what ended the attempt, as told by the worker that met it.
+    """
+    resolve_lanes(config, config.parallel.workers)
+    attempt = begin_attempt(config, fingerprints, wishes)
+    with concluding(attempt):
+        _run_agent(config, attempt)
+
+
+def _run_agent(config: Config, attempt: Attempt) -> None:
+    from torch.distributed.elastic.multiprocessing import SignalException, Std
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ[ATTEMPT_VARIABLE] = str(attempt.number)
+    # Workers set their own number of threads; this keeps libraries from starting one per core until then.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    launch = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=config.parallel.workers,
+        run_id=f"{config.name}-{attempt.number}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        rdzv_configs={"timeout": 60},
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(
+            log_dir=str(attempt.directory),
+            redirects=Std.ALL,
+            tee={0: Std.ALL, **_silent(config.parallel.workers)},
+        ),
+        log_line_prefix_template="",
+    )
+    try:
+        elastic_launch(launch, sys.executable)("-m", "headway.launch.worker", str(config.run_directory))
+    except ChildFailedError as error:
+        raise _told(attempt) or _died(error, attempt) from None
+    except SignalException as error:
+        raise _told(attempt) or Preempted(
+            f"stopped by {error.sigval.name} before a checkpoint could be saved"
+        ) from None
+    finally:
+        del os.environ[ATTEMPT_VARIABLE]
+
+
+def _silent(workers: int) -> dict[int, Any]:
+    from torch.distributed.elastic.multiprocessing import Std
+
+    return dict.fromkeys(range(1, workers), Std.NONE)
+
+
+def _told(attempt: Attempt) -> HeadwayError | None:
+    """The error that a worker reported: a deliberate one rather than the crashes of those that waited for it."""
+    records = [json.loads(path.read_bytes()) for path in sorted(attempt.directory.glob("error-*.json"))]
+    records.sort(key=lambda record: (record["exit_code"] == 1, record["rank"]))
+    if not records:
+        return None
+    first = records[0]
+    error = WorkerDied(first["what"], where=first["where"] or _log(attempt, first["rank"]), fix=first["fix"])
+    error.exit_code = first["exit_code"]
+    return error
+
+
+def _died(error: Any, attempt: Attempt) -> WorkerDied:
+    rank, failure = error.get_first_failure()
+    how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    return WorkerDied(
+        f"worker {rank} died ({how})",
+        where=_log(attempt, rank),
+        fix="run the same command again: it goes on from the newest checkpoint",
+    )
+
+
+def _log(attempt: Attempt, rank: int) -> str:
+    logs = sorted(Path(attempt.directory).glob(f"**/{rank}/stderr.log"))
+    return str(logs[-1]) if logs else str(attempt.directory)

@@ -1,0 +1,56 @@
+"""What `headway train --dry-run` says: everything that can be known before the first step."""
+
+from __future__ import annotations
+
+import os
+
+from headway.config import Config, resolve_lanes, resolve_threads
+from headway.core.format import format_count
+from headway.data.feed import TokenFeed
+from headway.data.store import TokenStore
+from headway.models.build import complete
+from headway.models.facts import count_parameters, flops_per_token
+from headway.parallel.world import pick_device
+from headway.telemetry.record import is_run, open_run
+
+
+def preview(config: Config) -> str:
+    """Check a resolved config against this machine and its data, and describe the run in a few lines.
+
+    Raises:
+        HeadwayError: whatever would have stopped the run.
+    """
+    workers, train = config.parallel.workers, config.train
+    assert train.steps is not None
+    store = TokenStore.open(config.data.store)
+    grid = resolve_lanes(config, workers)
+    model = complete(config.model, store.vocab_size)
+    feed = TokenFeed(
+        store,
+        sequence_length=train.sequence_length,
+        seed=config.seed,
+        lanes=grid.lanes,
+        micro_batches=grid.micro_batches,
+        micro_batch=grid.micro_batch,
+    )
+    tokens = train.steps * train.tokens_per_step
+    epochs = tokens / (feed.rows * train.sequence_length)
+    parameters = count_parameters(model).total
+    where = config.run_directory
+    state = (
+        f"goes on: {open_run(where).outcome}, step {open_run(where).metrics.last_step:,}" if is_run(where) else "new"
+    )
+    return "\n".join(
+        [
+            f"run        {where} ({state})",
+            f"model      {format_count(parameters)} parameters,"
+            f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
+            f"data       {config.data.store}: {format_count(feed.rows)} rows of {train.sequence_length} tokens",
+            f"training   {train.steps:,} steps of {train.tokens_per_step:,} tokens:"
+            f" {format_count(tokens)} tokens, {epochs:.2f} epochs",
+            f"grid       {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows",
+            f"workers    {workers} on {pick_device(train.device).type},"
+            f" {resolve_threads(config, workers, grid.lanes, os.cpu_count() or 1)} threads each",
+            f"promise    determinism {config.determinism}",
+        ]
+    )

@@ -1,0 +1,302 @@
+"""One attempt inside one process: join the others, find where to start, train, and say why it ended.
+
+The same code runs in a plain process, under the local launcher and under torchrun; they differ only in who owns the
+attempt. Its owner, the process that began it, also ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from headway import __version__
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.writer import SynchronousWriter
+from headway.config import (
+    Config,
+    LaneGrid,
+    changes,
+    dump_config,
+    identity,
+    load_config,
+    resolve_lanes,
+    resolve_threads,
+)
+from headway.core.console import log_to, notice, warning
+from headway.core.errors import ConfigError, DataError, HeadwayError
+from headway.core.files import atomic_write, fingerprint, write_json
+from headway.parallel.strategy import make_strategy
+from headway.parallel.world import World, open_world, world_size_from_environment
+from headway.supervise.ledger import Ledger
+from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
+from headway.telemetry.provenance import provenance
+from headway.telemetry.record import open_run
+from headway.training.callbacks import Callback
+from headway.training.determinism import apply_determinism
+from headway.training.loop import Job, train_loop
+from headway.training.optimizer import build_optimizer
+from headway.training.recorders import Recorder, StateHashes
+from headway.training.state import Cursor, TrainState
+from headway.training.task import Task
+
+#: Set by the local launcher for its workers: the number of the attempt that it owns.
+ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What to do about a run directory that is already there."""
+
+    restart: bool = False
+    """Move it aside and start from step 0."""
+    accept_changes: bool = False
+    """Go on although the config now says something else about the mathematics."""
+
+
+def run_in_this_process(
+    config: Config,
+    make_task: Callable[[Config, LaneGrid], Task],
+    wishes: Wishes,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Train as one worker: the only one, or one of those that torchrun or the local launcher started."""
+    size = world_size_from_environment() or 1
+    grid = resolve_lanes(config, size)
+    apply_determinism(config.determinism)
+    with open_world(config.train.device, config.parallel.timeout_seconds) as world:
+        task = make_task(config, grid)
+        with _joined_attempt(config, task.fingerprints, world, wishes) as attempt:
+            log = attempt.directory / f"worker-{world.rank}.log"
+            with log_to(log):
+                _train(config, task, world, grid, attempt, callbacks)
+
+
+def begin_attempt(config: Config, fingerprints: dict[str, str], wishes: Wishes) -> Attempt:
+    """Take ownership of the run directory and write down what is about to run.
+
+    Raises:
+        CheckpointError: the directory is in use, or is not a run.
+        ConfigError: the run there was made by another config.
+    """
+    run = RunDirectory(config.run_directory)
+    if wishes.restart:
+        moved = run.archive()
+        if moved:
+            notice(f"the earlier run is kept in {moved}")
+    _refuse_changes(run, config, wishes)
+    attempt = run.begin_attempt(" ".join(sys.argv))
+    try:
+        record = provenance(
+            command=sys.argv,
+            config_fingerprint=fingerprint(identity(config)),
+            fingerprints=fingerprints,
+        )
+        for folder in (run.path, attempt.directory):
+            with atomic_write(folder / "config.yaml", "w") as file:
+                file.write(dump_config(config))
+            write_json(folder / "run.json", record)
+    except BaseException as error:
+        attempt.finish(f"failed to start: {error}", 1)
+        raise
+    return attempt
+
+
+@contextmanager
+def concluding(attempt: Attempt) -> Iterator[None]:
+    """Record why an attempt ended, whatever the way it ended."""
+    try:
+        yield
+    except HeadwayError as error:
+        attempt.finish("preempted" if error.exit_code == 75 else error.what, error.exit_code)
+        raise
+    except BaseException as error:
+        (attempt.directory / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        attempt.finish(f"crashed: {type(error).__name__}: {error}", 1)
+        raise
+    attempt.finish("finished", 0)
+
+
+def _refuse_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
+    """A run goes on with the mathematics it began with, unless its owner says otherwise."""
+    if not run.config_path.exists():
+        return
+    differences = changes(load_config(run.config_path), config)
+    if differences and not wishes.accept_changes:
+        raise ConfigError(
+            "the config differs from the one this run was made with: " + "; ".join(differences),
+            where=str(run.config_path),
+            fix="choose another name=..., or go on with the new values with --accept-changes",
+        )
+    for difference in differences:
+        warning(f"the run goes on with a changed config: {difference}")
+
+
+@contextmanager
+def _joined_attempt(config: Config, fingerprints: dict[str, str], world: World, wishes: Wishes) -> Iterator[Attempt]:
+    """The attempt that this worker takes part in; the first worker begins and concludes it if nobody else has."""
+    given = os.environ.get(ATTEMPT_VARIABLE)
+    if given:
+        yield Attempt.join(config.run_directory, int(given))
+    elif world.is_first:
+        attempt = begin_attempt(config, fingerprints, wishes)
+        with concluding(attempt):
+            world.broadcast_number(attempt.number)
+            yield attempt
+    else:
+        yield Attempt.join(config.run_directory, world.broadcast_number(0))
+
+
+def _train(
+    config: Config, task: Task, world: World, grid: LaneGrid, attempt: Attempt, callbacks: Sequence[Callback]
+) -> None:
+    run = RunDirectory(config.run_directory)
+    store = CheckpointStore(run.checkpoints, keep=config.checkpoint.keep, may_write=attempt.assert_current)
+    start = _find_start(run, store, world)
+    threads = _threads(config, world, grid, start)
+    torch.set_num_threads(threads)
+
+    task.model.to(world.device).train()
+    state = TrainState(task.model, build_optimizer(config.optimizer, task.model, world.device))
+    if start is None:
+        world.broadcast_(list(state.tensors().values()))
+    else:
+        _check_data(task, start)
+        store.load_into(start, state.prepare_to_load())
+        state.cursor = Cursor(**start.cursor)
+    if config.train.compile:
+        task.model.compile()
+
+    context = {
+        "identity": fingerprint(identity(config)),
+        **task.fingerprints,
+        "world_size": world.size,
+        "lanes": grid.lanes,
+        "threads": threads,
+        "determinism": config.determinism,
+        "attempt": attempt.number,
+        "headway": __version__,
+        "torch": torch.__version__,
+    }
+    recorders = _recorders(config, run, attempt, start) if world.is_first else []
+    job = Job(
+        config=config,
+        task=task,
+        state=state,
+        strategy=make_strategy(config, task.model, world),
+        world=world,
+        grid=grid,
+        writer=SynchronousWriter(store) if world.is_first else None,
+        checkpoint_context=context,
+        callbacks=[*recorders, *callbacks],
+    )
+    _announce(job, start)
+    train_loop(job)
+
+
+def _find_start(run: RunDirectory, store: CheckpointStore, world: World) -> CheckpointInfo | None:
+    """The checkpoint to go on from, the same on every worker; None starts at step 0.
+
+    Only the first worker reads every byte to verify it.
+    """
+    if not world.is_first:
+        step = world.broadcast_number(0)
+        return store.info(step) if step >= 0 else None
+    found = what_to_do(run, store).checkpoint
+    world.broadcast_number(found.step if found else -1)
+    return found
+
+
+def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> int:
+    """CPU threads of this worker. Bits can depend on them, so a resumed run keeps the number it has."""
+    threads = resolve_threads(config, world.size, grid.lanes, os.cpu_count() or 1)
+    before: int | None = start.context.get("threads") if start else None
+    same_layout = config.determinism == "elastic" or (start and start.context.get("world_size") == world.size)
+    if before is None or before == threads or not same_layout:
+        return threads
+    if config.parallel.threads == "auto":
+        return before
+    if config.determinism == "elastic":
+        raise ConfigError(
+            f"this run computes with {before} threads per worker; its bits would change with {threads}",
+            where="parallel.threads",
+            fix=f"parallel.threads={before}, or auto",
+        )
+    if config.determinism == "run":
+        warning(f"{threads} threads per worker instead of {before}: the run goes on, but not bit for bit")
+    return threads
+
+
+def _check_data(task: Task, start: CheckpointInfo) -> None:
+    for kind, value in task.fingerprints.items():
+        before = start.context.get(kind)
+        if before is not None and before != value:
+            raise DataError(
+                f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
+                where=str(start.path),
+                fix="restore the token store it was made with, or choose another name=... for a new run",
+            )
+
+
+def _recorders(config: Config, run: RunDirectory, attempt: Attempt, start: CheckpointInfo | None) -> list[Callback]:
+    earlier = [a.seconds or 0.0 for a in open_run(run.path).attempts if a.number < attempt.number]
+    recorders: list[Callback] = [
+        Recorder(run.metrics_path, attempt.number, sum(earlier)),
+        LedgerKeeper(Ledger(run.ledger_path), attempt.number, start),
+    ]
+    if config.telemetry.state_hash_every:
+        recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
+    return recorders
+
+
+class LedgerKeeper(Callback):
+    """Writes to the ledger which rows the steps up to each checkpoint have consumed."""
+
+    def __init__(self, ledger: Ledger, attempt: int, start: CheckpointInfo | None) -> None:
+        self._ledger, self._attempt, self._start = ledger, attempt, start
+
+    def on_start(self, job: Job) -> None:
+        """Bring the ledger to the step that the attempt starts from."""
+        step, committed = job.state.cursor.step, self._ledger.committed_step
+        if committed > step:
+            self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
+        elif committed < step and self._start is not None:
+            # The attempt before was killed after it published the checkpoint and before it told the ledger.
+            self._commit(job, step, int(self._start.context.get("attempt", self._attempt)))
+
+    def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
+        """The steps since the last checkpoint are safe now."""
+        self._commit(job, step, self._attempt)
+
+    def _commit(self, job: Job, step: int, attempt: int) -> None:
+        first = self._ledger.committed_step
+        if step > first:
+            self._ledger.commit(attempt, first, step, job.task.feed.rows_by_source(first, step), f"step-{step:08d}")
+
+
+def _announce(job: Job, start: CheckpointInfo | None) -> None:
+    """Say what is about to happen, before the first step takes its time."""
+    config, world, step = job.config, job.world, job.state.cursor.step
+    parameters = sum(p.numel() for p in job.task.model.parameters())
+    notice(
+        f"{config.name}: {parameters / 1e6:,.1f} M parameters · {job.total_steps:,} steps of"
+        f" {config.train.global_batch_rows} rows · {world.size} worker{'s' if world.size > 1 else ''} on"
+        f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
+    )
+    if start is None:
+        return
+    if step >= job.total_steps:
+        notice(f"{config.run_directory} is finished: all {job.total_steps:,} steps are done")
+        return
+    notice(f"resuming from {start.path} (state {start.state_sha256[:12]})")
+    before = start.context.get("world_size")
+    if config.determinism == "run" and before != world.size:
+        warning(
+            f"{world.size} workers instead of {before}: the run goes on, but not bit for bit"
+            " (determinism=elastic promises that)"
+        )

@@ -1,0 +1,61 @@
+"""What the local launcher starts: `python -m headway.launch.worker RUN_DIRECTORY`, once per worker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import HeadwayError
+from headway.core.files import write_json
+
+
+def main() -> None:
+    """Train as one worker; an error goes to `attempts/NNN/error-<rank>.json` for the launcher to tell."""
+    die_with_parent()
+    run, number, rank = Path(sys.argv[1]), int(os.environ["HEADWAY_ATTEMPT"]), int(os.environ["RANK"])
+    folder = run / "attempts" / f"{number:03d}"
+    try:
+        from headway.config import load_config
+        from headway.launch.session import Wishes, run_in_this_process
+        from headway.training.task import language_model_task
+
+        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes())
+    except HeadwayError as error:
+        _report(
+            folder,
+            rank,
+            {"exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix},
+        )
+        sys.exit(error.exit_code)
+    except Exception as error:
+        traceback.print_exc()
+        _report(
+            folder,
+            rank,
+            {"exit_code": 1, "what": f"{type(error).__name__}: {error}", "where": None, "fix": None},
+        )
+        sys.exit(1)
+
+
+def _report(folder: Path, rank: int, record: dict[str, Any]) -> None:
+    write_json(folder / f"error-{rank}.json", {"rank": rank, **record})
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies: the agent's death leaves no orphans that go on writing."""
+    if sys.platform != "linux":
+        return
+    pr_set_pdeathsig = 1
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the request was in place
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Gradients in a few flat buffers, so that they travel and add up in a few large pieces.
+
+Every parameter's `.grad` is a view into a bucket. The layout is a function of the model alone: parameters in reverse
+order of registration, which is about the order in which the backward pass finishes them. `DistributedDataParallel`
+re-orders its buckets after the first step of a process; with three or more workers that changes the order of
+additions, so a resumed run would not repeat the bits of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+BUCKET_BYTES = 25 * 2**20
+
+
+class Bucket:
+    """One flat buffer and the parameters whose gradients live in it."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        first = parameters[0]
+        size = sum(p.numel() for p in parameters)
+        self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
+        start = 0
+        for p in parameters:
+            p.grad = self.flat[start : start + p.numel()].view_as(p)
+            start += p.numel()
+
+
+def make_buckets(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
+    """Buckets for all trainable parameters, each of one dtype and of at most `bucket_bytes` (or one parameter)."""
+    groups: list[list[nn.Parameter]] = []
+    size = 0
+    for p in reversed([p for p in module.parameters() if p.requires_grad]):
+        nbytes = p.numel() * p.element_size()
+        if not groups or groups[-1][0].dtype != p.dtype or size + nbytes > bucket_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(p)
+        size += nbytes
+    return [Bucket(group) for group in groups]

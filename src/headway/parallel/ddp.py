@@ -1,0 +1,102 @@
+"""Data parallelism with replicated weights: every worker has all of them, gradients are summed over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headway.parallel.buckets import Bucket, make_buckets
+from headway.parallel.tree import LaneAccumulator, tree_all_reduce_
+from headway.parallel.world import World
+
+
+class DataParallel:
+    """Buckets are all-reduced as soon as the last backward pass has filled them, while it goes on with the rest."""
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        self._world = world
+        self._buckets = make_buckets(module)
+        self._missing: list[int] = []
+        self._pending: list[dist.Work] = []
+        self._last = False
+        if world.size > 1:
+            for index, bucket in enumerate(self._buckets):
+                for p in bucket.parameters:
+                    p.register_post_accumulate_grad_hook(self._hook(index))
+
+    def begin(self) -> None:
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._pending = []
+
+    @contextmanager
+    def micro_batch(self, last: bool) -> Iterator[None]:
+        self._last = last
+        yield
+
+    def end_lane(self) -> None:
+        pass
+
+    def reduce(self) -> None:
+        # Buckets are sent in index order on every worker. One that a parameter without a gradient kept open is sent
+        # here, together with all behind it.
+        if self._world.size > 1:
+            for bucket in self._buckets[len(self._pending) :]:
+                self._send(bucket)
+        for request in self._pending:
+            request.wait()
+
+    def _hook(self, index: int) -> Any:
+        def filled(_: torch.Tensor) -> None:
+            if not self._last:
+                return
+            self._missing[index] -= 1
+            while len(self._pending) < len(self._buckets) and self._missing[len(self._pending)] == 0:
+                self._send(self._buckets[len(self._pending)])
+
+        return filled
+
+    def _send(self, bucket: Bucket) -> None:
+        request = dist.all_reduce(bucket.flat, async_op=True)
+        assert request is not None
+        self._pending.append(request)
+
+
+class ElasticDataParallel:
+    """Lanes and workers are summed in one fixed tree, so the bits are the same for any number of workers.
+
+    The price: partial sums of log2(lanes per worker) + 1 lanes are kept, and nothing overlaps with the backward pass.
+    """
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        self._world = world
+        self._buckets = make_buckets(module)
+        self._lanes = [LaneAccumulator() for _ in self._buckets]
+
+    def begin(self) -> None:
+        self._clear()
+
+    @contextmanager
+    def micro_batch(self, last: bool) -> Iterator[None]:
+        yield
+
+    def end_lane(self) -> None:
+        for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
+            lanes.add(bucket.flat)
+        self._clear()
+
+    def reduce(self) -> None:
+        for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
+            total = lanes.take()
+            tree_all_reduce_(total, self._world.rank, self._world.size)
+            bucket.flat.copy_(total)
+
+    def _clear(self) -> None:
+        for bucket in self._buckets:
+            bucket.flat.zero_()

@@ -1,0 +1,106 @@
+"""The processes of a run: who am I, which device is mine, and the few things said between workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from headway.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class World:
+    """One worker's view of all workers. A world of one has no process group and every exchange is the identity."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker writes what only one may write."""
+        return self.rank == 0
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        """The values of every worker, by rank. All workers must pass equally many.
+
+        Runs over the CPU group (gloo) on every device, so that it does not wait for queued GPU work.
+        """
+        if self.size == 1:
+            return [values]
+        mine = torch.tensor(values, dtype=torch.float64)
+        everyone = torch.empty(self.size * len(values), dtype=torch.float64)
+        dist.all_gather_into_tensor(everyone, mine)
+        return everyone.view(self.size, -1).tolist()
+
+    def broadcast_(self, tensors: list[torch.Tensor]) -> None:
+        """Overwrite the tensors of every worker with the first worker's."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    def broadcast_number(self, number: int) -> int:
+        """The first worker's number, on every worker."""
+        return int(self.gather([float(number)])[0][0])
+
+    def barrier(self) -> None:
+        """Wait for every worker."""
+        self.gather([0.0])
+
+
+def world_size_from_environment() -> int | None:
+    """Number of workers when an agent (torchrun, or Ray with its variables) started this process, else None."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
+
+
+def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device of a worker.
+
+    Raises:
+        ConfigError: the device asked for is not there, or there are more local workers than GPUs.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    kind = next(k for k in ("cuda", "mps", "cpu") if available[k]) if wanted == "auto" else wanted
+    if not available[kind]:
+        there = ", ".join(k for k, yes in available.items() if yes)
+        raise ConfigError(f"no {kind} device here; there is: {there}", where="train.device", fix="train.device=auto")
+    if kind != "cuda":
+        return torch.device(kind)
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"worker {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}",
+            where="parallel.workers",
+            fix=f"parallel.workers={torch.cuda.device_count()}, or train.device=cpu",
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def open_world(device: str, timeout_seconds: int) -> Iterator[World]:
+    """Join the other workers for the length of a block.
+
+    CPU tensors travel over gloo and GPU tensors over NCCL.
+    """
+    size = world_size_from_environment()
+    if size is None or size == 1:
+        yield World(0, 1, 0, pick_device(device))
+        return
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    world = World(int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank))
+    if world.device.type == "mps":
+        raise ConfigError("mps has no process groups", where="train.device", fix="train.device=cpu, or one worker")
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    try:
+        yield world
+    finally:
+        dist.destroy_process_group()

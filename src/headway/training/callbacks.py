@@ -1,0 +1,32 @@
+"""Hooks for whatever is not fetch, step, checkpoint or stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.training.evaluate import Evaluation
+
+if TYPE_CHECKING:
+    from headway.training.loop import Job
+
+
+class Callback:
+    """Subclass and override what you need. Hooks run on every worker, in the order of the list, between steps.
+
+    Steps are counted as finished ones: after the first update `step` is 1.
+    """
+
+    def on_start(self, job: Job) -> None:
+        """Before the first step of an attempt; `job.state.cursor.step` is where it starts."""
+
+    def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
+        """After every step, with the metrics of the run directory's `metrics.jsonl`; more can be added here."""
+
+    def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
+        """After an evaluation."""
+
+    def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
+        """After a checkpoint has been handed to the writer."""
+
+    def on_end(self, job: Job) -> None:
+        """After the last step of an attempt, also when an error ends it."""

@@ -1,0 +1,99 @@
+"""Time and signals around the loop. None of it changes what is computed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
+
+if TYPE_CHECKING:
+    from headway.config import Interval
+    from headway.data.feed import Prefetcher
+    from headway.training.loop import Job
+    from headway.training.step import StepResult
+
+
+class StopSignals:
+    """Turns SIGTERM, SIGUSR1 and Ctrl-C into a wish that the loop reads between steps; a second Ctrl-C acts at once."""
+
+    HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    @property
+    def stop(self) -> bool:
+        """Whether a signal has come."""
+        return self.name is not None
+
+    def __enter__(self) -> Self:
+        # Python runs handlers in the main thread only; started from another thread, signals keep their meaning.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in self.HANDLED}
+        else:
+            self._before = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
+        if number == signal.SIGINT:
+            signal.signal(number, self._before[number])
+
+
+class SaveClock:
+    """Says when a checkpoint is due by time. Workers' clocks differ, so the loop lets them agree."""
+
+    def __init__(self, every: Interval) -> None:
+        self._seconds = every.amount if every.unit == "seconds" else None
+        self.restart()
+
+    def restart(self) -> None:
+        """A checkpoint has just been saved."""
+        self._start = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the interval has passed; never when it is not a time."""
+        return self._seconds is not None and time.monotonic() - self._start >= self._seconds
+
+
+class Stopwatch:
+    """Measures a step from the end of the one before, less what evaluation and checkpoints took."""
+
+    def __init__(self, job: Job, feed: Prefetcher) -> None:
+        self._job, self._feed = job, feed
+        peak = peak_flops(device_name(job.world.device), job.config.train.precision)
+        self._peak = peak * job.world.size if peak else None
+        self.restart()
+
+    def restart(self) -> None:
+        """The next step begins."""
+        self._start, self._waited = time.perf_counter(), self._feed.wait_seconds
+
+    def metrics(self, result: StepResult) -> dict[str, float]:
+        """The metrics of the step that has just ended; what is unknown is absent."""
+        seconds = time.perf_counter() - self._start
+        metrics = {
+            "train/loss": result.loss,
+            "train/grad_norm": result.grad_norm,
+            "train/learning_rate": result.learning_rate,
+            "train/items": float(result.items),
+            "train/skipped_steps": float(self._job.state.cursor.skipped_steps),
+            "speed/step_seconds": seconds,
+            "speed/tokens_per_second": result.items / seconds,
+            "speed/data_wait_share": (self._feed.wait_seconds - self._waited) / seconds,
+        }
+        memory = peak_memory_gib(self._job.world.device)
+        if memory is not None:
+            metrics["memory/peak_gib"] = memory
+        flops = self._job.task.flops_per_item
+        if flops and self._peak:
+            metrics["speed/mfu"] = flops * result.items / seconds / self._peak
+        return metrics

@@ -1,0 +1,22 @@
+"""Process-wide switches behind the promise of `determinism`."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def apply_determinism(level: str) -> None:
+    """Ask for kernels that repeat their bits; must come before the first GPU work of the process.
+
+    An operation that has no such kernel then raises an error instead of silently breaking the promise.
+    """
+    exact = level != "off"
+    if exact:
+        # cuBLAS picks its workspace, and with it the order of its sums, per stream unless this is set.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(exact)
+    # Filling fresh memory only serves to find reads of uninitialised values, and costs time in every allocation.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = not exact

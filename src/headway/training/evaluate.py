@@ -1,0 +1,49 @@
+"""Loss on held-out text, with the same bits for any number of workers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from headway.parallel.world import World
+from headway.training.step import autocast
+from headway.training.task import BatchList, Objective, to_device
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of one evaluation."""
+
+    loss: float
+    """Mean over all evaluated items, in nats."""
+    items: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@torch.no_grad()
+def evaluate(
+    objective: Objective, model: nn.Module, feed: BatchList, world: World, precision: str = "fp32"
+) -> Evaluation:
+    """Loss over a list of micro-batches; number `i` is computed by worker `i mod size`, all are summed in order."""
+    batches = len(feed)
+    sums, items = [0.0] * batches, [0.0] * batches
+    was_training = model.training
+    model.eval()
+    for index in range(world.rank, batches, world.size):
+        batch = feed.batch(index)
+        items[index] = float(objective.count_items(batch))
+        with autocast(precision, world.device):
+            sums[index] = float(objective.summed_loss(model, to_device(batch, world.device)))
+    model.train(was_training)
+    # Every entry is non-zero on one worker only, so adding the workers up is exact.
+    workers = world.gather(sums + items)
+    total = math.fsum(value for worker in workers for value in worker[:batches])
+    count = int(sum(value for worker in workers for value in worker[batches:]))
+    return Evaluation(total / max(1, count), count)

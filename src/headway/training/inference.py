@@ -1,0 +1,149 @@
+"""A trained model, ready to be evaluated, sampled or exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headway.checkpoint.store import CheckpointStore
+from headway.config import Config, load_config
+from headway.core.console import warning
+from headway.core.errors import CheckpointError, ConfigError, DataError
+from headway.data.feed import EvaluationFeed
+from headway.data.store import TokenStore
+from headway.data.tokenizer import Tokenizer
+from headway.models.build import build_model
+from headway.models.huggingface import import_model
+from headway.parallel.world import World, pick_device
+from headway.training.evaluate import evaluate
+from headway.training.generation import generate, stream_text
+from headway.training.state import model_tensors
+from headway.training.task import LANGUAGE_MODELLING
+
+if TYPE_CHECKING:
+    from headway.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model in evaluation mode with what belongs to it."""
+
+    model: Decoder
+    tokenizer: Tokenizer
+    tokenizer_folder: Path
+    step: int | None
+    """Training step of the weights; None when they come from a Hugging Face folder."""
+    config: Config | None
+
+
+def load_trained(path: Path, *, step: int | None = None, device: torch.device | None = None) -> TrainedModel:
+    """Load from a run directory (its newest good checkpoint, or the given step) or a Hugging Face folder.
+
+    Raises:
+        ConfigError: the path is neither.
+        CheckpointError: there is no checkpoint that verifies.
+    """
+    device = device or torch.device("cpu")
+    if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
+        return _from_run(path, step, device)
+    if (path / "config.json").is_file():
+        config, tensors = import_model(path)
+        assert config.vocab_size is not None
+        model = build_model(
+            config.model_copy(update={"from_pretrained": None}),
+            vocab_size=config.vocab_size,
+            seed=0,
+            initialize=False,
+        )
+        model.load_state_dict(tensors)
+        return TrainedModel(model.to(device).eval(), Tokenizer.load(path), path, None, None)
+    raise ConfigError(
+        "neither a run directory nor a Hugging Face folder",
+        where=str(path),
+        fix="give a folder with config.yaml and checkpoints/, or one with config.json and safetensors",
+    )
+
+
+def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedModel:
+    config = load_config(path / "config.yaml")
+    store = CheckpointStore(path / "checkpoints")
+    if step is None:
+        info = store.newest(warning)
+        if info is None:
+            raise CheckpointError(
+                "the run has no checkpoint yet", where=str(path), fix=f"headway train {path / 'config.yaml'}"
+            )
+    else:
+        info = store.info(step)
+        store.verify(step)
+    tokenizer_folder = config.data.store / "tokenizer"
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    model_config = config.model.model_copy(update={"from_pretrained": None})
+    model = build_model(model_config, vocab_size=tokenizer.vocab_size, seed=0, initialize=False)
+    tensors = model_tensors(model)
+    saved = store.load(info, prefix="model.")
+    for name, tensor in tensors.items():
+        tensor.copy_(saved[name])
+    return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, info.step, config)
+
+
+def continue_text(
+    trained: TrainedModel, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int
+) -> Iterator[str]:
+    """The continuation of a prompt, in pieces as they are sampled. An empty prompt begins a new document."""
+    tokenizer = trained.tokenizer
+    ids = tokenizer.encode_batch([prompt])[0] if prompt else [tokenizer.end_of_text_id]
+    new_ids = generate(
+        trained.model,
+        ids,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        end_id=tokenizer.end_of_text_id,
+    )
+    return stream_text(tokenizer, new_ids)
+
+
+def evaluate_trained(
+    path: Path,
+    *,
+    step: int | None = None,
+    store_path: Path | None = None,
+    split: str = "validation",
+    rows: int | None = None,
+    sequence_length: int | None = None,
+) -> dict[str, Any]:
+    """Evaluate a run's checkpoint or a Hugging Face folder on a token store.
+
+    Raises:
+        ConfigError: the model is no run and no store is given.
+        DataError: the store's vocabulary is not the model's.
+    """
+    trained = load_trained(path, step=step, device=pick_device("auto"))
+    config = trained.config or Config()
+    if store_path is None and trained.config is None:
+        raise ConfigError("an exported model does not say where its data is", where=str(path), fix="--store FOLDER")
+    store = TokenStore.open(store_path or config.data.store)
+    if store.tokenizer_fingerprint != trained.tokenizer.fingerprint:
+        raise DataError(
+            "the store was written with another tokenizer than the model's",
+            where=str(store_path),
+            fix="give a store that was prepared with data.tokenizer.path set to the model's folder",
+        )
+    length = sequence_length or config.train.sequence_length
+    feed = EvaluationFeed(store, split=split, sequence_length=length, limit=rows, micro_batch=8)
+    world = World(0, 1, 0, next(trained.model.parameters()).device)
+    result = evaluate(LANGUAGE_MODELLING, trained.model, feed, world, config.train.precision)
+    return {
+        "step": trained.step,
+        "loss": result.loss,
+        "perplexity": result.perplexity,
+        "tokens": result.items,
+        "split": split,
+        "sequence_length": length,
+    }

@@ -1,0 +1,124 @@
+"""The training loop: fetch, step, observe, checkpoint, stop. Everything else is a callback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.checkpoint.writer import CheckpointWriter
+from headway.config import Config, LaneGrid
+from headway.core.errors import DivergedError, Preempted
+from headway.core.faults import fault_point
+from headway.data.feed import Prefetcher
+from headway.parallel.strategy import Strategy
+from headway.parallel.world import World
+from headway.training.callbacks import Callback
+from headway.training.clock import SaveClock, StopSignals, Stopwatch
+from headway.training.evaluate import Evaluation, evaluate
+from headway.training.state import TrainState
+from headway.training.step import train_step
+from headway.training.task import Task
+
+
+@dataclass
+class Job:
+    """One attempt at a run, as one worker sees it."""
+
+    config: Config
+    task: Task
+    state: TrainState
+    strategy: Strategy
+    world: World
+    grid: LaneGrid
+    writer: CheckpointWriter | None
+    """Where checkpoints go; None on workers that do not write."""
+    checkpoint_context: dict[str, Any] = field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
+
+    @property
+    def total_steps(self) -> int:
+        """Where the run ends."""
+        assert self.config.train.steps is not None, "the config is resolved"
+        return self.config.train.steps
+
+    def due(self, interval: Any) -> bool:
+        """Whether something that happens every so many steps (or tokens) happens after the current step."""
+        every = interval.in_steps(self.config.train.tokens_per_step) if interval else None
+        return every is not None and self.state.cursor.step % every == 0
+
+
+def train_loop(job: Job) -> None:
+    """Train to the last step.
+
+    Raises:
+        DivergedError: too many steps in a row had a non-finite loss or gradient; the last checkpoint is untouched.
+        Preempted: a signal asked to stop; the state is saved.
+    """
+    config, state = job.config, job.state
+    lanes = job.grid.of_worker(job.world.rank, job.world.size)
+    feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps)
+    watch, clock = Stopwatch(job, feed), SaveClock(config.checkpoint.every)
+    with feed, StopSignals() as signals:
+        for callback in job.callbacks:
+            callback.on_start(job)
+        try:
+            for _, batches in feed:  # fetch
+                flags = (signals.stop, clock.due())
+                result = train_step(config, job.task, state, job.strategy, job.world, batches, flags)  # step
+                stop, save = result.flags
+                step, last = state.cursor.step, state.cursor.step == job.total_steps
+                metrics = watch.metrics(result)
+                for callback in job.callbacks:  # observe
+                    callback.on_step(job, step, metrics)
+                if job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
+                    _evaluate(job)
+                fault_point("step", step)
+                if save or stop or last or job.due(config.checkpoint.every):  # checkpoint
+                    _checkpoint(job)
+                    clock.restart()
+                if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
+                    raise _diverged(job)
+                if stop and not last:
+                    raise _stopped(job, signals)
+                watch.restart()
+        finally:
+            if job.writer is not None:
+                job.writer.close()
+            for callback in job.callbacks:
+                callback.on_end(job)
+
+
+def _evaluate(job: Job) -> Evaluation:
+    assert job.task.evaluation is not None
+    result = evaluate(job.task.objective, job.state.model, job.task.evaluation, job.world, job.config.train.precision)
+    for callback in job.callbacks:
+        callback.on_evaluation(job, job.state.cursor.step, result)
+    return result
+
+
+def _checkpoint(job: Job) -> None:
+    """Save on the writing worker; the others wait, so that none runs ahead of a save that may fail."""
+    state, stall = job.state, 0.0
+    if job.writer is not None:
+        stall = job.writer.submit(state.cursor.step, state.tensors(), state.cursor_record(), job.checkpoint_context)
+    job.world.barrier()
+    for callback in job.callbacks:
+        callback.on_checkpoint(job, state.cursor.step, stall)
+
+
+def _diverged(job: Job) -> DivergedError:
+    limit = job.config.train.skip_limit
+    return DivergedError(
+        f"{limit} steps in a row had a non-finite loss or gradient",
+        where=f"step {job.state.cursor.step} of {job.config.run_directory}",
+        fix="lower optimizer.learning_rate or lengthen schedule.warmup; the last checkpoint is intact",
+    )
+
+
+def _stopped(job: Job, signals: StopSignals) -> Preempted:
+    return Preempted(
+        f"stopped by {signals.name or 'a signal to another worker'}; step {job.state.cursor.step} is saved",
+        where=str(job.config.run_directory),
+        fix="run the same command again to go on from here",
+    )

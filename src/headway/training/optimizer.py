@@ -1,0 +1,79 @@
+"""The optimizer, and its state as named tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from headway.core.types import StateTensors
+
+if TYPE_CHECKING:
+    from headway.config import OptimizerConfig
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module, device: torch.device) -> Optimizer:
+    """AdamW with decoupled decay on matrices only; norms, biases and other vectors are not decayed."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        fused=device.type in ("cpu", "cuda"),
+    )
+
+
+def materialize(optimizer: Optimizer) -> None:
+    """Create the state that an optimizer otherwise creates in its first step, so that it can be loaded into.
+
+    A step with zero gradients and a zero learning rate leaves the weights as they are. Its traces in the state do not
+    matter: every tensor of it is overwritten by the checkpoint.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    saved_gradients = [p.grad for p in parameters]
+    saved_rates = [(group["lr"], group.get("weight_decay")) for group in optimizer.param_groups]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        if "weight_decay" in group:
+            group["weight_decay"] = 0.0
+    optimizer.step()
+    for p, gradient in zip(parameters, saved_gradients, strict=True):
+        p.grad = gradient
+    for group, (rate, decay) in zip(optimizer.param_groups, saved_rates, strict=True):
+        group["lr"] = rate
+        if decay is not None:
+            group["weight_decay"] = decay
+
+
+def optimizer_tensors(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> StateTensors:
+    """Live tensors of the optimizer's state as `optimizer.<moment>.<parameter>`.
+
+    Raises:
+        TypeError: the state holds something other than tensors, which a checkpoint could not carry.
+    """
+    tensors: StateTensors = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                kind = type(value).__name__
+                raise TypeError(
+                    f"{type(optimizer).__name__} keeps '{key}' as {kind}; only tensors can be resumed exactly"
+                )
+            tensors[f"optimizer.{key}.{names[parameter]}"] = value
+    return tensors
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give every parameter group this learning rate, times its own `lr_scale` where it has one."""
+    group: dict[str, Any]
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)

@@ -1,0 +1,79 @@
+"""Callbacks that write down what happens. They belong on the first worker only."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.checkpoint.format import hash_tensors
+from headway.core.files import append_json_line
+from headway.telemetry.line import StatusLine
+from headway.telemetry.metrics import MetricsLog
+from headway.training.callbacks import Callback
+from headway.training.evaluate import Evaluation
+
+if TYPE_CHECKING:
+    from headway.training.loop import Job
+
+
+class Recorder(Callback):
+    """`metrics.jsonl` and the line on the screen.
+
+    Args:
+        spent_seconds: Run time of earlier attempts, so that cost covers the whole run.
+    """
+
+    def __init__(self, metrics_path: Path, attempt: int, spent_seconds: float = 0.0) -> None:
+        self._path, self._attempt = metrics_path, attempt
+        self._spent_seconds = spent_seconds
+
+    def on_start(self, job: Job) -> None:
+        """Open the files."""
+        telemetry = job.config.telemetry
+        self._log = MetricsLog(self._path, self._attempt)
+        self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour)
+        self._start = time.monotonic()
+
+    def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
+        """One record and perhaps one line."""
+        price = job.config.telemetry.usd_per_hour
+        if price is not None:
+            hours = (self._spent_seconds + time.monotonic() - self._start) / 3600
+            metrics["cost/spent_usd"] = price * hours
+        self._log.write(step, metrics)
+        self._line.step(step, metrics)
+
+    def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
+        """Adds to the step's record."""
+        self._log.write(step, {"evaluation/loss": result.loss, "evaluation/perplexity": result.perplexity})
+        self._line.evaluation(step, result.loss)
+
+    def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
+        """Adds to the step's record."""
+        self._log.write(step, {"checkpoint/stall_seconds": stall_seconds})
+        self._line.saved()
+
+    def on_end(self, job: Job) -> None:
+        """Close the files."""
+        self._line.close()
+        self._log.close()
+
+
+class StateHashes(Callback):
+    """Writes the SHA-256 of every state tensor each so many steps, for comparing two runs step by step."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        self._path, self._every = path, every
+
+    def on_start(self, job: Job) -> None:
+        """The state that an attempt starts from tells as much as the state after a step."""
+        self._write(job, job.state.cursor.step)
+
+    def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
+        """After the update."""
+        if step % self._every == 0:
+            self._write(job, step)
+
+    def _write(self, job: Job, step: int) -> None:
+        append_json_line(self._path, {"step": step, "tensors": hash_tensors(job.state.tensors())})

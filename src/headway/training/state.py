@@ -1,0 +1,63 @@
+"""What must survive: weights, moments, and a cursor of three numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from headway.core.types import StateTensors
+from headway.training.optimizer import materialize, optimizer_tensors
+
+
+@dataclass
+class Cursor:
+    """Where a run is. Everything else that a step needs follows from `step`."""
+
+    step: int = 0
+    """Finished steps, skipped ones included."""
+    skipped_steps: int = 0
+    """Steps whose update was left out because loss or gradient was not finite."""
+    skipped_in_row: int = 0
+    """How many of them were the very last ones."""
+
+
+@dataclass
+class TrainState:
+    """Everything that training changes."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    cursor: Cursor = field(default_factory=Cursor)
+
+    def tensors(self) -> StateTensors:
+        """Live weights, buffers and moments by name; a weight that is used twice appears once."""
+        return {**model_tensors(self.model), **optimizer_tensors(self.optimizer, parameter_names(self.model))}
+
+    def prepare_to_load(self) -> StateTensors:
+        """As `tensors`, with the optimizer's state created where it is not there yet."""
+        materialize(self.optimizer)
+        return self.tensors()
+
+    def cursor_record(self) -> dict[str, int]:
+        """The cursor as it is written to a checkpoint."""
+        return asdict(self.cursor)
+
+
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Name of every parameter; tied ones have the first of their names."""
+    return {p: name for name, p in model.named_parameters()}
+
+
+def model_tensors(model: nn.Module) -> StateTensors:
+    """Live parameters and persistent buffers as `model.<name>`, each storage once."""
+    seen: set[int] = set()
+    tensors: StateTensors = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, torch.Tensor) or (id(tensor) in seen):
+            continue
+        seen.add(id(tensor))
+        tensors[f"model.{name}"] = tensor.detach()
+    return tensors

@@ -1,0 +1,125 @@
+"""One training step: the only place that does forward, backward and update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from headway.config import Config
+from headway.core.faults import fault_point
+from headway.core.random import derive_seed
+from headway.core.types import MicroBatch
+from headway.parallel.strategy import Strategy
+from headway.parallel.world import World
+from headway.training.optimizer import set_learning_rate
+from headway.training.schedule import learning_rate
+from headway.training.state import TrainState
+from headway.training.task import Task, to_device
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did, the same on every worker."""
+
+    loss: float
+    """Mean over all items of the global batch."""
+    items: int
+    grad_norm: float
+    """Global norm before clipping."""
+    learning_rate: float
+    skipped: bool
+    """The update was left out: loss or gradient was not finite."""
+    flags: Sequence[bool]
+    """The caller's flags, as agreed by all workers (see `train_step`)."""
+
+
+def train_step(
+    config: Config,
+    task: Task,
+    state: TrainState,
+    strategy: Strategy,
+    world: World,
+    batches: Mapping[int, Sequence[MicroBatch]],
+    flags: Sequence[bool] = (),
+) -> StepResult:
+    """Train on this worker's lanes of the current step and move the cursor on.
+
+    Args:
+        batches: The micro-batches of each of this worker's lanes, by lane number.
+        flags: Wishes of this worker (to stop, to save). They travel with the losses, so that agreeing on them costs
+            nothing; the result holds for each whether any worker wished it.
+    """
+    strategy.begin()
+    lane_losses, items = _forward_backward(config, task, state, strategy, world, batches)
+    strategy.reduce()
+    total_loss, total_items, agreed = _exchange(world, lane_losses, items, flags)
+
+    parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # Gradients are sums over all items; the mean and the clipping are one multiplication.
+    grad_norm = float(torch.nn.utils.get_total_norm(gradients)) / total_items
+    if fault_point("gradient", state.cursor.step + 1) == "nan":
+        grad_norm = math.nan
+    rate = learning_rate(config, state.cursor.step)
+    finite = math.isfinite(total_loss) and math.isfinite(grad_norm)
+    if finite:
+        limit = config.train.max_grad_norm
+        clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
+        torch._foreach_mul_(gradients, clip / total_items)
+        set_learning_rate(state.optimizer, rate)
+        state.optimizer.step()
+
+    cursor = state.cursor
+    cursor.step += 1
+    cursor.skipped_steps += not finite
+    cursor.skipped_in_row = 0 if finite else cursor.skipped_in_row + 1
+    return StepResult(total_loss / total_items, total_items, grad_norm, rate, not finite, agreed)
+
+
+def _forward_backward(
+    config: Config,
+    task: Task,
+    state: TrainState,
+    strategy: Strategy,
+    world: World,
+    batches: Mapping[int, Sequence[MicroBatch]],
+) -> tuple[list[float], int]:
+    """Accumulate gradients of this worker's lanes; returns the loss sum of each lane and the number of items."""
+    losses: list[torch.Tensor] = []
+    items = 0
+    last_lane = max(batches)
+    for lane, micro_batches in sorted(batches.items()):
+        lane_loss = torch.zeros((), device=world.device)
+        for index, batch in enumerate(micro_batches):
+            items += task.objective.count_items(batch)
+            torch.manual_seed(derive_seed(config.seed, "dropout", state.cursor.step, lane, index))
+            with strategy.micro_batch(last=lane == last_lane and index == len(micro_batches) - 1):
+                with autocast(config.train.precision, world.device):
+                    loss = task.objective.summed_loss(state.model, to_device(batch, world.device))
+                loss.backward()
+            lane_loss += loss.detach()
+        strategy.end_lane()
+        losses.append(lane_loss)
+    return torch.stack(losses).tolist(), items
+
+
+def _exchange(
+    world: World, lane_losses: list[float], items: int, flags: Sequence[bool]
+) -> tuple[float, int, list[bool]]:
+    """Sum losses in lane order, so that the figure is the same for any number of workers, and agree on flags."""
+    everyone = world.gather([float(items), *map(float, flags), *lane_losses])
+    first_loss = 1 + len(flags)
+    total = math.fsum(loss for worker in everyone for loss in worker[first_loss:])
+    agreed = [any(worker[1 + i] for worker in everyone) for i in range(len(flags))]
+    return total, int(sum(worker[0] for worker in everyone)), agreed
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The arithmetic asked for by `train.precision`."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

@@ -1,0 +1,115 @@
+"""What is trained on what: a model, a feed, and a loss that adds up over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
+
+if TYPE_CHECKING:
+    from headway.config import Config, LaneGrid
+
+
+class BatchList(Protocol):
+    """Micro-batches by number, for evaluation."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: int) -> MicroBatch:
+        """Micro-batch `index`."""
+        ...
+
+
+#: (model, micro-batch on the model's device) -> scalar tensor, the loss summed over the micro-batch's items.
+SummedLoss = Callable[[nn.Module, MicroBatch], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised: the sum of losses over the sum of items of the whole global batch.
+
+    So micro-batches with different numbers of items weigh what they should.
+    """
+
+    summed_loss: SummedLoss
+    count_items: Callable[[MicroBatch], int]
+    """Items (tokens, samples) in a micro-batch, counted before it leaves the CPU."""
+
+
+@dataclass
+class Task:
+    """The part of a run that differs between a language model and any other module."""
+
+    model: nn.Module
+    feed: Feed
+    objective: Objective
+    evaluation: BatchList | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    """What a checkpoint of this task belongs to: data manifest, tokenizer."""
+    flops_per_item: float | None = None
+    vocab_size: int | None = None
+
+
+def language_model_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
+    """Cross-entropy summed over the micro-batch's targets."""
+    loss: torch.Tensor = model(batch["ids"], batch["targets"])
+    return loss
+
+
+def count_targets(batch: MicroBatch) -> int:
+    """Targets that take part in the loss."""
+    return int((batch["targets"] != IGNORE_TARGET).sum())
+
+
+LANGUAGE_MODELLING = Objective(language_model_loss, count_targets)
+
+
+def language_model_task(config: Config, grid: LaneGrid) -> Task:
+    """The native decoder on a token store, as the config says. The model is on the CPU."""
+    from headway.data.feed import EvaluationFeed, TokenFeed
+    from headway.data.store import TokenStore
+    from headway.models.build import build_model
+    from headway.models.facts import flops_per_token
+
+    store = TokenStore.open(config.data.store)
+    model = build_model(config.model, vocab_size=store.vocab_size, seed=config.seed)
+    model.set_activation_checkpointing(config.train.activation_checkpointing)
+    length = config.train.sequence_length
+    feed = TokenFeed(
+        store,
+        sequence_length=length,
+        seed=config.seed,
+        lanes=grid.lanes,
+        micro_batches=grid.micro_batches,
+        micro_batch=grid.micro_batch,
+    )
+    evaluation = None
+    if "validation" in store.splits:
+        evaluation = EvaluationFeed(
+            store, sequence_length=length, limit=config.evaluation.rows, micro_batch=grid.micro_batch
+        )
+    return Task(
+        model=model,
+        feed=feed,
+        objective=LANGUAGE_MODELLING,
+        evaluation=evaluation,
+        fingerprints={"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint},
+        flops_per_item=flops_per_token(config.model, length),
+        vocab_size=store.vocab_size,
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A nested batch with every tensor on `device`."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

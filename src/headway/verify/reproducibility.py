@@ -1,0 +1,154 @@
+"""Does a config keep its promise? Train its first steps several times and compare every bit of state.
+
+Each training is a process of its own, started with the same command that a user types.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.config import Config, dump_config, resolve_lanes
+from headway.core.console import notice
+from headway.core.errors import ConfigError, HeadwayError
+from headway.core.files import fingerprint, read_json_lines
+
+#: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
+Hashes = list[tuple[int, dict[str, str]]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two runs part."""
+
+    step: int
+    tensor: str
+    count: int
+    """Tensors that differ at that step."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison with the reference run."""
+
+    name: str
+    difference: Difference | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every state was the same, bit for bit."""
+        return self.difference is None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `headway verify` found."""
+
+    steps: int
+    state_sha256: str
+    checks: Sequence[Check]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the promise was kept in every check."""
+        return all(check.passed for check in self.checks)
+
+
+def verify(config: Config, steps: int, other_workers: int | None = None) -> Verdict:
+    """Train the first `steps` steps twice, once more with a kill and a resume, and (`elastic`) on other workers.
+
+    Args:
+        config: A resolved config; its run directory is not touched.
+        steps: Steps of each training, at least 4.
+        other_workers: Number of workers of the elastic check; half or twice the config's when not given.
+
+    Raises:
+        ConfigError: the config makes no promise that could be checked.
+        HeadwayError: a training did not reach its last step.
+    """
+    if config.determinism == "off":
+        raise ConfigError(
+            "determinism 'off' promises nothing that could be verified",
+            where="determinism",
+            fix="determinism=run",
+        )
+    assert config.train.steps is not None
+    steps = min(steps, config.train.steps)
+    if steps < 4:
+        raise ConfigError(f"{steps} steps are too few to kill a run in the middle", where="--steps", fix="--steps 10")
+    with tempfile.TemporaryDirectory(prefix="headway-verify-") as folder:
+        trainings = _Trainings(config, steps, Path(folder))
+        reference = trainings.run("reference")
+        checks = [
+            Check("the same again", _first_difference(reference, trainings.run("again"))),
+            Check(
+                f"killed at step {steps // 2 + 1}, then resumed",
+                _first_difference(reference, trainings.run("killed", kill_at=steps // 2 + 1)),
+            ),
+        ]
+        if config.determinism == "elastic":
+            workers = other_workers or _other_workers(config)
+            checks.append(
+                Check(
+                    f"{workers} workers instead of {config.parallel.workers}",
+                    _first_difference(reference, trainings.run("workers", workers=workers)),
+                )
+            )
+    return Verdict(steps, fingerprint(reference[-1][1]), checks)
+
+
+class _Trainings:
+    """Runs of one config side by side in a scratch folder."""
+
+    def __init__(self, config: Config, steps: int, folder: Path) -> None:
+        self._config, self._steps, self._folder = config, steps, folder
+        self._file = folder / "config.yaml"
+        self._file.write_text(dump_config(config), encoding="utf-8")
+
+    def run(self, name: str, *, kill_at: int | None = None, workers: int | None = None) -> Hashes:
+        """Train and return the state hashes of every step."""
+        notice(f"training {self._steps} steps: {name}")
+        if kill_at is not None and self._train(name, f"kill@step={kill_at}", workers) == 0:
+            raise HeadwayError("the run that was to be killed went on to its end", where=str(self._folder / name))
+        # The loop reads a signal's wish one step after it came.
+        code = self._train(name, f"stop@step={self._steps - 1}", workers)
+        hashes = [(r["step"], r["tensors"]) for r in read_json_lines(self._folder / name / "hashes.jsonl")]
+        if code not in (0, 75) or not hashes or hashes[-1][0] < self._steps:
+            log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+            raise HeadwayError(f"the training '{name}' ended with exit code {code}:\n{log[-3000:]}")
+        return [(step, tensors) for step, tensors in hashes if step <= self._steps]
+
+    def _train(self, name: str, fault: str, workers: int | None) -> int:
+        command = [
+            *(sys.executable, "-m", "headway", "train", str(self._file)),
+            *(f"name={name}", f"runs={self._folder}", "telemetry.state_hash_every=1"),
+            *("evaluation.every=null", f"checkpoint.every={max(1, self._steps // 4)} steps"),
+            f"parallel.workers={workers or self._config.parallel.workers}",
+        ]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            environment = {**os.environ, "HEADWAY_FAULTS": fault}
+            return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
+
+
+def _first_difference(reference: Hashes, other: Hashes) -> Difference | None:
+    expected = dict(reference)
+    for step, tensors in sorted(other, key=lambda record: record[0]):
+        names = sorted(tensors.keys() | expected[step].keys())
+        different = [name for name in names if tensors.get(name) != expected[step].get(name)]
+        if different:
+            return Difference(step, different[0], len(different))
+    return None
+
+
+def _other_workers(config: Config) -> int:
+    workers, lanes = config.parallel.workers, resolve_lanes(config, config.parallel.workers).lanes
+    if workers > 1:
+        return workers // 2
+    if lanes == 1:
+        raise ConfigError("one lane cannot be spread over workers", where="train.lanes", fix="train.lanes=4")
+    return 2
