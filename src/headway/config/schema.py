@@ -321,7 +321,7 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of everything random: first weights, order of the data, dropout."""
     determinism: Literal["off", "run", "elastic"] = "run"
-    """`off`: fastest. `run`: same bits on the same layout, across kills. `elastic`: same bits on any number of workers."""
+    """`off`: fastest. `run`: same bits on the same layout, across kills. `elastic`: on any number of workers."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig(preset="4m")
     train: TrainConfig = TrainConfig()

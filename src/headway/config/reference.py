@@ -1,0 +1,88 @@
+"""The config reference, generated from the schema so that it cannot be out of date."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from headway.config.schema import Config
+from headway.config.units import Interval
+
+_HEAD = """# Config reference
+
+Written by `headway config schema --markdown`; do not edit. Values can be overridden on the command line, for example
+`headway train config.yaml train.steps=50`. Counts take `k`, `M`, `B`, `T` (powers of 1000) and `Ki`, `Mi`, `Gi`, `Ti`
+(powers of 1024); intervals are `500 steps`, `1B tokens` or `10 min`. `base:` names a file or a built-in preset whose
+values this config starts from.
+"""
+
+
+def reference() -> str:
+    """All keys as Markdown tables, a section each."""
+    parts = [_HEAD, _table("Top level", Config, "")]
+    for name, info in Config.model_fields.items():
+        parts += [_table(title, model, prefix) for title, model, prefix in _sections(info, name)]
+    return "\n".join(parts)
+
+
+def _sections(info: FieldInfo, path: str) -> Iterator[tuple[str, type[BaseModel], str]]:
+    for model in _models(info.annotation):
+        yield f"`{path}`", model, f"{path}."
+        for name, child in model.model_fields.items():
+            yield from _sections(child, f"{path}.{name}")
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models(argument)
+
+
+def _table(title: str, model: type[BaseModel], prefix: str) -> str:
+    rows = [
+        f"| `{prefix}{name}` | {_type(info.annotation)} | {_default(info)} | {_cell(info.description or '')} |"
+        for name, info in model.model_fields.items()
+        if not list(_models(info.annotation)) or prefix
+    ]
+    intro = _cell((model.__doc__ or "").strip())
+    return "\n".join([f"\n## {title}\n\n{intro}\n", "| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _type(annotation: Any) -> str:
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _type(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is typing.Literal:
+        return " \\| ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if typing.get_origin(annotation) in (typing.Union, UnionType):
+        members = [m for m in typing.get_args(annotation) if m is not type(None)]
+        return " \\| ".join(dict.fromkeys(_type(member) for member in members))
+    if typing.get_origin(annotation) in (list, tuple):
+        inner = ", ".join(dict.fromkeys(_type(a) for a in typing.get_args(annotation) if a is not Ellipsis))
+        return f"list of {inner}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation.__name__.removesuffix("Config").lower()
+    names = {int: "integer", float: "number", bool: "boolean", str: "text", Interval: "interval"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True)
+    if value is None:
+        return "not set"
+    if isinstance(value, BaseModel):
+        return "see below"
+    if isinstance(value, list) and all(isinstance(item, BaseModel) for item in value):
+        return "`" + ", ".join(str(getattr(item, "path", item)) for item in value) + "`"
+    return f"`{value}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,85 @@
+"""What tests share: a small learnable corpus, a tiny config, and the command line as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+WORDS = ("red", "green", "blue", "stone", "river", "cloud", "under", "over", "seven", "eight")
+
+
+def write_corpus(folder: Path, documents: int = 60) -> Path:
+    """Text with structure to learn: counting sentences whose next word follows from the last ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "corpus.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for document in range(documents):
+            words = [WORDS[(document + 3 * position) % len(WORDS)] for position in range(120)]
+            file.write(json.dumps({"text": f"{document}: " + " ".join(words)}) + "\n")
+    return path
+
+
+def config_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A run of seconds: about 30k parameters, dropout on, a checkpoint every two steps."""
+    values: dict[str, Any] = {
+        "name": "tiny",
+        "runs": str(folder / "runs"),
+        "seed": 3,
+        "data": {
+            "sources": [str(folder / "corpus.jsonl")],
+            "store": str(folder / "store"),
+            "tokenizer": {"vocab_size": 300},
+            "validation": 0.1,
+            "workers": 1,
+        },
+        "model": {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "dropout": 0.1},
+        "train": {"steps": 10, "sequence_length": 32, "global_batch": 8, "micro_batch": 1, "device": "cpu"},
+        "optimizer": {"learning_rate": 1e-2},
+        "parallel": {"threads": 1},
+        "checkpoint": {"every": "2 steps"},
+        "evaluation": {"rows": 8},
+    }
+    for name, section in sections.items():
+        values[name] = {**values[name], **section} if isinstance(values.get(name), dict) else section
+    return values
+
+
+def write_config(folder: Path, **sections: Any) -> Path:
+    """The config as a file."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config_values(folder, **sections)), encoding="utf-8")
+    return path
+
+
+def headway(
+    *arguments: str | Path, faults: str = "", timeout: float = 240, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    environment = {**os.environ, "HEADWAY_FAULTS": faults}
+    return subprocess.run(
+        [sys.executable, "-m", "headway", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
+        check=False,
+        **options,
+    )
+
+
+def manifest(run: Path, step: int | None = None) -> dict[str, Any]:
+    """Manifest of a checkpoint, the newest when no step is given."""
+    folders = sorted((run / "checkpoints").glob("step-*"))
+    folder = folders[-1] if step is None else run / "checkpoints" / f"step-{step:08d}"
+    return json.loads((folder / "manifest.json").read_text())  # type: ignore[no-any-return]
+
+
+def state_hash(run: Path, step: int | None = None) -> str:
+    """SHA-256 over weights, moments and cursor of a checkpoint."""
+    return str(manifest(run, step)["state_sha256"])

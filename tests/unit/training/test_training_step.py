@@ -1,0 +1,149 @@
+"""One step on a tiny module: what the update is, what is skipped, what the loss means."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from headway.config import Config
+from headway.parallel.strategy import make_strategy
+from headway.parallel.world import World
+from headway.training.optimizer import build_optimizer, materialize, optimizer_tensors
+from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
+from headway.training.step import train_step
+from headway.training.task import Objective, Task
+
+WORLD = World(0, 1, 0, torch.device("cpu"))
+
+
+def config(**values: object) -> Config:
+    base = {"train": {"steps": 10}, "optimizer": {"learning_rate": 0.1, "weight_decay": 0.0}, "schedule": {"warmup": 0}}
+    return Config.model_validate({**base, **values}).resolved()
+
+
+def make_task(model: nn.Module) -> Task:
+    def summed_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (model(batch["x"]) - batch["y"]).square().sum()
+
+    return Task(model, None, Objective(summed_loss, lambda batch: len(batch["x"])))  # type: ignore[arg-type]
+
+
+def setup(c: Config, model: nn.Module) -> tuple[Task, TrainState]:
+    return make_task(model), TrainState(model, build_optimizer(c.optimizer, model, torch.device("cpu")))
+
+
+def batch(rows: int, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"x": torch.randn(rows, 3, generator=generator), "y": torch.randn(rows, 1, generator=generator)}
+
+
+def test_micro_batches_of_different_sizes_weigh_by_their_items() -> None:
+    c = config(train={"steps": 10, "max_grad_norm": None})
+    parts = [batch(1, 0), batch(5, 1), batch(2, 2)]
+    together = {key: torch.cat([part[key] for part in parts]) for key in ("x", "y")}
+    weights = []
+    for batches in ({0: parts}, {0: [parts[0]], 1: parts[1:]}, {0: [together]}):
+        torch.manual_seed(0)
+        task, state = setup(c, nn.Linear(3, 1))
+        result = train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, batches)
+        mean = nn.functional.mse_loss(task.model(together["x"]), together["y"])
+        assert result.items == 8
+        assert result.loss > float(mean)  # measured before the update
+        weights.append(torch.cat([p.detach().flatten() for p in task.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1])
+    torch.testing.assert_close(weights[0], weights[2])
+
+
+def test_the_gradient_is_clipped_to_the_mean_gradients_norm() -> None:
+    c = config(train={"steps": 10, "max_grad_norm": 0.01})
+    torch.manual_seed(0)
+    task, state = setup(c, nn.Linear(3, 1))
+    data = batch(8, 0)
+    expected = torch.autograd.grad(
+        (task.model(data["x"]) - data["y"]).square().sum() / 8, list(task.model.parameters())
+    )
+    result = train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, {0: [data]})
+    norm = float(torch.cat([g.flatten() for g in expected]).norm())
+    assert result.grad_norm == pytest.approx(norm, rel=1e-5)
+    clipped = torch.cat([p.grad.flatten() for p in task.model.parameters()])
+    assert float(clipped.norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_changes_nothing_but_the_cursor(poison: float) -> None:
+    c = config()
+    torch.manual_seed(0)
+    task, state = setup(c, nn.Linear(3, 1))
+    strategy = make_strategy(c, task.model, WORLD)
+    train_step(c, task, state, strategy, WORLD, {0: [batch(4, 0)]})
+    before = {name: tensor.clone() for name, tensor in state.tensors().items()}
+    bad = batch(4, 1)
+    bad["x"][2, 1] = poison
+    result = train_step(c, task, state, strategy, WORLD, {0: [bad]})
+    assert result.skipped
+    assert all(torch.equal(before[name], tensor) for name, tensor in state.tensors().items())
+    assert state.cursor == Cursor(step=2, skipped_steps=1, skipped_in_row=1)
+    result = train_step(c, task, state, strategy, WORLD, {0: [batch(4, 2)]})
+    assert not result.skipped
+    assert state.cursor == Cursor(step=3, skipped_steps=1, skipped_in_row=0)
+
+
+def test_dropout_depends_on_step_lane_and_micro_batch_only() -> None:
+    c = config()
+    data = batch(4, 0)
+    losses = []
+    for noise in (1, 2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5), nn.Linear(64, 1))
+        task, state = setup(c, model)
+        strategy = make_strategy(c, model, WORLD)
+        torch.manual_seed(noise)  # whatever else used random numbers
+        run = [train_step(c, task, state, strategy, WORLD, {0: [data], 1: [data]}).loss for _ in range(3)]
+        losses.append(run)
+    assert losses[0] == losses[1]
+
+
+def test_flags_of_workers_are_agreed() -> None:
+    c = config()
+    task, state = setup(c, nn.Linear(3, 1))
+    result = train_step(
+        c, task, state, make_strategy(c, task.model, WORLD), WORLD, {0: [batch(4, 0)]}, flags=(True, False)
+    )
+    assert result.flags == [True, False]
+
+
+def test_decay_is_for_matrices_only() -> None:
+    c = config(optimizer={"learning_rate": 0.1, "weight_decay": 0.5})
+    optimizer = build_optimizer(c.optimizer, nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), torch.device("cpu"))
+    decays = {p.ndim: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decays == {2: 0.5, 1: 0.0}
+
+
+def test_materialized_state_has_the_shape_of_the_real_one_and_leaves_weights_alone() -> None:
+    c = config(optimizer={"learning_rate": 0.1, "weight_decay": 0.5})
+    torch.manual_seed(0)
+    task, state = setup(c, nn.Linear(3, 1))
+    before = {name: tensor.clone() for name, tensor in model_tensors(task.model).items()}
+    materialize(state.optimizer)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model_tensors(task.model).items())
+    names = parameter_names(task.model)
+    shapes = {name: t.shape for name, t in optimizer_tensors(state.optimizer, names).items()}
+    assert state.optimizer.param_groups[0]["lr"] == 0.1
+    assert state.optimizer.param_groups[0]["weight_decay"] == 0.5
+    train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, {0: [batch(4, 0)]})
+    assert {name: t.shape for name, t in optimizer_tensors(state.optimizer, names).items()} == shapes
+
+
+def test_optimizer_state_that_a_checkpoint_cannot_carry_is_refused() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter]["history"] = [1, 2]
+    with pytest.raises(TypeError, match="history"):
+        optimizer_tensors(optimizer, {parameter: "weight"})
+
+
+def test_tied_weights_are_saved_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    assert list(model_tensors(model)) == ["model.0.weight"]
