@@ -1,0 +1,232 @@
+"""The checkpoint format, version 1: what `manifest.json` says, and the hash that names a state.
+
+A checkpoint is a folder `step-00001000/` of safetensors files and this manifest, which is written last. The format is
+described for readers in other languages in docs/checkpoint-format.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+
+from headway.core.errors import CheckpointError
+from headway.core.files import canonical_json, fingerprint, sha256_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from headway.core.types import StateTensors
+
+MANIFEST = "manifest.json"
+
+#: PyTorch's name of a type -> its name in safetensors files and manifests.
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+_STEP_NAME = re.compile(r"step-[0-9]{8,}")
+
+
+class _Part(BaseModel):
+    # A later version of the format has another number, so a key that is not known here is damage.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+#: No separators: a manifest can only name files beside itself.
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors$")]
+Shape = tuple[NonNegativeInt, ...]
+
+
+class Slice(_Part):
+    """A block of a tensor: the tensor of the same name in one file."""
+
+    file: FileName
+    offset: Shape
+    """Where the block begins, per dimension."""
+    shape: Shape
+
+    def overlaps(self, other: Slice) -> bool:
+        """Whether the two blocks share an element."""
+        sides = zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        return all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in sides)
+
+
+class TensorEntry(_Part):
+    """One tensor of the state, whole."""
+
+    dtype: str
+    """As safetensors writes it, one of `DTYPES`."""
+    shape: Shape
+    sha256: Sha256
+    """Of the elements in row-major order, little-endian, however they are cut into slices."""
+    slices: Annotated[tuple[Slice, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_a_tensor(self) -> Self:
+        if self.dtype not in DTYPES.values():
+            raise ValueError(f"unknown dtype '{self.dtype}'")
+        for part in self.slices:
+            if not len(part.offset) == len(part.shape) == len(self.shape):
+                raise ValueError("a slice has another number of dimensions than its tensor")
+            if any(o + n > size for o, n, size in zip(part.offset, part.shape, self.shape, strict=True)):
+                raise ValueError("a slice reaches beyond its tensor")
+        if any(a.overlaps(b) for a, b in itertools.combinations(self.slices, 2)):
+            raise ValueError("two slices overlap")
+        if sum(math.prod(part.shape) for part in self.slices) != math.prod(self.shape):
+            raise ValueError("the slices do not cover the tensor")
+        return self
+
+
+class FileEntry(_Part):
+    """One file as it was written."""
+
+    bytes: NonNegativeInt
+    sha256: Sha256
+
+
+class Manifest(_Part):
+    """Everything a checkpoint says about itself."""
+
+    format: Literal["headway-checkpoint"] = "headway-checkpoint"
+    version: Literal[1] = 1
+    step: NonNegativeInt
+    cursor: dict[str, int]
+    """Where the run is: `step` and what else the training loop counts."""
+    context: dict[str, Any]
+    """What the state belongs to and how it came about: fingerprints, world size, attempt, versions, time."""
+    state_sha256: Sha256
+    """`state_hash` of the tensors and the cursor."""
+    files: dict[FileName, FileEntry]
+    tensors: dict[str, TensorEntry]
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        unknown = {part.file for entry in self.tensors.values() for part in entry.slices} - self.files.keys()
+        if unknown:
+            raise ValueError(f"a tensor lies in '{min(unknown)}', which is not among the files")
+        if state_hash(self.tensors, self.cursor) != self.state_sha256:
+            raise ValueError("state_sha256 does not belong to these tensors and this cursor")
+        return self
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry.bytes for entry in self.files.values())
+
+    def slices_of(self, file: str) -> Iterator[tuple[str, Slice]]:
+        """Tensor names with the block of each that lies in one file."""
+        for name, entry in self.tensors.items():
+            yield from ((name, part) for part in entry.slices if part.file == file)
+
+    def render(self) -> bytes:
+        """The content of `manifest.json`: these fields, and a hash of them against bit rot in the manifest itself."""
+        record = self.model_dump(mode="json")
+        return json.dumps({**record, "manifest_sha256": fingerprint(record)}, indent=1, ensure_ascii=False).encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self:
+        """Read a manifest.
+
+        Raises:
+            ValueError: this is none, or one of an unknown version, or it is damaged; the message says which.
+        """
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is not JSON: {error}") from None
+        if not isinstance(record, dict) or record.get("format") != cls.model_fields["format"].default:
+            raise ValueError("is not the manifest of a Headway checkpoint")
+        known = cls.model_fields["version"].default
+        if record.get("version") != known:
+            raise ValueError(f"has format version {record.get('version')!r}; this Headway reads version {known}")
+        if record.pop("manifest_sha256", None) != fingerprint(record):
+            raise ValueError("has changed since it was written (manifest_sha256 differs)")
+        try:
+            return cls.model_validate(record)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def step_name(step: int) -> str:
+    """Folder name of a checkpoint; eight digits, so that names sort as steps do."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint folder's name; None when the name is not one."""
+    step = int(name[5:]) if _STEP_NAME.fullmatch(name) else None
+    return step if step is not None and step_name(step) == name else None
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder; the files it names are not looked at.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be trusted.
+    """
+    path = folder / MANIFEST
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise ValueError("is missing" if not path.exists() else "is not a regular file")
+        return Manifest.parse(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise CheckpointError(
+            f"{MANIFEST} {error if isinstance(error, ValueError) else 'cannot be read: ' + str(error)}",
+            where=str(path),
+            fix="restore the folder from a copy, or use another checkpoint",
+        ) from None
+
+
+def state_hash(tensors: Mapping[str, TensorEntry], cursor: Mapping[str, int]) -> str:
+    """The name of a state: equal for equal weights, moments and cursor, whoever saved them, and cut as they may be.
+
+    SHA-256 over one line ``[name, dtype, shape, sha256]`` of canonical JSON per tensor, sorted by name, and a last line
+    with the cursor. World size, slices, attempt and time do not enter.
+    """
+    lines: Iterable[Any] = ([name, t.dtype, list(t.shape), t.sha256] for name, t in sorted(tensors.items()))
+    return sha256_bytes(b"\n".join(canonical_json(line) for line in (*lines, dict(cursor))))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The elements in row-major order; a view where the tensor is contiguous on the CPU.
+
+    The order within an element is the machine's, which is little-endian on all that PyTorch is built for.
+    """
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def hash_tensors(tensors: StateTensors) -> dict[str, str]:
+    """Hex SHA-256 of every tensor's elements (`tensor_bytes`), several at a time; dtype and shape do not enter."""
+
+    def digest(tensor: torch.Tensor) -> str:
+        # Hashing lets go of the interpreter's lock, so threads do help.
+        return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))

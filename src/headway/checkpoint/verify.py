@@ -1,0 +1,127 @@
+"""Is this folder the checkpoint that was written? Every byte is compared with the manifest's hashes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.checkpoint.format import Manifest, hash_tensors, read_manifest, step_of
+from headway.checkpoint.shards import contradiction, open_shard, read_tensors
+from headway.core.errors import CheckpointError
+from headway.core.files import sha256_file
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is wrong with a checkpoint."""
+
+    file: str
+    what: str
+    tensors: tuple[str, ...] = ()
+    """The tensors that are affected, as far as that can be told."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.tensors[:5]) + (f" and {len(self.tensors) - 5} more" if len(self.tensors) > 5 else "")
+        return f"{self.file} {self.what}" + (f" (tensors: {shown})" if shown else "")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of looking at a checkpoint."""
+
+    path: Path
+    manifest: Manifest | None
+    """None when it cannot be read or trusted."""
+    damage: tuple[Damage, ...]
+
+    @property
+    def good(self) -> bool:
+        """Nothing is wrong."""
+        return not self.damage
+
+
+def verify_checkpoint(
+    path: Path, *, hashes: bool = True, tensors: bool = False, advance: Callable[[int], None] = lambda _: None
+) -> Verification:
+    """Compare a checkpoint folder with its manifest. Damage is reported, never raised.
+
+    Args:
+        path: The folder.
+        hashes: Read every file and compare its hash; else only names, sizes and headers are looked at.
+        tensors: Also hash every tensor by itself, which takes a second pass over the bytes: it tells which tensors of a
+            damaged file are affected.
+        advance: Called with the bytes read so far unreported, for progress.
+    """
+    try:
+        if path.is_symlink() or not path.is_dir():
+            raise CheckpointError("is not a folder" if not path.is_symlink() else "is a symbolic link")
+        manifest = read_manifest(path)
+        # A replaced checkpoint whose replacement was killed lies under another name.
+        step = step_of(path.name.removeprefix(".replaced-"))
+        if step is not None and step != manifest.step:
+            raise CheckpointError(f"manifest.json belongs to step {manifest.step}")
+    except CheckpointError as error:
+        return Verification(path, None, (Damage(path.name, error.what),))
+
+    def check(name: str) -> Damage | None:
+        found = _check_file(path, name, manifest, hashes)
+        if found is not None and tensors:
+            found = Damage(name, found.what, _damaged_tensors(path, name, manifest))
+        advance(manifest.files[name].bytes)
+        return found
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        damage = [found for found in pool.map(check, manifest.files) if found is not None]
+    if tensors and not damage:
+        damage = _check_tensors(path, manifest)
+    return Verification(path, manifest, tuple(damage))
+
+
+def _check_file(folder: Path, name: str, manifest: Manifest, hashes: bool) -> Damage | None:
+    entry = manifest.files[name]
+    path = folder / name
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            return Damage(name, "is not a regular file")
+        if status.st_size != entry.bytes:
+            return Damage(name, f"has {status.st_size:,} bytes, {entry.bytes:,} were written")
+        if hashes and sha256_file(path) != entry.sha256:
+            return Damage(name, "has changed since it was written (its hash differs)")
+        with open_shard(path, "numpy") as file:
+            difference = contradiction(manifest, name, file)
+    except FileNotFoundError:
+        return Damage(name, "is missing")
+    except OSError as error:
+        return Damage(name, f"cannot be read: {error.strerror}")
+    except CheckpointError as error:
+        return Damage(name, error.what)
+    return Damage(name, difference) if difference else None
+
+
+def _damaged_tensors(folder: Path, name: str, manifest: Manifest) -> tuple[str, ...]:
+    """Names of the tensors of a damaged file whose bytes differ; all of its tensors when it cannot be opened."""
+    parts = dict(manifest.slices_of(name))
+    if (folder / name).is_symlink() or not (folder / name).is_file():
+        return tuple(parts)
+    try:
+        with open_shard(folder / name) as file:
+            whole = {t: file.get_tensor(t) for t, part in parts.items() if part.shape == manifest.tensors[t].shape}
+            found = hash_tensors(whole)
+    except CheckpointError:
+        return tuple(parts)
+    # A block of a tensor has no hash of its own, so it stays under suspicion.
+    return tuple(t for t in parts if found.get(t) != manifest.tensors[t].sha256)
+
+
+def _check_tensors(folder: Path, manifest: Manifest) -> list[Damage]:
+    found = hash_tensors(read_tensors(folder, manifest))
+    return [
+        Damage(entry.slices[0].file, "holds another tensor than was hashed", (name,))
+        for name, entry in manifest.tensors.items()
+        if found[name] != entry.sha256
+    ]

@@ -1,0 +1,111 @@
+"""The ledger: which rows the run has consumed, up to which checkpoint, by which attempt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import CheckpointError
+from headway.core.files import append_json_line, read_json_lines
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Steps `first_step` to `last_step` (exclusive, counted from 0) are part of a checkpoint."""
+
+    attempt: int
+    first_step: int
+    last_step: int
+    rows: dict[str, int]
+    """Rows consumed per source."""
+    checkpoint: str
+    """Name of the checkpoint that holds their effect."""
+
+
+class Ledger:
+    """`ledger.jsonl`: one line per commit or rollback, only ever appended to.
+
+    A line that a kill has cut off counts as not written; the caller, who knows the newest checkpoint, then commits
+    those steps again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    def commits(self) -> list[Commit]:
+        """The commits in force, without those that were rolled back; they join without gap or overlap from step 0.
+
+        Raises:
+            CheckpointError: the lines do not join, so they tell nothing certain.
+        """
+        commits: list[Commit] = []
+        for record in read_json_lines(self.path):
+            try:
+                if record["kind"] == "rollback":
+                    commits = [commit for commit in commits if commit.last_step <= record["to_step"]]
+                    continue
+                commit = Commit(**{name: record[name] for name in Commit.__dataclass_fields__})
+                joined = commit.first_step == (commits[-1].last_step if commits else 0) < commit.last_step
+            except (KeyError, TypeError):
+                raise self._broken(f"holds a line that is no commit: {record}") from None
+            if not joined:
+                raise self._broken(f"has a gap or an overlap before step {commit.first_step}")
+            commits.append(commit)
+        return commits
+
+    @property
+    def committed_step(self) -> int:
+        """Steps that a checkpoint was made of, according to the ledger; 0 for an empty or missing one."""
+        commits = self.commits()
+        return commits[-1].last_step if commits else 0
+
+    def commit(
+        self,
+        attempt: int,
+        first_step: int,
+        last_step: int,
+        rows_by_source: Mapping[str, int],
+        checkpoint: str,
+    ) -> None:
+        """Record that the steps `first_step` to `last_step` (exclusive) are safe in a checkpoint.
+
+        Raises:
+            CheckpointError: they do not follow on `committed_step`, or the ledger cannot be written.
+        """
+        committed = self.committed_step
+        if not committed == first_step < last_step:
+            raise CheckpointError(
+                f"steps {first_step} to {last_step} cannot be committed after step {committed}",
+                where=str(self.path),
+                fix="this is a mistake in the program that writes the ledger",
+            )
+        commit = Commit(attempt, first_step, last_step, dict(rows_by_source), checkpoint)
+        self._append({"kind": "commit", **vars(commit)})
+
+    def rollback(self, to_step: int, reason: str) -> None:
+        """Strike the commits beyond `to_step`: the run goes on from an older checkpoint and consumes them again.
+
+        Raises:
+            CheckpointError: the ledger cannot be written.
+        """
+        self._append({"kind": "rollback", "to_step": to_step, "reason": reason})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        try:
+            append_json_line(self.path, {**record, "time": time.time()})
+        except OSError as error:
+            raise CheckpointError(
+                f"the ledger cannot be written: {error.strerror}",
+                where=str(self.path),
+                fix="make room there, then run the same command again; the checkpoint itself is safe",
+            ) from error
+
+    def _broken(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"the ledger {what}",
+            where=str(self.path),
+            fix="restore ledger.jsonl from a copy, or choose another name=... for a new run",
+        )

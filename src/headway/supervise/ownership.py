@@ -1,0 +1,114 @@
+"""Who owns a run directory: a lock that dies with its holder, and a token that outs whoever has lost it.
+
+The lock (flock on `.owner`) keeps a second launcher out on one machine and on file systems that pass locks on. It says
+nothing to a worker that outlives its launcher, or that a network file system cut off; therefore every attempt also
+writes its token into the file, and whoever wants to publish something compares.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+from headway.core.errors import CheckpointError
+
+OWNER_FILE = ".owner"
+
+#: The record is padded to this size, so that one write replaces one record, and a reader never sees parts of two.
+_RECORD_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The content of `.owner`."""
+
+    attempt: int
+    token: str
+    """Random, so that attempt 1 of a run is not taken for attempt 1 of the run that took its place."""
+    host: str
+    pid: int
+    since: float
+    """Unix seconds."""
+
+    @classmethod
+    def this_process(cls, attempt: int) -> Owner:
+        """A new owner with a new token."""
+        return cls(attempt, secrets.token_hex(8), socket.gethostname()[:64], os.getpid(), time.time())
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since).astimezone().isoformat(" ", "seconds")
+        return f"attempt {self.attempt}, process {self.pid} on {self.host}, since {since}"
+
+
+def read_owner(run: Path) -> Owner | None:
+    """Who has, or last had, the run; None when that was never written."""
+    try:
+        return Owner(**json.loads((run / OWNER_FILE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+class OwnerLock:
+    """The exclusive lock on a run directory, held until `release` or the end of this process, however it ends."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        # A forked child would share the lock and keep it after this process is gone.
+        os.register_at_fork(after_in_child=file.close)
+
+    @classmethod
+    def take(cls, run: Path) -> OwnerLock:
+        """Lock an existing run directory.
+
+        Raises:
+            CheckpointError: another process has it, or its file system cannot lock.
+        """
+        path = run / OWNER_FILE
+        try:
+            while True:
+                path.touch()
+                file = path.open("r+b", buffering=0)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # The directory may have been moved away between the two calls: then the lock is on the wrong file.
+                    if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                        return cls(file)
+                except BaseException:
+                    file.close()
+                    raise
+                file.close()
+        except BlockingIOError:
+            owner = read_owner(run)
+            raise CheckpointError(
+                f"the run is in use by {owner or 'another process'}",
+                where=str(run),
+                fix="wait for it to end, stop it, or choose another name=...",
+            ) from None
+        except OSError as error:
+            raise CheckpointError(
+                f"the run directory cannot be locked: {error.strerror}",
+                where=str(path),
+                fix="choose a folder that you may write to, on a file system that supports locks (runs=...)",
+            ) from error
+
+    def write(self, owner: Owner) -> None:
+        """Say whose it is from now on: this fences every earlier owner.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        record = json.dumps(asdict(owner)).encode().ljust(_RECORD_BYTES)
+        os.pwrite(self._file.fileno(), record, 0)
+        os.fsync(self._file.fileno())
+
+    def release(self) -> None:
+        """Let others have it. Safe to call twice."""
+        self._file.close()

@@ -1,0 +1,265 @@
+"""A run's directory: its files, its attempts, and where an attempt starts."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.core import console
+from headway.core.errors import CheckpointError
+from headway.core.files import sync_folder, write_json
+from headway.supervise.ledger import Ledger
+from headway.supervise.ownership import OWNER_FILE, Owner, OwnerLock, read_owner
+
+_ATTEMPT_FILE = "attempt.json"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where everything about one run lies. Making this object touches nothing."""
+
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def record_path(self) -> Path:
+        """Where the run comes from: command, code, environment, fingerprints."""
+        return self.path / "run.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger_path(self) -> Path:
+        """Rows consumed, per range of steps."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        """One folder per attempt."""
+        return self.path / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder per checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def report_path(self) -> Path:
+        """The run on one page."""
+        return self.path / "report.html"
+
+    def begin_attempt(self, command: str) -> Attempt:
+        """Take the run directory, made if need be, for this process.
+
+        Raises:
+            CheckpointError: it is in use, cannot be written, or is a folder of something else.
+        """
+        try:
+            new = not self.path.exists()
+            if not (new or self.path.is_dir()):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
+            self.path.mkdir(parents=True, exist_ok=True)
+            if new:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            raise self._unusable(error) from error
+        self._refuse_foreign_folder()
+        lock = OwnerLock.take(self.path)
+        try:
+            self._mark_dead_attempt()
+            # One more than any that ever was, whether or not its folder or the owner's record is still there.
+            last_owner = read_owner(self.path)
+            number = max([*self._attempt_numbers(), last_owner.attempt if last_owner else 0, 0]) + 1
+            owner = Owner.this_process(number)
+            lock.write(owner)
+            attempt = Attempt(self.path, owner, lock)
+            attempt.directory.mkdir(parents=True)
+            started = {"command": command, "pid": owner.pid, "host": owner.host, "started": owner.since}
+            write_json(attempt.directory / _ATTEMPT_FILE, {"number": number, **started})
+        except OSError as error:
+            lock.release()
+            raise self._unusable(error) from error
+        return attempt
+
+    def archive(self) -> Path | None:
+        """Move the run to `<name>.old-NNN` beside it, so that the name is free; None when there is nothing to move.
+
+        Raises:
+            CheckpointError: the run is in use, is no run, or cannot be moved.
+        """
+        if not self.path.is_dir() or not any(self.path.iterdir()):
+            return None
+        self._refuse_foreign_folder()
+        lock = OwnerLock.take(self.path)
+        try:
+            number = 1
+            while os.path.lexists(target := self.path.with_name(f"{self.path.name}.old-{number:03d}")):
+                number += 1
+            self.path.rename(target)
+            sync_folder(target.parent)
+        except OSError as error:
+            raise self._unusable(error) from error
+        finally:
+            lock.release()
+        return target
+
+    def attempt_records(self) -> list[dict[str, Any]]:
+        """`attempt.json` of every attempt, by number. One without an `outcome` is going on, or died unseen."""
+        return [_read_record(self._attempt_folder(number)) for number in self._attempt_numbers()]
+
+    def _attempt_numbers(self) -> list[int]:
+        folders = self.attempts.iterdir() if self.attempts.is_dir() else ()
+        return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+    def _attempt_folder(self, number: int) -> Path:
+        return self.attempts / f"{number:03d}"
+
+    def _mark_dead_attempt(self) -> None:
+        """Complete the record of the attempt before this one; having the lock proves that it is not going on."""
+        numbers = self._attempt_numbers()
+        if not numbers:
+            return
+        folder = self._attempt_folder(numbers[-1])
+        record = _read_record(folder)
+        if "outcome" not in record:
+            console.notice(f"attempt {numbers[-1]} died without a word (process {record.get('pid', 'unknown')})")
+            write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died"})
+
+    def _refuse_foreign_folder(self) -> None:
+        known = (self.path / OWNER_FILE).exists() or self.attempts.is_dir()
+        if not known and any(self.path.iterdir()):
+            raise CheckpointError(
+                "this folder is not empty and is not a run directory; nothing in it was touched",
+                where=str(self.path),
+                fix="choose another name=... or runs=...",
+            )
+
+    def _unusable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"the run directory cannot be used: {error.strerror or error}",
+            where=str(error.filename or self.path),
+            fix="choose a place that you may write to with runs=... or name=...",
+        )
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run, as its owner (`RunDirectory.begin_attempt`) or one of its workers (`join`) has it."""
+
+    run: Path
+    owner: Owner
+    _lock: OwnerLock | None = field(default=None, repr=False)
+
+    @classmethod
+    def join(cls, run: Path, number: int) -> Attempt:
+        """Take part in an attempt that another process owns.
+
+        Raises:
+            CheckpointError: the run is at another attempt by now.
+        """
+        owner = read_owner(run)
+        if owner is None or owner.attempt != number:
+            raise _taken_over(run, number, owner)
+        return cls(run, owner)
+
+    @property
+    def number(self) -> int:
+        """Counted from 1 over the life of the run."""
+        return self.owner.attempt
+
+    @property
+    def directory(self) -> Path:
+        """Logs, stacks, and why it ended."""
+        return self.run / "attempts" / f"{self.number:03d}"
+
+    def assert_current(self) -> None:
+        """Make sure that the run still belongs to this attempt; call it before publishing anything.
+
+        Raises:
+            CheckpointError: another attempt has taken over, or the run was moved away.
+        """
+        owner = read_owner(self.run)
+        if owner != self.owner:
+            raise _taken_over(self.run, self.number, owner)
+
+    def finish(self, outcome: str, exit_code: int, first_step: int | None = None, last_step: int | None = None) -> None:
+        """Write down why this attempt ended, and let the run go. For the attempt's owner.
+
+        A disk too full for that only causes a warning, since there is a reason for ending that matters more.
+        """
+        steps = {"first_step": first_step, "last_step": last_step}
+        known = {name: step for name, step in steps.items() if step is not None}
+        ending = {"ended": time.time(), "outcome": outcome, "exit_code": exit_code, **known}
+        try:
+            write_json(self.directory / _ATTEMPT_FILE, {**_read_record(self.directory), **ending})
+        except OSError as error:
+            console.warning(f"why attempt {self.number} ended cannot be written down: {error}")
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+
+def _taken_over(run: Path, number: int, owner: Owner | None) -> CheckpointError:
+    return CheckpointError(
+        f"attempt {number} no longer owns this run; it is now with {owner or 'nobody'}",
+        where=str(run),
+        fix="stop this process; the other one goes on with the run",
+    )
+
+
+def _read_record(attempt: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((attempt / _ATTEMPT_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """Where an attempt starts."""
+
+    checkpoint: CheckpointInfo | None
+    """None: at step 0, which follows from the config alone."""
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+def what_to_do(run: RunDirectory, store: CheckpointStore) -> StartPoint:
+    """Resume from the newest checkpoint that verifies; start at step 0 only if nothing is lost by it.
+
+    Call it as the owner of the run. Whatever costs steps that were done before is said loudly.
+
+    Raises:
+        CheckpointError: the run had checkpoints, and none is there that verifies.
+    """
+    checkpoint = store.newest(console.warning)
+    start = StartPoint(checkpoint)
+    committed = Ledger(run.ledger_path).committed_step
+    if checkpoint is None and committed:
+        raise CheckpointError(
+            f"step {committed} of this run was saved, but its checkpoints are gone; not starting over by itself",
+            where=str(store.directory),
+            fix="put the checkpoints back, choose another name=..., or move this run aside with --restart",
+        )
+    if start.step < committed:
+        console.warning(f"going back from step {committed} to step {start.step}; the steps between are done again")
+    elif checkpoint is None and len(run.attempt_records()) > 1:
+        console.warning(f"{run.path} has no checkpoint yet: its earlier attempts are lost, starting again from step 0")
+    return start
