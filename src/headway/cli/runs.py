@@ -40,7 +40,7 @@ def list_(
         rows = [
             [
                 run.name,
-                run.outcome,
+                run.state,
                 _step(run.step, run.total_steps),
                 loss_text(run.train_loss),
                 loss_text(run.validation_loss),

@@ -302,7 +302,10 @@ def _svg(figure: Figure, label: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    # Inside a page a <style> would hold for all of it, the names of groups would be there once per chart, and links
+    # need no namespace.
+    svg = re.sub(r"<(metadata|style)[ >].*?</\1>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg).replace("xlink:href", "href")
     svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{label}">', svg)
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)

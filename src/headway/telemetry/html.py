@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from headway.telemetry.charts import Chart
+from headway.telemetry.record import FINISHED, NOT_ENDED, NOT_STARTED, PREEMPTED, RUNNING
 
 #: Colours are the Okabe-Ito palette, which colour-blind readers can tell apart, darkened or lightened for the ground.
 STYLE = """
@@ -46,6 +47,7 @@ figure { margin: 0; overflow-x: auto; }
 figure svg { display: block; width: 100%; height: auto; overflow: visible; }
 .wide svg { min-width: 700px; }
 .small svg { max-width: 460px; }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figure svg text { font-family: inherit !important; }
 .charts {
   display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 30px 26px; margin-top: 34px;
@@ -73,15 +75,8 @@ details summary { cursor: pointer; color: var(--link); margin: 6px 0; }
 @media print { body { padding: 0; } h2 { break-after: avoid; } figure, .tile, tr { break-inside: avoid; } }
 """
 
-#: Outcomes that have a colour.
-_TONES = {
-    "finished": "good",
-    "running": "busy",
-    "preempted": "warn",
-    "stopped": "warn",
-    "not ended": "warn",
-    "not started": "warn",
-}
+#: Colours of a run's states.
+_TONES = {FINISHED: "good", RUNNING: "busy", PREEMPTED: "warn", NOT_ENDED: "warn", NOT_STARTED: "warn"}
 
 
 def page(title: str, body: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ import yaml
 from headway.core.errors import CheckpointError
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
+FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
 RUNNING, DIED = "running", "died"
 
 #: The newest attempt has no end on record, and its host is another one, so nobody here can tell whether it lives.
@@ -109,6 +110,12 @@ class Run:
         """How the newest attempt ended, or that it has not."""
         records = self.attempt_records
         return _outcome(records[max(records)], newest=True) if records else NOT_STARTED
+
+    @property
+    def state(self) -> str:
+        """The outcome in one or two words: `failed` for one that is a sentence on what went wrong."""
+        states = (FINISHED, PREEMPTED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
+        return self.outcome if self.outcome in states else FAILED
 
     @cached_property
     def data_manifest(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.charts import loss_chart, metric_chart
-from headway.telemetry.record import DIED, RUNNING, Run, as_int, as_text, dig, open_run
+from headway.telemetry.record import DIED, NOT_ENDED, NOT_STARTED, RUNNING, Run, as_int, as_text, dig, open_run
 from headway.telemetry.summary import (
     Summary,
     ago_text,
@@ -55,7 +55,7 @@ def render_report(run: Run) -> str:
     return html.page(
         f"{run.name} · Headway run",
         [
-            html.heading(run.name, summary.outcome, _remark(run, summary)),
+            html.heading(run.name, summary.state, _remark(run, summary)),
             html.tiles(_tiles(summary)),
             _charts(run),
             html.section("Sample text", _samples(run)),
@@ -72,15 +72,17 @@ def render_report(run: Run) -> str:
 
 def _remark(run: Run, summary: Summary) -> str:
     last = f"last sign of life {time_text(summary.updated)} ({ago_text(summary.updated)})"
-    if summary.outcome == RUNNING:
-        state = f"Running since {time_text(run.attempts[-1].started)}; {last}."
-    elif summary.outcome == DIED:
-        state = f"Died without a word; {last}. The same command goes on from the newest checkpoint."
-    elif run.attempts and run.attempts[-1].ended:
-        state = f"{summary.outcome.capitalize()} {time_text(run.attempts[-1].ended)}."
+    if summary.state == RUNNING:
+        how = f"Running since {time_text(run.attempts[-1].started)}; {last}."
+    elif summary.state == DIED:
+        how = f"Died without a word; {last}. The same command goes on from the newest checkpoint."
+    elif summary.state == NOT_ENDED:
+        how = f"No end is on record, and attempt {run.attempts[-1].number} is not on this machine; {last}."
+    elif summary.state == NOT_STARTED:
+        how = "No attempt is on record."
     else:
-        state = f"{summary.outcome.capitalize()}; {last}." if summary.updated else f"{summary.outcome.capitalize()}."
-    return f"{state} Step {_of(summary.step, summary.total_steps)}."
+        how = f"{summary.outcome[:1].upper()}{summary.outcome[1:]}, {time_text(run.attempts[-1].ended)}."
+    return f"{how} Step {_of(summary.step, summary.total_steps)}."
 
 
 def _of(step: int, total: int | None) -> str:
@@ -94,12 +96,13 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     over = f"mean of the last {summary.train_loss_steps} steps" if summary.train_loss_steps > 1 else "last step"
     steps = "step" if summary.repeated_steps == 1 else "steps"
     repeated = f"{summary.repeated_steps:,} {steps} done again after restarts" if summary.repeated_steps else ""
+    skipped = f", {summary.skipped_steps:,} skipped" if summary.skipped_steps else ""
     speed = format_count(summary.tokens_per_second)
     return [
         ("Training loss", loss_text(summary.train_loss), over if summary.train_loss is not None else ""),
         ("Validation loss", loss_text(summary.validation_loss), best),
         ("Perplexity", UNKNOWN if summary.perplexity is None else f"{summary.perplexity:,.2f}", "on validation data"),
-        ("Tokens", format_count(summary.tokens), f"step {_of(summary.step, summary.total_steps)}"),
+        ("Tokens", format_count(summary.tokens), f"step {_of(summary.step, summary.total_steps)}{skipped}"),
         ("Tokens per second", speed, "median of all steps" if summary.tokens_per_second is not None else ""),
         (
             "MFU",

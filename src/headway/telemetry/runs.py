@@ -22,7 +22,7 @@ class Listing:
     """One line of `runs list`: the newest values, so that long histories need not be read."""
 
     name: str
-    outcome: str
+    state: str
     step: int
     total_steps: int | None
     train_loss: float | None
@@ -56,7 +56,7 @@ def _listing(run: Run) -> Listing:
     metrics = read_metrics(run.path, newest=True)
     return Listing(
         name=run.name,
-        outcome=run.outcome,
+        state=run.state,
         step=metrics.last_step,
         total_steps=run.total_steps,
         train_loss=metrics.last("train/loss"),
@@ -117,7 +117,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     """One row per result: its label, then one text for each run."""
     return [
-        ["outcome", *(s.outcome for s in summaries)],
+        ["state", *(s.state for s in summaries)],
         ["step", *(f"{s.step:,}" + (f" of {s.total_steps:,}" if s.total_steps else "") for s in summaries)],
         ["tokens", *(format_count(s.tokens) for s in summaries)],
         ["training loss", *(loss_text(s.train_loss) for s in summaries)],

@@ -25,7 +25,10 @@ class Summary:
 
     name: str
     path: str
+    state: str
+    """`finished`, `running`, `died`, `failed`, ..."""
     outcome: str
+    """How the newest attempt ended, in its own words."""
     attempts: int
     step: int
     total_steps: int | None
@@ -68,6 +71,7 @@ def summarize(run: Run) -> Summary:
     return Summary(
         name=run.name,
         path=str(run.path),
+        state=run.state,
         outcome=run.outcome,
         attempts=len(run.attempts),
         step=metrics.last_step,

@@ -1,0 +1,168 @@
+"""metrics.jsonl: what is written is what is read, through kills and resumes."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core.errors import CheckpointError
+from headway.telemetry.metrics import MetricsLog, read_metrics
+
+
+def refuse(word: str) -> None:
+    raise AssertionError(f"{word} is not JSON")
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=refuse) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_record_has_step_attempt_time_and_every_bit_of_its_values(tmp_path: Path) -> None:
+    value = 0.1 + 0.2
+    with MetricsLog(tmp_path / "run" / "metrics.jsonl", attempt=3) as log:
+        log.write(1, {"train/loss": value})
+    (record,) = lines(tmp_path / "run")
+    assert record["step"] == 1 and record["attempt"] == 3
+    assert abs(record["time"] - time.time()) < 60
+    steps, values = read_metrics(tmp_path / "run").series("train/loss")
+    assert steps.tolist() == [1] and values.tolist() == [value]
+
+
+def test_nan_and_infinities_are_valid_json_and_come_back(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "metrics.jsonl", 1) as log:
+        for step, value in enumerate((math.nan, math.inf, -math.inf, 2.0), start=1):
+            log.write(step, {"train/loss": value})
+    assert [record["train/loss"] for record in lines(tmp_path)] == ["NaN", "Infinity", "-Infinity", 2.0]
+    metrics = read_metrics(tmp_path)
+    _, values = metrics.series("train/loss")
+    assert math.isnan(values[0]) and values[1:].tolist() == [math.inf, -math.inf, 2.0]
+    steps, finite = metrics.finite("train/loss")
+    assert steps.tolist() == [4] and finite.tolist() == [2.0]
+
+
+def test_an_evaluation_adds_to_its_step(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "metrics.jsonl", 1) as log:
+        log.write(1, {"train/loss": 5.0})
+        log.write(1, {"evaluation/loss": 6.0})
+        log.write(2, {"train/loss": 4.0})
+    metrics = read_metrics(tmp_path)
+    assert metrics.series("train/loss")[0].tolist() == [1, 2]
+    assert metrics.series("evaluation/loss")[0].tolist() == [1]
+    assert metrics.repeated_steps == 0
+
+
+def write_attempt(path: Path, attempt: int, steps: range, value: float) -> None:
+    with MetricsLog(path / "metrics.jsonl", attempt) as log:
+        for step in steps:
+            log.write(step, {"train/loss": value})
+
+
+def test_a_resumed_attempt_supersedes_what_the_dead_one_did_after_the_checkpoint(tmp_path: Path) -> None:
+    write_attempt(tmp_path, 1, range(1, 11), 1.0)
+    write_attempt(tmp_path, 2, range(6, 8), 2.0)  # from the checkpoint of step 5, killed again after step 7
+    metrics = read_metrics(tmp_path)
+    steps, values = metrics.series("train/loss")
+    assert steps.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert values.tolist() == [1.0] * 5 + [2.0] * 2
+    assert metrics.last_step == 7
+    assert metrics.repeated_steps == 5
+    assert (metrics.spans[1].first_step, metrics.spans[1].last_step) == (1, 10)
+    assert (metrics.spans[2].first_step, metrics.spans[2].last_step) == (6, 7)
+
+
+def test_values_that_only_the_dead_attempt_had_are_superseded_too(tmp_path: Path) -> None:
+    write_attempt(tmp_path, 1, range(1, 9), 1.0)
+    with MetricsLog(tmp_path / "metrics.jsonl", 1) as log:
+        log.write(8, {"evaluation/loss": 3.0})
+    write_attempt(tmp_path, 2, range(5, 7), 2.0)
+    assert read_metrics(tmp_path).series("evaluation/loss")[0].tolist() == []
+
+
+def test_a_third_attempt_may_go_back_further(tmp_path: Path) -> None:
+    write_attempt(tmp_path, 1, range(1, 11), 1.0)
+    write_attempt(tmp_path, 2, range(9, 13), 2.0)
+    write_attempt(tmp_path, 3, range(3, 5), 3.0)  # the newer checkpoints did not verify
+    steps, values = read_metrics(tmp_path).series("train/loss")
+    assert steps.tolist() == [1, 2, 3, 4] and values.tolist() == [1.0, 1.0, 3.0, 3.0]
+
+
+def test_an_attempt_that_goes_on_exactly_at_the_end_repeats_nothing(tmp_path: Path) -> None:
+    write_attempt(tmp_path, 1, range(1, 4), 1.0)
+    write_attempt(tmp_path, 2, range(4, 6), 2.0)
+    metrics = read_metrics(tmp_path)
+    assert metrics.repeated_steps == 0 and metrics.series("train/loss")[0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_line_cut_by_a_kill_harms_no_other_record(tmp_path: Path) -> None:
+    write_attempt(tmp_path, 1, range(1, 4), 1.0)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    write_attempt(tmp_path, 2, range(3, 5), 2.0)
+    steps, values = read_metrics(tmp_path).series("train/loss")
+    assert steps.tolist() == [1, 2, 3, 4] and values.tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_a_killed_process_loses_no_record(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; from headway.telemetry.metrics import MetricsLog\n"
+        "log = MetricsLog(Path(sys.argv[1]), 1)\n"
+        "for step in range(1, 101): log.write(step, {'train/loss': 1.0})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "metrics.jsonl")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert read_metrics(tmp_path).last_step == 100
+
+
+def test_records_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
+    odd = ['{"step": "x"}', "[1]", '{"step": -1}', "", '{"step": true}', '{"step": 2, "attempt": "a"}']
+    odd.append('{"step": 1, "attempt": 1, "a": null, "b": "text", "c": true, "d": [1], "e": 1}')
+    (tmp_path / "metrics.jsonl").write_text("\n".join(odd))
+    assert read_metrics(tmp_path).names == ["attempt", "e"]
+
+
+def test_a_missing_file_is_an_empty_history(tmp_path: Path) -> None:
+    metrics = read_metrics(tmp_path)
+    assert metrics.names == [] and metrics.last_step == 0 and metrics.last("train/loss") is None
+    assert read_metrics(tmp_path, newest=True).names == []
+
+
+def test_the_newest_records_of_a_long_history_are_found_quickly(tmp_path: Path) -> None:
+    write_attempt(tmp_path, 1, range(1, 20_001), 1.0)
+    metrics = read_metrics(tmp_path, newest=True)
+    steps, _ = metrics.series("train/loss")
+    assert metrics.last_step == 20_000
+    assert 100 < len(steps) < 10_000 and steps.tolist() == list(range(steps[0], 20_001))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_a_clear_error() -> None:
+    log = MetricsLog(Path("/dev/full"), 1)
+    with pytest.raises(CheckpointError, match="No space left"):
+        log.write(1, {"train/loss": 1.0})
+
+
+def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="metrics cannot be written"):
+        MetricsLog(tmp_path / "file" / "metrics.jsonl", 1)
+
+
+def test_writing_is_cheap(tmp_path: Path) -> None:
+    values = {f"name/{index}": index / 7 for index in range(12)}
+    with MetricsLog(tmp_path / "metrics.jsonl", 1) as log:
+        best = math.inf
+        for start in range(0, 1000, 100):
+            begin = time.perf_counter()
+            for step in range(start, start + 100):
+                log.write(step + 1, values)
+            best = min(best, (time.perf_counter() - begin) / 100)
+    assert best < 50e-6, f"{best * 1e6:.0f} us a step"

@@ -1,0 +1,130 @@
+"""Reading a run directory, in whatever state it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from headway.core.errors import CheckpointError
+from headway.telemetry.record import open_run
+from headway.telemetry.summary import ago_text, summarize
+
+from .conftest import START, MakeRun, write_attempt
+
+
+def test_a_run_that_died_and_went_on(make_run: MakeRun) -> None:
+    run = open_run(make_run())
+    first, second = run.attempts
+    assert (first.outcome, first.first_step, first.last_step) == ("died", 0, 60)
+    assert first.ended == START + 160, "the last sign of life"
+    assert (second.outcome, second.exit_code, second.first_step, second.last_step) == ("finished", 0, 40, 100)
+    assert run.outcome == "finished" and run.seconds == 160 + 100
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [40, 100]
+    assert run.checkpoints[1].bytes == 1_000_000 and run.checkpoints[1].attempt == 1
+    assert run.vocab_size == 8192 and run.tokens_per_step == 32 * 256
+
+
+def test_the_summary(make_run: MakeRun) -> None:
+    summary = summarize(open_run(make_run()))
+    assert (summary.step, summary.total_steps, summary.attempts) == (100, 100, 2)
+    assert summary.tokens == 100 * 32 * 256
+    assert summary.repeated_steps == 20
+    assert summary.validation_loss == 5.0 and summary.best_validation_step == 100
+    assert summary.perplexity == pytest.approx(148.41, abs=0.01)
+    assert summary.tokens_per_second == pytest.approx(10_050.5)
+    assert summary.spent_usd == 1.0
+    assert summary.mfu is None and summary.peak_memory_gib is None
+    assert summary.state_sha256 == f"{100:064x}"
+
+
+@pytest.mark.parametrize(
+    ("host", "pid", "started", "outcome"),
+    [
+        (socket.gethostname(), os.getpid(), time.time() + 60, "running"),
+        (socket.gethostname(), os.getpid(), START, "died"),  # this process was born long after: the number was reused
+        (socket.gethostname(), 2**22 + 1, START, "died"),  # beyond the kernel's largest process number
+        ("another-host", 1, START, "not ended"),
+        (None, None, START, "died"),
+    ],
+)
+def test_an_attempt_without_an_end(
+    tmp_path: Path, host: str | None, pid: int | None, started: float, outcome: str
+) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    write_attempt(tmp_path, 1, host=host, pid=pid, started=started)
+    assert open_run(tmp_path).outcome == outcome
+
+
+def test_a_sentence_on_what_went_wrong_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    write_attempt(tmp_path, 1, started=START, ended=START + 5, outcome="crashed: ValueError: no", exit_code=1)
+    run = open_run(tmp_path)
+    assert run.state == "failed" and run.outcome == "crashed: ValueError: no"
+
+
+def test_an_earlier_attempt_without_an_end_has_died(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    for number in (1, 2, 10):
+        write_attempt(tmp_path, number, host=socket.gethostname(), pid=os.getpid(), started=time.time() + 60)
+    assert [(a.number, a.outcome) for a in open_run(tmp_path).attempts] == [(1, "died"), (2, "died"), (10, "running")]
+
+
+def test_times_may_be_iso_texts(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    write_attempt(tmp_path, 1, started="2026-03-14T12:00:00+00:00", ended="2026-03-14T12:01:00Z", outcome="finished")
+    assert open_run(tmp_path).attempts[0].seconds == 60
+
+
+def test_broken_files_are_unknown_not_errors(make_run: MakeRun) -> None:
+    path = make_run()
+    for name in ("run.json", "config.yaml", "attempts/001/attempt.json", "checkpoints/step-00000040/manifest.json"):
+        (path / name).write_bytes(b'{"a": [\xff')
+    run = open_run(path)
+    assert run.facts == {} and run.config == {} and run.total_steps is None and run.tokens_per_step is None
+    assert [attempt.outcome for attempt in run.attempts] == ["died", "finished"]
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [100]
+    assert summarize(run).tokens is None
+
+
+def test_fields_of_the_wrong_kind_are_unknown(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("train: 5\ndata: {store: [1]}\n")
+    (tmp_path / "run.json").write_text("[1]")
+    write_attempt(tmp_path, 1, host=5, pid="x", started="soon", ended=[], outcome={}, exit_code="1")
+    (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-1" / "manifest.json").write_text(
+        json.dumps({"step": 1, "files": [1], "context": 3})
+    )
+    run = open_run(tmp_path)
+    assert run.attempts[0].outcome == "died" and run.attempts[0].seconds is None
+    assert run.checkpoints[0].bytes is None and run.data_manifest == {} and run.vocab_size is None
+    assert summarize(run).step == 0
+
+
+def test_the_store_is_found_from_where_the_run_was_started(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert open_run(path).data_manifest["splits"]["train"]["python"]["documents"] == 95
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a run directory"):
+        open_run(tmp_path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        open_run(tmp_path / "nothing")
+
+
+def test_ages_in_words() -> None:
+    assert [ago_text(1000.0 - age, now=1000.0) for age in (5, 120, 7200, 200_000)] == [
+        "just now",
+        "2 min ago",
+        "2 h ago",
+        "2 d ago",
+    ]

@@ -1,0 +1,215 @@
+"""The report: whole, self-contained, escaped, for runs of any length and state."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headway.core.errors import ConfigError
+from headway.telemetry import charts
+from headway.telemetry.charts import envelope, loss_chart, metric_chart, short_number, smooth, thin
+from headway.telemetry.record import open_run
+from headway.telemetry.report import write_report
+
+from .conftest import MakeRun, record, write_metrics
+
+
+class Page(HTMLParser):
+    """Checks that elements are closed in order, and collects text, tags and ids."""
+
+    VOID = ("meta", "br", "hr", "img", "input", "link")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture
+def page(make_run: MakeRun) -> Page:
+    return Page(write_report(make_run()).read_text())
+
+
+def test_it_says_how_the_run_went(page: Page) -> None:
+    text = page.text
+    for expected in (
+        "demo finished",
+        "Step 100 of 100",
+        "Validation loss 5.0000",
+        "Perplexity 148.41",
+        "Tokens 819.2k",
+        "MFU n/a",
+        "Cost $1.00",
+        "Attempts 2 20 steps done again after restarts",
+        "uniform guess: ln 8,192 = 9.01",
+        "attempt 2",
+        "train python 95 900,000",
+        "Validation share 10.0 %",
+        "Parameters 4,000,000",
+        "Test CPU, 2 usable cores",
+        "torch 2.13.0",
+        "with uncommitted changes",
+        "global_batch: 32",
+        "Once upon a time",
+    ):
+        assert expected in text, expected
+
+
+def test_it_has_all_charts(page: Page) -> None:
+    assert page.tags.count("figure") == 4 and page.tags.count("svg") == 4
+    for title in ("Loss", "Throughput", "Learning rate", "Gradient norm"):
+        assert title in page.words
+
+
+def test_it_loads_nothing(page: Page) -> None:
+    assert [link for link in page.links if not link.startswith("#")] == []
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+
+
+def test_ids_are_unique(page: Page) -> None:
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_every_text_is_escaped(make_run: MakeRun) -> None:
+    run = make_run()
+    evil = "<script>alert(1)</script>"
+    facts = json.loads((run / "run.json").read_text())
+    facts["command"] = ["headway", evil]
+    facts["environment"]["variables"] = {"HEADWAY_X": evil}
+    facts["model"] = {evil: evil}
+    facts["git"]["diff"] = evil
+    (run / "run.json").write_text(json.dumps(facts))
+    (run / "config.yaml").write_text(
+        (run / "config.yaml").read_text().replace("precision: fp32", f"precision: '{evil}'")
+    )
+    (run / "attempts/002/attempt.json").write_text(json.dumps({"outcome": evil, "host": evil, "command": evil}))
+    page = Page(write_report(run).read_text())
+    assert "script" not in page.tags and page.text.count(evil) >= 8
+
+
+def test_charts_take_their_colours_from_the_page(make_run: MakeRun) -> None:
+    chart = loss_chart(open_run(make_run()))
+    assert chart is not None
+    ElementTree.fromstring(chart.svg)
+    assert set(re.findall(r"(?:fill|stroke): (#\w+)", chart.svg)) == set()
+    assert "var(--series-0)" in chart.svg and "var(--muted)" in chart.svg
+
+
+def test_equal_runs_give_equal_charts(make_run: MakeRun) -> None:
+    run = make_run()
+    assert loss_chart(open_run(run)) == loss_chart(open_run(run))
+
+
+@pytest.mark.parametrize("state", ["empty", "one step", "diverged"])
+def test_runs_with_little_to_show(tmp_path: Path, state: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("name: run\n")
+    if state == "one step":
+        write_metrics(run, [record(1, 1)])
+    if state == "diverged":
+        write_metrics(run, [record(s, 1, **{"train/loss": "NaN", "train/grad_norm": "Infinity"}) for s in (1, 2, 3)])
+    text = Page(write_report(run).read_text()).text
+    assert "not started" in text and "n/a" in text
+    assert ("No step has been recorded yet" in text) == (state == "empty")
+
+
+def test_long_runs_make_small_pages(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_metrics(run, [record(step, 1) for step in range(1, 30_001)])
+    assert write_report(run).stat().st_size < 500_000
+
+
+def test_another_place_may_be_chosen(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    assert write_report(run, tmp_path / "new" / "page.html") == tmp_path / "new" / "page.html"
+    assert (tmp_path / "new" / "page.html").exists() and not (run / "report.html").exists()
+
+
+def test_without_matplotlib_the_old_report_stays(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    (run / "report.html").write_text("old")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'headway\[report\]'"):
+        write_report(run)
+    assert (run / "report.html").read_text() == "old"
+
+
+def test_the_gradient_norm_gets_a_logarithmic_axis_when_it_spans_much(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_metrics(run, [record(step, 1, **{"train/grad_norm": 10.0 ** (step % 5)}) for step in range(1, 21)])
+    chart = metric_chart(open_run(run), "train/grad_norm", "Gradient norm", may_be_log=True)
+    flat = metric_chart(open_run(run), "train/grad_norm", "Gradient norm")
+    assert chart is not None and flat is not None
+    assert ">100<" in chart.svg and ">100<" not in flat.svg
+
+
+def test_an_unknown_metric_has_no_chart(make_run: MakeRun) -> None:
+    assert metric_chart(open_run(make_run()), "no/such", "None") is None
+
+
+def test_smoothing_keeps_level_and_length() -> None:
+    assert smooth(np.full(50, 3.0), 5).tolist() == pytest.approx([3.0] * 50)
+    assert smooth(np.array([1.0, 2.0, 6.0]), 1).tolist() == pytest.approx([1.5, 3.0, 4.0])
+    values = np.random.default_rng(0).normal(size=1000)
+    expected = [values[max(0, i - 7) : i + 8].mean() for i in range(1000)]
+    assert smooth(values, 7).tolist() == pytest.approx(expected)
+
+
+def test_an_envelope_loses_no_spike() -> None:
+    values = np.zeros(100_003)
+    values[77_777], values[5] = 9.0, -4.0
+    steps = np.arange(1, 100_004)
+    middles, low, high = envelope(steps, values, 500)
+    assert len(middles) == len(low) == len(high) == 500
+    assert high.max() == 9.0 and low.min() == -4.0
+    assert abs(int(middles[high.argmax()]) - 77_778) < 210
+
+
+def test_thinning_keeps_both_ends() -> None:
+    steps, _ = thin(np.arange(10_000), np.arange(10_000.0))
+    assert len(steps) == charts._POINTS and steps[0] == 0 and steps[-1] == 9_999
+    assert len(thin(np.arange(7), np.arange(7.0))[0]) == 7
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.5, "0.5"), (1200, "1,200"), (20_000, "20k"), (1.5e9, "1.5B"), (2.5e-4, "2.5e-4"), (1e-5, "1e-5")],
+)
+def test_tick_labels(value: float, text: str) -> None:
+    assert short_number(value) == text

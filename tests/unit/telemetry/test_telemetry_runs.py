@@ -1,0 +1,130 @@
+"""Listing and comparing runs, and their commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headway.cli import report as report_verb
+from headway.cli import runs as runs_verb
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.telemetry.runs import compare, differences, list_runs, write_comparison
+
+from .conftest import MakeRun, record, write_metrics
+
+
+@pytest.fixture
+def folder(make_run: MakeRun) -> Path:
+    make_run("a")
+    return make_run("b", learning_rate=1e-3).parent
+
+
+def test_runs_of_a_folder(folder: Path) -> None:
+    write_metrics(folder / "newest", [record(500, 9)])
+    (folder / "no-run").mkdir()
+    (folder / "a-file").write_text("")
+    found = list_runs(folder)
+    assert [item.name for item in found] == ["newest", "a", "b"]
+    assert (found[1].state, found[1].step, found[1].total_steps, found[1].attempts) == ("finished", 100, 100, 2)
+    assert found[1].validation_loss == 5.0 and found[0].state == "not started"
+
+
+def test_an_empty_folder_and_none(tmp_path: Path) -> None:
+    assert list_runs(tmp_path) == []
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        list_runs(tmp_path / "nothing")
+
+
+def test_only_keys_that_differ_are_compared(folder: Path) -> None:
+    comparison = compare([folder / "a", folder / "b"])
+    assert comparison.differences == {
+        "name": ["a", "b"],
+        "data.store": ["data/a", "data/b"],
+        "optimizer.learning_rate": [3e-4, 1e-3],
+    }
+
+
+def test_differences_see_missing_keys_and_kinds() -> None:
+    assert differences([{"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}]) == {"a.c": [None, 2]}
+    assert differences([{"a": [1, 2]}, {"a": [1, 2]}, {"a": [2]}]) == {"a": [[1, 2], [1, 2], [2]]}
+    assert differences([{"a": {"b": 1}}, {"a": None}]) == {"a.b": [1, None]}
+
+
+def test_a_comparison_needs_two_different_runs(folder: Path) -> None:
+    for paths in ([folder / "a"], [folder / "a", folder / "b" / ".." / "a"]):
+        with pytest.raises(ConfigError, match="two or more different runs"):
+            compare(paths)
+
+
+def test_the_page_overlays_the_curves(folder: Path, tmp_path: Path) -> None:
+    text = write_comparison(compare([folder / "a", folder / "b"]), tmp_path / "c.html").read_text()
+    assert text.count("<svg") == 2 and "optimizer.learning_rate" in text and "0.001" in text
+    assert "var(--series-1)" in text and "http" not in text
+    assert "<script" not in text and "src=" not in text
+
+
+def test_many_runs_stay_distinct(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"r{number}") for number in range(10)]
+    text = write_comparison(compare(runs), tmp_path / "c.html").read_text()
+    assert 'class="dashed" style="border-color: var(--series-0)"></i>r8' in text
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(make_run: MakeRun, tmp_path: Path) -> None:
+    first = make_run("same")
+    first.rename(tmp_path / "runs" / "kept")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "runs" / "kept").rename(tmp_path / "other" / "same")
+    write_metrics(first, [record(1, 1)])
+    paths = [tmp_path / "other" / "same", first]
+    assert compare(paths).names == [str(path) for path in paths]
+
+
+def invoke(*arguments: str) -> str:
+    app = typer.Typer()
+    runs_verb.register(app)
+    report_verb.register(app)
+    result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, HeadwayError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+def test_the_list_command(folder: Path) -> None:
+    header, first, *_ = invoke("runs", "list", str(folder)).splitlines()
+    assert header.split()[:4] == ["RUN", "STATE", "STEP", "LOSS"]
+    assert first.split()[:3] == ["a", "finished", "100/100"]
+    assert [item["name"] for item in json.loads(invoke("runs", "list", str(folder), "--json"))] == ["a", "b"]
+
+
+def test_the_list_command_prints_valid_json_for_a_diverged_run(tmp_path: Path) -> None:
+    write_metrics(tmp_path / "run", [record(1, 1, **{"train/loss": "NaN"})])
+    (item,) = json.loads(invoke("runs", "list", str(tmp_path), "--json"), parse_constant=pytest.fail)
+    assert item["train_loss"] is None
+    assert " nan " in invoke("runs", "list", str(tmp_path))
+
+
+def test_the_show_command(folder: Path) -> None:
+    text = invoke("runs", "show", str(folder / "a"))
+    assert "attempt 1: died, steps 0 to 60" in text and "checkpoint 100:" in text
+    shown = json.loads(invoke("runs", "show", str(folder / "a"), "--json"))
+    assert shown["perplexity"] == pytest.approx(148.41, abs=0.01)
+    assert [attempt["outcome"] for attempt in shown["attempt_list"]] == ["died", "finished"]
+
+
+def test_the_compare_command(folder: Path, tmp_path: Path) -> None:
+    paths = [str(folder / "a"), str(folder / "b")]
+    text = invoke("runs", "compare", *paths, "--output", str(tmp_path / "c.html"))
+    assert "optimizer.learning_rate" in text and (tmp_path / "c.html").exists()
+    compared = json.loads(invoke("runs", "compare", *paths, "--json"))
+    assert compared["differences"]["optimizer.learning_rate"] == [3e-4, 1e-3] and len(compared["runs"]) == 2
+
+
+def test_the_report_command(folder: Path) -> None:
+    assert invoke("report", str(folder / "a")).strip() == str(folder / "a" / "report.html")
+    with pytest.raises(CheckpointError, match="is not a run directory"):
+        invoke("report", str(folder))
