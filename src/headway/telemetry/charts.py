@@ -234,7 +234,8 @@ def _curve(axes: Axes, steps: Steps, values: Floats, label: str) -> list[Entry]:
         return [Entry(label, 0)]
     if len(values) > 2 * _POINTS:
         middles, low, high = envelope(steps, values, _POINTS)
-        axes.fill_between(middles, low, high, color=_SERIES[0], alpha=0.22, linewidth=0)
+        # The outline keeps a spike visible where the band is thinner than a pixel.
+        axes.fill_between(middles, low, high, color=_SERIES[0], alpha=0.22, linewidth=0.7)
         behind = "lowest to highest"
     else:
         axes.plot(steps, values, color=_SERIES[0], alpha=0.3, linewidth=0.8)

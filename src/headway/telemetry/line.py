@@ -95,19 +95,27 @@ class StatusLine:
         self._speeds: deque[Mapping[str, float]] = deque(maxlen=_WINDOW)
         self._saved_at: float | None = None
         self._shown_at = -math.inf
-        self._text, self._logged = "", ""
-        self._steps_seen = 0
+        self._newest: tuple[int, Mapping[str, float]] | None = None
+        self._logged_step = -1
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step has ended, with the metrics that go to `metrics.jsonl`."""
         now = self._clock()
-        self._steps_seen += 1
-        if self._steps_seen == 2:
+        first = self._newest is None
+        if len(self._ends) == 1:
             self._speeds.clear()
         self._speeds.append(metrics)
         self._ends.append((now, step))
-        self._text = render(self._status(step, metrics, now))
-        self._show(due=self._steps_seen == 1 or step % self._log_every == 0 or step == self._total_steps, now=now)
+        self._newest = (step, metrics)
+        due = first or step % self._log_every == 0 or step == self._total_steps
+        live = sys.stderr.isatty()
+        if live and (due or now - self._shown_at >= _REFRESH_SECONDS):
+            self._shown_at = now
+            show_live(self._text())
+        if due:
+            self._logged_step = step
+            # A live line leaves no trace, so the attempt's log file gets the plain line in either case.
+            (write_log if live else notice)(self._text())
 
     def evaluation(self, step: int, loss: float) -> None:
         """An evaluation has ended."""
@@ -120,21 +128,15 @@ class StatusLine:
     def close(self) -> None:
         """Take the live line away and leave the newest state as a plain line."""
         show_live("")
-        if self._text and (sys.stderr.isatty() or self._text != self._logged):
-            notice(self._text)
-        self._text = ""
+        if self._newest is not None and (sys.stderr.isatty() or self._newest[0] != self._logged_step):
+            notice(self._text())
+        self._newest = None
 
-    def _show(self, *, due: bool, now: float) -> None:
-        live = sys.stderr.isatty()
-        if live and (due or now - self._shown_at >= _REFRESH_SECONDS):
-            self._shown_at = now
-            show_live(self._text)
-        if due:
-            self._logged = self._text
-            # A live line leaves no trace, so the attempt's log file gets the plain line in either case.
-            (write_log if live else notice)(self._text)
+    def _text(self) -> str:
+        assert self._newest is not None, "nothing is shown before the first step"
+        return render(self._status(*self._newest))
 
-    def _status(self, step: int, metrics: Mapping[str, float], now: float) -> Status:
+    def _status(self, step: int, metrics: Mapping[str, float]) -> Status:
         eta = self._eta(step)
         spent, total = metrics.get("cost/spent_usd"), None
         if spent is not None and eta is not None and self._usd_per_hour is not None:
@@ -148,7 +150,7 @@ class StatusLine:
             eta_seconds=eta,
             spent_usd=spent,
             total_usd=total,
-            saved_seconds_ago=None if self._saved_at is None else now - self._saved_at,
+            saved_seconds_ago=None if self._saved_at is None else self._clock() - self._saved_at,
         )
 
     def _eta(self, step: int) -> float | None:
