@@ -1,0 +1,85 @@
+"""`headway models`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from headway.cli.common import JsonOption, print_json, print_table
+
+HELP = """List the named model shapes with their parameters, costs and sizes.
+
+FLOPs are per training token, forward and backward (PaLM, appendix B); the cache is in bf16.
+
+[bold]Examples[/bold]
+
+  headway models
+  headway models --vocab 128256 --sequence-length 8192
+  headway models --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("models", help=HELP)(models)
+
+
+def models(
+    vocab: Annotated[int, typer.Option("--vocab", min=1, help="Vocabulary to count with.")] = 32_000,
+    sequence_length: Annotated[
+        int, typer.Option("--sequence-length", min=1, help="Tokens in a row, for the cost of attention.")
+    ] = 2048,
+    as_json: JsonOption = False,
+) -> None:
+    """The verb."""
+    from headway.config import SHAPES
+
+    rows = [_facts(name, vocab, sequence_length) for name in SHAPES]
+    if as_json:
+        print_json({"vocab_size": vocab, "sequence_length": sequence_length, "models": rows})
+    else:
+        _print_table(rows, vocab, sequence_length)
+
+
+def _facts(name: str, vocab: int, sequence_length: int) -> dict[str, Any]:
+    from headway.config import ModelConfig
+    from headway.models.facts import count_parameters, flops_per_token, kv_bytes_per_token
+
+    config = ModelConfig(preset=name, vocab_size=vocab)
+    counts = count_parameters(config)
+    return {
+        "preset": name,
+        "parameters": counts.total,
+        "embedding_parameters": counts.embedding,
+        "dim": config.dim,
+        "layers": config.layers,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "ffn_dim": config.ffn_dim,
+        "tie_embeddings": config.tie_embeddings,
+        "max_sequence_length": config.max_sequence_length,
+        "flops_per_token": flops_per_token(config, sequence_length),
+        "kv_bytes_per_token": kv_bytes_per_token(config),
+    }
+
+
+def _print_table(rows: list[dict[str, Any]], vocab: int, sequence_length: int) -> None:
+    from headway.core.format import format_bytes, format_count
+
+    print(f"vocabulary {vocab:,}, sequences of {sequence_length:,} tokens")
+    headers = ["PRESET", "PARAMETERS", "IN EMBEDDINGS", "WIDTH", "LAYERS", "HEADS", "FLOPS/TOKEN", "CACHE/TOKEN"]
+    lines = [
+        [
+            row["preset"],
+            format_count(row["parameters"]),
+            f"{row['embedding_parameters'] / row['parameters']:.0%}",
+            str(row["dim"]),
+            str(row["layers"]),
+            f"{row['heads']}/{row['kv_heads']}",
+            format_count(row["flops_per_token"]),
+            format_bytes(row["kv_bytes_per_token"]),
+        ]
+        for row in rows
+    ]
+    print_table(headers, lines, numeric=range(1, len(headers)))

@@ -1,0 +1,93 @@
+"""From a config to a decoder with weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from headway.core.errors import ConfigError
+from headway.models.decoder import Decoder
+from headway.models.huggingface import import_model, read_model_config
+
+if TYPE_CHECKING:
+    from headway.config import ModelConfig
+
+#: Matrix products are faster when their sides are multiples of this.
+_VOCAB_MULTIPLE = 64
+_SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim")
+
+
+def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
+    """The config with every size filled in; completing it once more changes nothing.
+
+    With `from_pretrained` the shape is the checkpoint's (of `config` only `dropout` and `init_std` remain). Without it
+    an open `vocab_size` becomes the tokenizer's, rounded up to a multiple of 64.
+
+    Args:
+        config: As written by a user.
+        vocab_size: Token ids that the data may hold.
+
+    Raises:
+        ConfigError: the vocabulary is smaller than the data's, or a size contradicts the checkpoint's.
+        CheckpointError: the checkpoint's config cannot be read.
+    """
+    if config.from_pretrained is not None:
+        config = _with_pretrained_shape(config)
+    assert config.heads is not None and config.dim is not None
+    rows = config.vocab_size or -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+    if rows < vocab_size:
+        raise ConfigError(
+            f"the model's vocabulary of {rows:,} is smaller than the tokenizer's of {vocab_size:,}",
+            where=f"config.json of {config.from_pretrained}" if config.from_pretrained else "model.vocab_size",
+            fix="prepare the data with the checkpoint's own tokenizer (data.tokenizer.path)"
+            if config.from_pretrained
+            else "leave model.vocab_size out, or raise it",
+        )
+    return config.model_copy(
+        update={
+            "vocab_size": rows,
+            "kv_heads": config.kv_heads or config.heads,
+            "head_dim": config.head_dim or config.dim // config.heads,
+        }
+    )
+
+
+def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
+    assert config.from_pretrained is not None
+    pretrained = read_model_config(config.from_pretrained)
+    for key in (*_SIZES, "vocab_size"):
+        ours, theirs = getattr(config, key), getattr(pretrained, key)
+        if ours is not None and ours != theirs:
+            raise ConfigError(
+                f"model.{key} is {ours}, but the checkpoint has {theirs}",
+                where=str(config.from_pretrained),
+                fix=f"leave model.{key} out",
+            )
+    kept = {"from_pretrained": config.from_pretrained, "dropout": config.dropout, "init_std": config.init_std}
+    return pretrained.model_copy(update={"preset": config.preset, **kept})
+
+
+def build_model(config: ModelConfig, *, vocab_size: int, seed: int, initialize: bool = True) -> Decoder:
+    """A decoder on the CPU in fp32, with first weights from the seed or from `config.from_pretrained`.
+
+    Args:
+        config: Need not be complete.
+        vocab_size: Token ids that the data may hold.
+        seed: Of the first weights.
+        initialize: False leaves the weights' memory as it is, for a caller that loads all of them.
+
+    Raises:
+        ConfigError, CheckpointError: as `complete` and `headway.models.huggingface.import_model`.
+    """
+    config = complete(config, vocab_size)
+    # Built without memory first: torch's own first weights would be drawn only to be thrown away.
+    with torch.device("meta"):
+        model = Decoder(config)
+    model.to_empty(device="cpu")
+    model.make_rotary_tables()
+    if initialize and config.from_pretrained is not None:
+        model.load_state_dict(import_model(config.from_pretrained)[1])
+    elif initialize:
+        model.initialize(seed)
+    return model

@@ -1,0 +1,288 @@
+"""Hugging Face checkpoints (safetensors, `config.json`, tokenizer files), in and out, without `transformers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.files import sync_folder, write_json
+from headway.models.decoder import Decoder
+from headway.models.huggingface_config import from_huggingface, to_huggingface
+from headway.models.huggingface_weights import fuse_weights, to_huggingface_tensors, weight_names
+from headway.models.shape import Shape
+
+if TYPE_CHECKING:
+    from headway.config import ModelConfig
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+#: Lists what an export wrote, so that the next one to the same folder knows what is not a person's own.
+_MARKER = "headway_export.json"
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """The complete config of a Hugging Face checkpoint.
+
+    Raises:
+        ConfigError: there is no such folder, or the model in it is none that the native decoder computes.
+        CheckpointError: `config.json` cannot be read.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError("there is no Hugging Face checkpoint", where=str(path), fix="give a folder with config.json")
+    return from_huggingface(_read_json(path), str(path))
+
+
+def import_model(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """Read a Hugging Face checkpoint of the Llama family.
+
+    Returns:
+        The complete config, and the state dict of its `Decoder`: fp32, on the CPU.
+
+    Raises:
+        ConfigError: the model is none that the native decoder computes.
+        CheckpointError: a file is missing or damaged, or its tensors are not those of the config.
+    """
+    config = read_model_config(folder)
+    files = _weight_files(folder)
+    _check_tensors(config, folder, files)
+    shape = Shape.of(config)
+    state = {}
+    for name, theirs in weight_names(config).items():
+        parts = [_read_tensor(files[part], part).float() for part in theirs]
+        state[name] = fuse_weights(name, parts, shape)
+    return config, state
+
+
+def _weight_files(folder: Path) -> dict[str, Path]:
+    """Tensor name -> the file that holds it."""
+    if (folder / _INDEX).is_file():
+        weight_map = _read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or any(Path(str(file)).name != file for file in weight_map.values()):
+            raise CheckpointError("the index of the weights is damaged", where=str(folder / _INDEX), fix=_FETCH_AGAIN)
+        return {name: folder / file for name, file in weight_map.items()}
+    if (folder / _WEIGHTS).is_file():
+        return dict.fromkeys(_names_in(folder / _WEIGHTS), folder / _WEIGHTS)
+    if any(folder.glob("pytorch_model*.bin")):
+        raise CheckpointError(
+            "the weights are pickled, and nothing is ever unpickled here, since that can run any code",
+            where=str(folder),
+            fix="convert them where you trust them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)",
+        )
+    raise CheckpointError("there are no weights", where=str(folder), fix=f"give a folder with {_WEIGHTS} or {_INDEX}")
+
+
+_FETCH_AGAIN = "fetch the checkpoint again"
+
+
+def _check_tensors(config: ModelConfig, folder: Path, files: dict[str, Path]) -> None:
+    """Compare names, shapes and dtypes with what the config asks for, before any of them is read in full."""
+    with torch.device("meta"):
+        state = Decoder(config).state_dict()
+    expected = {name: tuple(tensor.shape) for name, tensor in to_huggingface_tensors(config, state)}
+    if missing := sorted(expected.keys() - files.keys()):
+        raise CheckpointError(f"tensors are missing: {_some(missing)}", where=str(folder), fix=_FETCH_AGAIN)
+    # Old checkpoints also hold the rotary frequencies, and some tied ones their projection twice.
+    extra = {name for name in files.keys() - expected.keys() if not name.endswith("rotary_emb.inv_freq")}
+    if config.tie_embeddings and "lm_head.weight" in extra:
+        extra.remove("lm_head.weight")
+        head = _read_tensor(files["lm_head.weight"], "lm_head.weight")
+        if not torch.equal(head, _read_tensor(files["model.embed_tokens.weight"], "model.embed_tokens.weight")):
+            raise CheckpointError(
+                "config.json ties lm_head to the embedding, but the two are different",
+                where=str(folder),
+                fix="set tie_word_embeddings to false in config.json, if the weights are right",
+            )
+    if extra:
+        raise CheckpointError(
+            f"there are tensors that the architecture does not have: {_some(sorted(extra))}",
+            where=str(folder),
+            fix="give a checkpoint without adapters, biases or quantization",
+        )
+    for name, shape in expected.items():
+        with _opened(files[name]) as file:
+            found = file.get_slice(name)
+            if tuple(found.get_shape()) != shape or found.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+                raise CheckpointError(
+                    f"{name} is {found.get_dtype()} {found.get_shape()}; config.json asks for floats {list(shape)}",
+                    where=str(files[name]),
+                    fix="give a checkpoint whose config.json belongs to its weights, not a quantized one",
+                )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the weights cannot be read: {error}", where=str(path), fix=_FETCH_AGAIN) from error
+
+
+def _names_in(path: Path) -> list[str]:
+    with _opened(path) as file:
+        return list(file.keys())
+
+
+def _read_tensor(path: Path, name: str) -> torch.Tensor:
+    with _opened(path) as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the file cannot be read: {error}", where=str(path), fix=_FETCH_AGAIN) from error
+    if not isinstance(value, dict):
+        raise CheckpointError("the file is no JSON object", where=str(path), fix=_FETCH_AGAIN)
+    return value
+
+
+def export_model(
+    model: Decoder,
+    folder: Path,
+    tokenizer_folder: Path | None = None,
+    *,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    max_shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Write a decoder as a Hugging Face checkpoint that transformers loads by itself.
+
+    The folder is whole or not there: everything is written beside it and renamed into place. An earlier export is
+    replaced, and is still there under another name should the process be killed between the two renames.
+
+    Args:
+        model: On any device.
+        folder: To write.
+        tokenizer_folder: With `tokenizer.json`; its files are copied, and its special tokens named in `config.json`.
+        dtype: Of the weights in the files.
+        max_shard_bytes: Weights are split into files of at most this size (one tensor may be larger).
+
+    Raises:
+        ConfigError: the folder holds something else than an earlier export, there is no tokenizer where one is said to
+            be, or no architecture of transformers computes this decoder.
+    """
+    _refuse_foreign(folder)
+    special_ids = _special_ids(tokenizer_folder)
+    config = to_huggingface(model.config, str(_DTYPES[dtype]).removeprefix("torch."), special_ids)
+    with _published(folder) as building:
+        write_json(building / "config.json", config)
+        write_json(building / "generation_config.json", {"_from_model_config": True, **special_ids})
+        if tokenizer_folder is not None:
+            _copy_tokenizer(tokenizer_folder, building, model.config.max_sequence_length)
+        tensors = dict(to_huggingface_tensors(model.config, model.state_dict()))
+        _write_weights(tensors, building, _DTYPES[dtype], max_shard_bytes)
+        write_json(building / _MARKER, {"files": sorted([*(path.name for path in building.iterdir()), _MARKER])})
+
+
+def _refuse_foreign(folder: Path) -> None:
+    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    listed = _read_json(folder / _MARKER).get("files", []) if _MARKER in present else []
+    if folder.is_file() or (foreign := sorted(present - set(listed))):
+        raise ConfigError(
+            "the output folder holds something else than an earlier export"
+            if not folder.is_file()
+            else "the output folder is a file",
+            where=str(folder) if folder.is_file() else f"{folder}: {_some(foreign)}",
+            fix="give a new folder, or move these files away",
+        )
+
+
+@contextmanager
+def _published(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `folder` when the block ends without an error."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    building.mkdir()
+    try:
+        yield building
+        sync_folder(building)
+    except BaseException:
+        shutil.rmtree(building)
+        raise
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    if folder.exists():
+        folder.rename(old)
+    building.rename(folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
+    shards: list[list[str]] = [[]]
+    size = total = 0
+    for name, tensor in tensors.items():
+        needed = tensor.numel() * dtype.itemsize
+        if shards[-1] and size + needed > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size, total = size + needed, total + needed
+    weight_map = {}
+    for number, names in enumerate(shards, 1):
+        file = _WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        weight_map.update(dict.fromkeys(names, file))
+        content = {name: tensors[name].detach().to("cpu", dtype).contiguous() for name in names}
+        save_file(content, folder / file, metadata={"format": "pt"})
+        with (folder / file).open("rb") as written:
+            os.fsync(written.fileno())
+    if len(shards) > 1:
+        write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
+    """Ids of the special tokens that a tokenizer's files name; None where there is none.
+
+    They are written in any case: transformers otherwise assumes those of the first Llama.
+    """
+    ids: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    if tokenizer_folder is None:
+        return ids
+    if not (tokenizer_folder / "tokenizer.json").is_file():
+        raise ConfigError(
+            "there is no tokenizer", where=str(tokenizer_folder / "tokenizer.json"), fix="give the tokenizer's folder"
+        )
+    tokenizer = _read_json(tokenizer_folder / "tokenizer.json")
+    vocabulary = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    settings_file = tokenizer_folder / "tokenizer_config.json"
+    settings = _read_json(settings_file) if settings_file.is_file() else {}
+    for kind in ("bos", "eos", "pad"):
+        token = settings.get(f"{kind}_token")
+        ids[f"{kind}_token_id"] = vocabulary.get(token.get("content") if isinstance(token, dict) else token)
+    return ids
+
+
+def _copy_tokenizer(source: Path, folder: Path, max_sequence_length: int) -> None:
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    if not (folder / "tokenizer_config.json").exists():
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_sequence_length}
+        write_json(folder / "tokenizer_config.json", settings)

@@ -1,0 +1,151 @@
+"""`config.json` of Hugging Face checkpoints of the Llama family, to and from `ModelConfig`.
+
+The keys are those of transformers' `LlamaConfig`, `MistralConfig` and `Qwen3Config`, in the spellings of its versions 4
+(`torch_dtype`, `rope_theta`, `rope_scaling`) and 5 (`dtype`, `rope_parameters`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.config import ModelConfig
+from headway.core.errors import ConfigError
+from headway.models.shape import Shape
+
+#: Architecture -> what its config class assumes when a key is missing.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048},
+    "MistralForCausalLM": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+}
+_MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen3ForCausalLM": "qwen3"}
+#: Key -> the only value that this decoder computes exactly.
+_REQUIRED = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "use_sliding_window": False,
+    "quantization_config": None,
+}
+
+
+def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
+    """The config of a checkpoint, complete.
+
+    Args:
+        values: Content of `config.json`.
+        where: The file, for messages.
+
+    Raises:
+        ConfigError: another architecture, or a variant of it that this decoder does not compute.
+    """
+    architecture = _architecture(values, where)
+    values = {**_DEFAULTS[architecture], **values}
+    for key, required in _REQUIRED.items():
+        if values.get(key, required) not in (required, None):
+            raise ConfigError(
+                f"{key} is {values[key]!r}; the native decoder computes {required!r} only",
+                where=where,
+                fix="use a checkpoint without it",
+            )
+    try:
+        dim, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
+        return ModelConfig(
+            vocab_size=values["vocab_size"],
+            dim=dim,
+            layers=values["num_hidden_layers"],
+            heads=heads,
+            kv_heads=values.get("num_key_value_heads") or heads,
+            head_dim=values.get("head_dim") or dim // heads,
+            ffn_dim=values["intermediate_size"],
+            max_sequence_length=values["max_position_embeddings"],
+            rope_theta=_rope_theta(values, where),
+            norm_eps=values.get("rms_norm_eps", 1e-6),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            tie_embeddings=bool(values.get("tie_word_embeddings", False)),
+            sliding_window=values.get("sliding_window") if architecture == "MistralForCausalLM" else None,
+            init_std=values.get("initializer_range") or 0.02,
+        )
+    except KeyError as error:
+        raise ConfigError(f"the key {error} is missing", where=where, fix="give a complete checkpoint") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the sizes make no decoder: {error}", where=where, fix="give a sound checkpoint") from error
+
+
+def _architecture(values: dict[str, Any], where: str) -> str:
+    names = values.get("architectures") or [
+        name for name, kind in _MODEL_TYPES.items() if kind == values.get("model_type")
+    ]
+    if len(names) != 1 or names[0] not in _MODEL_TYPES:
+        found = ", ".join(map(str, names)) or values.get("model_type") or "none"
+        raise ConfigError(
+            f"the architecture is not supported: {found}",
+            where=where,
+            fix=f"give a checkpoint of one of: {', '.join(_MODEL_TYPES)}",
+        )
+    return str(names[0])
+
+
+def _rope_theta(values: dict[str, Any], where: str) -> float:
+    """The rotary base; scaled rotary embeddings are refused, since they would silently compute something else."""
+    parameters: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind != "default":
+        raise ConfigError(
+            f"the rotary embedding is scaled ({kind}); the native decoder computes the plain one only",
+            where=f"{where}, rope_parameters or rope_scaling",
+            fix="use a checkpoint without rope scaling",
+        )
+    return float(parameters.get("rope_theta", values.get("rope_theta", 10_000.0)))
+
+
+def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int | None]) -> dict[str, Any]:
+    """Content of `config.json` for a decoder, readable by transformers 4 and 5.
+
+    Args:
+        config: Complete.
+        dtype: Of the weights, as torch names it: `float32`, `bfloat16`.
+        special_ids: `bos_token_id`, `eos_token_id`, `pad_token_id`.
+
+    Raises:
+        ConfigError: no architecture of transformers computes this decoder.
+    """
+    shape = Shape.of(config)
+    architecture = "MistralForCausalLM" if config.sliding_window else "LlamaForCausalLM"
+    own: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
+    if config.sliding_window:
+        own = {"sliding_window": config.sliding_window}
+    if config.qk_norm:
+        if config.sliding_window:
+            raise ConfigError(
+                "a decoder with qk_norm and a sliding window cannot be exported: no supported architecture has both",
+                where="model.qk_norm, model.sliding_window",
+                fix="train with one of them",
+            )
+        architecture = "Qwen3ForCausalLM"
+        own = {"attention_bias": False, "use_sliding_window": False, "sliding_window": None}
+    return {
+        "architectures": [architecture],
+        "model_type": _MODEL_TYPES[architecture],
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.dim,
+        "intermediate_size": shape.ffn_dim,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_sequence_length,
+        "initializer_range": config.init_std,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+        **own,
+        **special_ids,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }

@@ -1,0 +1,58 @@
+"""The complete shape of a decoder: what a resolved `ModelConfig` says, with nothing left open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder of the Llama family; all are numbers of elements or of modules."""
+
+    vocab_size: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_dim: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, vocab_size: int | None = None) -> Shape:
+        """The shape that a config describes.
+
+        Args:
+            config: `kv_heads` and `head_dim` may be open; they follow from the others.
+            vocab_size: Takes the place of `config.vocab_size`.
+
+        Raises:
+            ConfigError: a size is missing, for example because it is to come from a pretrained checkpoint.
+        """
+        vocab_size = vocab_size or config.vocab_size
+        dim, layers, heads, ffn_dim = config.dim, config.layers, config.heads, config.ffn_dim
+        if vocab_size is None or dim is None or layers is None or heads is None or ffn_dim is None:
+            raise ConfigError(
+                "the model's shape is not complete",
+                where="model.vocab_size, model.dim, model.layers, model.heads, model.ffn_dim",
+                fix="set model.preset, or pass the config through headway.models.build.complete",
+            )
+        return cls(
+            vocab_size=vocab_size,
+            dim=dim,
+            layers=layers,
+            heads=heads,
+            kv_heads=config.kv_heads or heads,
+            head_dim=config.head_dim or dim // heads,
+            ffn_dim=ffn_dim,
+        )
+
+    @property
+    def queries_per_group(self) -> int:
+        """Query heads that share one key and value head."""
+        return self.heads // self.kv_heads
