@@ -6,16 +6,19 @@ from typing import Any
 
 from headway.config.schema import Config
 
-#: Keys that decide where, how fast and how visibly a run goes, but not what it computes. `parallel.threads` is kept by
-#: the checkpoint, since its resolved value matters and not what the config says.
+#: Keys that decide where, how fast and how visibly a run goes, or when it gives up, but not what it computes: a model's
+#: preset is a name for its shape, and tokens are counted as steps. `parallel.threads` is kept by the checkpoint, since
+#: its resolved value matters and not what the config says.
 _INCIDENTAL = (
     "name",
     "runs",
     "data.store",
     "data.workers",
     "data.shard_tokens",
+    "model.preset",
     "train.tokens",
     "train.device",
+    "train.skip_limit",
     "parallel",
     "checkpoint",
     "evaluation",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,33 +37,27 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
     """
     train, elastic = config.train, config.determinism == "elastic"
     rows = train.global_batch_rows
-    by_itself = _largest_power_of_two(rows) if elastic else workers
-    lanes = by_itself if train.lanes == "auto" else train.lanes
-    if rows % lanes:
+    if elastic and not _is_power_of_two(workers):
         raise ConfigError(
-            f"a global batch of {rows} rows cannot be cut into {lanes} lanes",
-            where="parallel.workers" if train.lanes == "auto" else "train.lanes",
-            fix=f"use {_nearest_divisor(rows, lanes)} of them, or train.global_batch={_nearest_multiple(rows, lanes)}",
+            f"determinism 'elastic' sums in a binary tree, which {workers} workers cannot share evenly",
+            where="parallel.workers, determinism",
+            fix=f"parallel.workers={_nearest(workers, filter(_is_power_of_two, range(1, 2 * workers)))}",
         )
-    if elastic and (not _is_power_of_two(lanes) or not _is_power_of_two(workers)):
-        raise ConfigError(
-            f"determinism 'elastic' sums in a binary tree; {lanes} lanes on {workers} workers are no powers of two",
-            where="train.lanes, parallel.workers",
-            fix="use 1, 2, 4, 8, ... of each",
-        )
+    lanes = _lanes(config, workers, rows)
     if lanes % workers:
         raise ConfigError(
-            f"{lanes} lanes cannot be shared by {workers} workers",
-            where="parallel.workers",
-            fix=f"use {_nearest_divisor(lanes, workers)} workers, or train.lanes={_nearest_multiple(lanes, workers)}",
+            f"{lanes} lanes cannot be shared evenly by {workers} workers",
+            where="train.lanes, parallel.workers",
+            fix=f"parallel.workers={_nearest(workers, _divisors(lanes))}"
+            + "".join(f", or train.lanes={n}" for n in _lane_choices(rows, workers, elastic, near=lanes)),
         )
     per_lane = rows // lanes
     micro_batch = train.micro_batch or max(n for n in range(1, _AT_MOST + 1) if per_lane % n == 0)
     if per_lane % micro_batch:
         raise ConfigError(
             f"a lane of {per_lane} rows cannot be cut into micro-batches of {micro_batch} rows",
-            where="train.micro_batch",
-            fix=f"train.micro_batch={_nearest_divisor(per_lane, micro_batch)}",
+            where="train.micro_batch, train.lanes, train.global_batch",
+            fix=f"train.micro_batch={_nearest(micro_batch, _divisors(per_lane))}",
         )
     return LaneGrid(lanes, per_lane // micro_batch, micro_batch)
 
@@ -77,17 +72,53 @@ def resolve_threads(config: Config, workers: int, lanes: int, cores: int) -> int
     return max(1, cores // (lanes if config.determinism == "elastic" else workers))
 
 
+def _lanes(config: Config, workers: int, rows: int) -> int:
+    """The number of lanes given or chosen, which divides the rows."""
+    elastic = config.determinism == "elastic"
+    if config.train.lanes == "auto":
+        if elastic:
+            return min(_AT_MOST, rows & -rows)  # the largest power of two that divides the rows
+        if rows % workers:
+            raise ConfigError(
+                f"a global batch of {rows} rows cannot be shared evenly by {workers} workers",
+                where="train.global_batch, parallel.workers",
+                fix=f"parallel.workers={_nearest(workers, _divisors(rows))},"
+                f" or train.global_batch={_nearest_multiple(rows, workers)}",
+            )
+        return workers
+    lanes = config.train.lanes
+    choices = _lane_choices(rows, workers, elastic, near=lanes) or _lane_choices(rows, 1, elastic, near=lanes)
+    if elastic and not _is_power_of_two(lanes):
+        raise ConfigError(
+            f"determinism 'elastic' sums in a binary tree, which {lanes} lanes do not fill",
+            where="train.lanes, determinism",
+            fix=f"train.lanes={choices[0]}",
+        )
+    if rows % lanes:
+        raise ConfigError(
+            f"a global batch of {rows} rows cannot be cut into {lanes} lanes",
+            where="train.global_batch, train.lanes",
+            fix=f"train.lanes={choices[0]}, or train.global_batch={_nearest_multiple(rows, lanes)}",
+        )
+    return lanes
+
+
+def _lane_choices(rows: int, workers: int, elastic: bool, near: int) -> list[int]:
+    """The nearest number of lanes that would do; none if there is no such number."""
+    choices = [n for n in _divisors(rows) if n % workers == 0 and (not elastic or _is_power_of_two(n))]
+    return [_nearest(near, choices)] if choices else []
+
+
 def _is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def _largest_power_of_two(rows: int) -> int:
-    """The largest power of two up to the limit that divides `rows`."""
-    return min(_AT_MOST, rows & -rows)
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
-    return min((n for n in range(1, number + 1) if number % n == 0), key=lambda n: (abs(n - wanted), n))
+def _nearest(wanted: int, choices: Iterable[int]) -> int:
+    return min(choices, key=lambda n: (abs(n - wanted), n))
 
 
 def _nearest_multiple(number: int, of: int) -> int:

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from headway.config.checks import combined, find_problems
+from headway.config.complaints import complaints
+from headway.config.document import Entry, merged, parse, to_yaml
 from headway.config.schema import Config
+from headway.config.shapes import SHAPES
 from headway.core.errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 
-#: A key's path: section names and list positions.
-KeyPath = tuple[str | int, ...]
+_SHAPE_KEYS = sorted({"head_dim", *(key for shape in SHAPES.values() for key in shape)})
 
-
-@dataclass
-class _Tree:
-    """Plain values with the place that each key came from."""
-
-    values: dict[str, Any]
-    places: dict[KeyPath, str] = field(default_factory=dict)
-
-    def place_of(self, path: KeyPath) -> str:
-        """Where a key was given; for one that is missing, the section it belongs to."""
-        while path and path not in self.places:
-            path = path[:-1]
-        return self.places.get(path, "the config")
+#: Two ways to say the same: a key given later, in a file above or an override, takes the place of these given earlier.
+_REPLACES = {
+    "train.steps": ["train.tokens"],
+    "train.tokens": ["train.steps"],
+    "model.preset": ["model.from_pretrained", *(f"model.{key}" for key in _SHAPE_KEYS)],
+    "model.from_pretrained": ["model.preset", "model.vocab_size", *(f"model.{key}" for key in _SHAPE_KEYS)],
+}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -45,10 +38,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: with every problem found, the places, and the nearest known keys.
     """
-    tree = _read(_find(str(path), None), ())
-    for text in overrides:
-        _apply_override(tree, text)
-    return _validated(tree)
+    return _validated(_with_overrides(_read(_find(str(path), None), ()), overrides))
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
@@ -57,28 +47,27 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: an override is wrong.
     """
-    tree = _Tree(config.model_dump(mode="json", exclude_unset=True))
-    for text in overrides:
-        _apply_override(tree, text)
-    return _validated(tree)
+    tree = _entry_of(config.model_dump(mode="json", exclude_unset=True), "the config")
+    return _validated(_with_overrides(tree, overrides))
 
 
 def dump_config(config: Config) -> str:
-    """The config as YAML; loading it gives an equal one."""
-    values = config.model_dump(mode="json")
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+    """The config as YAML; loading it gives an equal one, if it is resolved."""
+    return to_yaml(config.model_dump(mode="json"))
 
 
-def _validated(tree: _Tree) -> Config:
+def _validated(tree: Entry) -> Config:
     try:
-        return Config.model_validate(tree.values).resolved()
+        config = Config.model_validate(tree.plain())
+        problems = find_problems(config)
     except ValidationError as error:
-        raise _complaint(tree, error) from None
-    except ValueError as error:
-        raise ConfigError(str(error), where=tree.place_of(("train",)), fix="see docs/config-reference.md") from None
+        problems = complaints(tree, error)
+    if problems:
+        raise combined(problems, tree.place_of)
+    return config.resolved()
 
 
-# Reading YAML ---------------------------------------------------------------------------------------------------------
+# Files ----------------------------------------------------------------------------------------------------------------
 
 
 def _find(name: str, beside: Path | None) -> Path:
@@ -87,9 +76,9 @@ def _find(name: str, beside: Path | None) -> Path:
     if path.is_file():
         return path
     preset = PRESETS / f"{name}.yaml"
-    if preset.is_file():
-        return preset
     known = sorted(file.stem for file in PRESETS.glob("*.yaml"))
+    if name in known:
+        return preset
     if path.is_dir():
         raise ConfigError("a folder, not a config file", where=str(path), fix=f"did you mean {path / 'config.yaml'}?")
     raise ConfigError(
@@ -99,184 +88,110 @@ def _find(name: str, beside: Path | None) -> Path:
     )
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> _Tree:
+def _read(path: Path, above: tuple[Path, ...]) -> Entry:
     """One file on top of what it is based on."""
-    if path.resolve() in seen:
-        chain = " -> ".join(p.name for p in (*seen, path))
+    if path.resolve() in above:
+        chain = " -> ".join(p.name for p in (*above, path))
         raise ConfigError(f"a config is based on itself: {chain}", where=str(path), fix="remove one `base:`")
-    tree = _parse(path)
-    base = tree.values.pop("base", None)
+    tree = _parse_file(path)
+    base = tree.value.pop("base", None)
     if base is None:
         return tree
-    if not isinstance(base, str):
-        raise ConfigError(
-            "`base` must be one file or preset name", where=tree.place_of(("base",)), fix="base: quickstart"
-        )
-    below = _read(_find(base, path), (*seen, path.resolve()))
-    return _Tree(_merge(below.values, tree.values), {**below.places, **tree.places})
+    if not isinstance(base.value, str):
+        raise ConfigError("`base` must be one file or preset name", where=base.place, fix="base: quickstart")
+    below = _read(_find(base.value, path), (*above, path.resolve()))
+    _make_room(below, (key for key in _REPLACES if _has(tree, key)))
+    return merged(below, tree)
 
 
-def _merge(below: Any, above: Any) -> Any:
-    """Mappings merge key by key; anything else, lists too, is replaced."""
-    if isinstance(below, Mapping) and isinstance(above, Mapping):
-        return {**below, **{key: _merge(below.get(key), value) for key, value in above.items()}}
-    return above
-
-
-def _parse(path: Path) -> _Tree:
+def _parse_file(path: Path) -> Entry:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config: {error}", where=str(path), fix="check the file") from None
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        places: dict[KeyPath, str] = {}
-        if node is not None:
-            _walk(node, (), path, places)
-        values = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError(
-            f"this is not YAML: {error.problem}", where=where, fix="check indentation and colons"
-        ) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"this is not YAML: {error}", where=str(path), fix="check for odd characters") from None
-    if not isinstance(values, dict):
-        what = "the config is empty" if values is None else "the config must be a mapping of keys to values"
+    tree = parse(text, str(path))
+    if not isinstance(tree.value, dict):
+        what = "the config is empty" if tree.value is None else "the config must be a mapping of keys to values"
         raise ConfigError(what, where=str(path), fix="begin with `base: quickstart`")
-    return _Tree(values, places)
-
-
-def _walk(node: yaml.Node, path: KeyPath, file: Path, places: dict[KeyPath, str]) -> None:
-    """Note the line of every key, and refuse keys that are given twice."""
-    if isinstance(node, yaml.MappingNode):
-        for key_node, value_node in node.value:
-            key = (*path, str(key_node.value))
-            place = f"{file}:{key_node.start_mark.line + 1}"
-            if key in places:
-                raise ConfigError(
-                    f"'{_dotted(key)}' is given twice", where=f"{places[key]} and {place}", fix="keep one"
-                )
-            places[key] = place
-            _walk(value_node, key, file, places)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            places[(*path, index)] = f"{file}:{item.start_mark.line + 1}"
-            _walk(item, (*path, index), file, places)
+    return tree
 
 
 # Overrides ------------------------------------------------------------------------------------------------------------
 
 
-def _apply_override(tree: _Tree, text: str) -> None:
+def _with_overrides(tree: Entry, overrides: Sequence[str]) -> Entry:
+    parsed = [_parse_override(text) for text in overrides]
+    _make_room(tree, (key for key, value in parsed if key in _REPLACES and value.value is not None))
+    for key, value in parsed:
+        _expand_sources(tree)
+        _set(tree, key, value)
+    return tree
+
+
+def _parse_override(text: str) -> tuple[str, Entry]:
     place = f"override '{text}'"
-    name, equals, raw = text.partition("=")
-    if not equals or not name.strip():
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.strip().split(".")):
         raise ConfigError("an override has the form key.path=value", where=place, fix="for example train.steps=50")
-    try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError:
-        raise ConfigError(
-            "the value of an override is not YAML", where=place, fix=f"quote it: {name}='\"...\"'"
-        ) from None
-    path: KeyPath = tuple(int(part) if part.isdigit() else part for part in name.strip().split("."))
-    target: Any = tree.values
-    for depth, part in enumerate(path[:-1]):
-        following = _child(target, part)
-        if not isinstance(following, (dict, list)):
-            if not isinstance(target, dict):
-                raise _no_such_item(path[: depth + 1], place)
-            following = target[part] = {}
-        target = following
-    last = path[-1]
-    if isinstance(target, list):
-        if not isinstance(last, int) or last >= len(target):
-            raise _no_such_item(path, place)
-        target[last] = value
+    return key.strip(), parse(value, place, lines=False)
+
+
+def _set(tree: Entry, key: str, value: Entry) -> None:
+    """Put a value in its place; sections that are not there yet are made, list items are not."""
+    *sections, last = key.split(".")
+    entry = tree
+    for depth, part in enumerate(sections, 1):
+        below = entry.child(part)
+        if below is None or not isinstance(below.value, (dict, list)):
+            below = Entry({}, value.place)
+            _put(entry, part, below, ".".join(sections[:depth]))
+        entry = below
+    _put(entry, last, value, key)
+
+
+def _put(entry: Entry, part: str, value: Entry, key: str) -> None:
+    if isinstance(entry.value, dict):
+        entry.value[part] = value
+    elif entry.child(part) is not None:
+        entry.value[int(part)] = value
     else:
-        target[str(last)] = value
-    for depth in range(1, len(path)):
-        tree.places.setdefault(path[:depth], place)
-    tree.places[path] = place
+        raise ConfigError(
+            f"there is no list item '{key}'",
+            where=value.place,
+            fix=f"items are numbered from 0 to {len(entry.value) - 1}; or give the whole list",
+        )
 
 
-def _child(target: Any, part: str | int) -> Any:
-    if isinstance(target, list):
-        return target[part] if isinstance(part, int) and part < len(target) else None
-    return target.get(part)
+def _expand_sources(tree: Entry) -> None:
+    """Write `sources: a.jsonl` out as `sources: [{path: a.jsonl}]`, so that overrides can reach into it."""
+    data = tree.child("data")
+    sources = data.child("sources") if data else None
+    if sources is None or sources.value is None:
+        return
+    items = sources.value if isinstance(sources.value, list) else [Entry(sources.value, sources.place)]
+    sources.value = [Entry({"path": item}, item.place) if isinstance(item.value, str) else item for item in items]
 
 
-def _no_such_item(path: KeyPath, place: str) -> ConfigError:
-    return ConfigError(f"there is no list item '{_dotted(path)}'", where=place, fix="give the whole list instead")
+def _make_room(tree: Entry, keys: Iterable[str]) -> None:
+    """Forget what the given keys, set above this tree, take the place of."""
+    for key in keys:
+        for replaced in _REPLACES[key]:
+            section, _, name = replaced.partition(".")
+            entry = tree.child(section)
+            if entry is not None and isinstance(entry.value, dict):
+                entry.value.pop(name, None)
 
 
-# Complaints -----------------------------------------------------------------------------------------------------------
+def _has(tree: Entry, key: str) -> bool:
+    section, _, name = key.partition(".")
+    entry = tree.child(section)
+    value = entry.child(name) if entry else None
+    return value is not None and value.value is not None
 
 
-def _complaint(tree: _Tree, error: ValidationError) -> ConfigError:
-    """All problems of a validation in one error: what and where per line, and the nearest known keys."""
-    problems, places, fixes = [], [], []
-    for detail in error.errors():
-        path = tuple(part for part in detail["loc"] if not _is_union_tag(part))
-        what, fix = _explain(path, detail)
-        if what not in problems:
-            problems.append(what)
-            places.append(tree.place_of(path))
-            fixes += [fix] if fix and fix not in fixes else []
-    if len(problems) == 1:
-        return ConfigError(problems[0], where=places[0], fix="; ".join(fixes) or "see docs/config-reference.md")
-    listed = "".join(f"\n    {what} ({place})" for what, place in zip(problems, places, strict=True))
-    return ConfigError(
-        f"{len(problems)} problems in the config:{listed}",
-        where=", ".join(dict.fromkeys(places)),
-        fix="; ".join(fixes) or "see docs/config-reference.md",
-    )
-
-
-def _explain(path: KeyPath, detail: Any) -> tuple[str, str | None]:
-    name = _dotted(path)
-    if detail["type"] == "extra_forbidden":
-        return f"unknown key '{name}'", _suggestion(path)
-    message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
-    if not name:
-        return message, None
-    given = detail.get("input")
-    shown = f" (given: {given!r})" if isinstance(given, (str, int, float, bool)) and str(given) not in message else ""
-    return f"{name}: {message}{shown}", None
-
-
-def _suggestion(path: KeyPath) -> str | None:
-    """The nearest known key of the same section, or the section that has this key."""
-    known = list(known_keys())
-    name, last = _dotted(path), str(path[-1])
-    section = name.rpartition(".")[0]
-    siblings = [key for key in known if key.rpartition(".")[0] == section]
-    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]}?"
-    elsewhere = [key for key in known if key.rpartition(".")[2] == last]
-    if elsewhere:
-        return f"'{last}' belongs to {' or '.join(elsewhere)}"
-    anywhere = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if anywhere:
-        return f"did you mean {anywhere[0]}?"
-    return f"known keys here: {', '.join(key.rpartition('.')[2] for key in siblings)}" if siblings else None
-
-
-def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all keys of the schema, sections included."""
-    for name, info in model.model_fields.items():
-        yield prefix + name
-        for kind in (info.annotation, *get_args(info.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from known_keys(kind, f"{prefix}{name}.")
-
-
-def _is_union_tag(part: str | int) -> bool:
-    """Pydantic names the tried member of a union in the path of its error; people did not write that."""
-    return isinstance(part, str) and not re.fullmatch(r"[a-z][a-z0-9_]*", part)
-
-
-def _dotted(path: KeyPath) -> str:
-    return ".".join(map(str, path))
+def _entry_of(value: Any, place: str) -> Entry:
+    if isinstance(value, dict):
+        return Entry({key: _entry_of(child, place) for key, child in value.items()}, place)
+    if isinstance(value, list):
+        return Entry([_entry_of(child, place) for child in value], place)
+    return Entry(value, place)

@@ -6,6 +6,7 @@ filled in by `Config.resolved`, so that a resolved config is complete: running i
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +19,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
+from headway.config.checks import combined, find_problems
 from headway.config.shapes import SHAPES
 from headway.config.units import Bytes, Interval, Tokens, parse_count
 
@@ -26,7 +29,23 @@ from headway.config.units import Bytes, Interval, Tokens, parse_count
 class Section(BaseModel):
     """A part of the config; unknown keys are errors, values do not change once set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections_are_left_out(cls, values: Any) -> Any:
+        """`train:` with nothing under it (or only comments) reads as null in YAML."""
+        if not isinstance(values, dict):
+            return values
+        sections = {key for key, info in cls.model_fields.items() if isinstance(info.default, Section)}
+        return {key: value for key, value in values.items() if value is not None or key not in sections}
+
+
+def _conflict(text: str, *keys: str) -> PydanticCustomError:
+    """A refusal that names the keys of its section that do not go together, so that the loader can tell their lines."""
+    return PydanticCustomError("conflict", "{text}", {"text": text, "keys": keys})
 
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -127,7 +146,7 @@ class ModelConfig(Section):
             return values
         name = str(values["preset"]).lower()
         if name not in SHAPES:
-            raise ValueError(f"unknown model preset '{name}'; known ones: {', '.join(SHAPES)}")
+            raise _conflict(f"unknown model preset '{name}'; known ones: {', '.join(SHAPES)}", "preset")
         return {
             **SHAPES[name],
             **{key: value for key, value in values.items() if value is not None},
@@ -140,14 +159,15 @@ class ModelConfig(Section):
             return self
         missing = [key for key in ("dim", "layers", "heads", "ffn_dim") if getattr(self, key) is None]
         if missing:
-            raise ValueError(f"set a preset (for example 'preset: 4m'), or also: {', '.join(missing)}")
+            raise _conflict(f"set a preset (for example 'preset: 4m'), or also: {', '.join(missing)}")
         assert self.dim and self.heads
         if self.head_dim is None and self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} is not divisible by heads {self.heads}; set head_dim")
+            raise _conflict(f"dim {self.dim} is not divisible by heads {self.heads}; set head_dim", "dim", "heads")
         if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+            text = f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}"
+            raise _conflict(text, "heads", "kv_heads")
         if (self.head_dim or self.dim // self.heads) % 2:
-            raise ValueError("the width of a head must be even for the rotary embedding")
+            raise _conflict("the width of a head must be even for the rotary embedding", "head_dim", "dim", "heads")
         return self
 
 
@@ -179,9 +199,9 @@ class TrainConfig(Section):
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     """`auto` takes the first of cuda, mps, cpu that is there."""
 
-    @field_validator("global_batch")
+    @field_validator("global_batch", mode="before")
     @classmethod
-    def _batch_is_a_quantity(cls, value: int | str) -> int | str:
+    def _batch_is_a_quantity(cls, value: Any) -> Any:
         if parse_count(value, "tokens" if _in_tokens(value) else "rows") < 1:
             raise ValueError("must be at least 1")
         return value
@@ -194,9 +214,11 @@ class TrainConfig(Section):
         tokens = parse_count(self.global_batch, "tokens")
         if tokens % self.sequence_length:
             near = max(1, round(tokens / self.sequence_length)) * self.sequence_length
-            raise ValueError(
+            raise _conflict(
                 f"global_batch of {tokens} tokens is no whole number of rows of {self.sequence_length} tokens;"
-                f" the nearest is {near} tokens"
+                f" the nearest is {near} tokens",
+                "global_batch",
+                "sequence_length",
             )
         return tokens // self.sequence_length
 
@@ -208,10 +230,11 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _length_is_given_once(self) -> Self:
         rows = self.global_batch_rows
-        if self.steps is not None and self.tokens is not None and self.steps != -(-self.tokens // self.tokens_per_step):
-            raise ValueError("give steps or tokens, not both")
+        if self.steps is not None and self.tokens is not None:
+            raise _conflict("give steps or tokens, not both", "steps", "tokens")
         if self.micro_batch is not None and rows % self.micro_batch:
-            raise ValueError(f"global_batch ({rows} rows) is not divisible by micro_batch ({self.micro_batch})")
+            text = f"global_batch ({rows} rows) is not divisible by micro_batch ({self.micro_batch})"
+            raise _conflict(text, "global_batch", "micro_batch")
         return self
 
 
@@ -233,14 +256,18 @@ class OptimizerConfig(Section):
     """Decoupled decay of matrices; norms and biases are not decayed."""
 
 
+# The share comes first, so that 1.0 stays the whole run; in the other order it would be read as one step.
+ShareOrInterval = Annotated[Share | Interval, Field(union_mode="left_to_right")]
+
+
 class ScheduleConfig(Section):
     """Learning rate as a function of the step."""
 
     name: Literal["cosine", "wsd", "constant"] = "cosine"
     """`cosine`: warm-up, then half a cosine. `wsd`: warm-up, stable, then a linear decay."""
-    warmup: Interval | Share = 0.02
+    warmup: ShareOrInterval = 0.02
     """Linear warm-up: a share of all steps, or `500 steps`, `1B tokens`."""
-    decay: Interval | Share = 0.2
+    decay: ShareOrInterval = 0.2
     """Length of the final decay of `wsd`: a share of all steps, or an amount."""
     min_ratio: Share = 0.1
     """Final learning rate as a share of the peak."""
@@ -332,29 +359,22 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
-    @field_validator("determinism", mode="before")
-    @classmethod
-    def _yaml_off(cls, value: Any) -> Any:
-        # YAML 1.1 reads a bare `off` as false.
-        return "off" if value is False else value
-
     @property
     def run_directory(self) -> Path:
         """Where the run lives."""
         return self.runs / self.name
 
     def resolved(self) -> Config:
-        """The complete config: steps filled in from tokens, the store's place from the name, and so on.
+        """The complete config: steps take the place of tokens, the store gets its place from the name, and so on.
 
         Raises:
-            ValueError: neither steps nor tokens is given.
+            ConfigError: parts of the config contradict each other, or neither steps nor tokens is given.
         """
+        problems = find_problems(self)
+        if problems:
+            raise combined(problems)
         train = self.train
-        steps = train.steps
-        if steps is None:
-            if train.tokens is None:
-                raise ValueError("train.steps or train.tokens must be given")
-            steps = -(-train.tokens // train.tokens_per_step)
+        steps = train.steps or -(-(train.tokens or 0) // train.tokens_per_step)
         model = self.model
         if model.from_pretrained is None:
             assert model.dim and model.heads
@@ -364,16 +384,23 @@ class Config(Section):
                     "head_dim": model.head_dim or model.dim // model.heads,
                 }
             )
-        sources = [s.model_copy(update={"name": s.name or source_name(s.path)}) for s in self.data.sources]
-        return self.model_copy(
-            update={
-                "train": train.model_copy(update={"steps": steps, "global_batch": train.global_batch_rows}),
-                "model": model,
-                "data": self.data.model_copy(
-                    update={"sources": sources, "store": Path(str(self.data.store).format(name=self.name))}
-                ),
-            }
-        )
+        length = {"steps": steps, "tokens": None, "global_batch": train.global_batch_rows}
+        store = Path(str(self.data.store).replace("{name}", self.name))
+        data = self.data.model_copy(update={"sources": _named(self.data.sources), "store": store})
+        return self.model_copy(update={"train": train.model_copy(update=length), "model": model, "data": data})
+
+
+def _named(sources: list[SourceConfig]) -> list[SourceConfig]:
+    """Every source with a name of its own: `a/train.jsonl` and `b/train.jsonl` become "train" and "train-2"."""
+    taken = {source.name for source in sources}
+    named = []
+    for source in sources:
+        name = source.name or source_name(source.path)
+        if source.name is None and name in taken:
+            name = next(f"{name}-{number}" for number in count(2) if f"{name}-{number}" not in taken)
+        taken.add(name)
+        named.append(source.model_copy(update={"name": name}))
+    return named
 
 
 def source_name(path: str) -> str:

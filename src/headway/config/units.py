@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, GetCoreSchemaHandler, WithJsonSchema
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
 _SCALES = {
@@ -35,12 +37,13 @@ _SECONDS = {
 _NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]*)\s*([a-z]*)\s*$", re.IGNORECASE)
 
 
-def _split(text: str) -> tuple[float, str, str]:
+def _split(text: str) -> tuple[Decimal, str, str]:
+    """Number (exact, so that 2.3B is a whole number) and up to two words."""
     match = _NUMBER.match(text)
     if not match:
         raise ValueError(f"'{text}' is not a quantity; write for example 500, 64k, 2B or '10 min'")
     number, first, second = match.groups()
-    return float(number.replace("_", "").replace(",", "")), first, second
+    return Decimal(number.replace("_", "").replace(",", "")), first, second
 
 
 def parse_count(value: Any, unit: str) -> int:
@@ -52,7 +55,7 @@ def parse_count(value: Any, unit: str) -> int:
     if isinstance(value, bool) or value is None:
         raise ValueError(f"expected a number of {unit}, got {value!r}")
     if isinstance(value, (int, float)):
-        if value != int(value):
+        if not math.isfinite(value) or value != int(value):
             raise ValueError(f"expected a whole number of {unit}, got {value}")
         return int(value)
     number, scale, tail = _split(str(value))
@@ -69,12 +72,9 @@ def parse_count(value: Any, unit: str) -> int:
     return int(amount)
 
 
-Tokens = Annotated[
-    int, BeforeValidator(lambda v: parse_count(v, "tokens")), WithJsonSchema({"type": ["integer", "string"]})
-]
-Bytes = Annotated[
-    int, BeforeValidator(lambda v: parse_count(v, "bytes")), WithJsonSchema({"type": ["integer", "string"]})
-]
+_QUANTITY = WithJsonSchema({"type": ["integer", "string"]})
+Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), Field(ge=1), _QUANTITY]
+Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), Field(ge=1), _QUANTITY]
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,13 @@ class Interval:
                 return cls._positive(number * _SECONDS[word], "seconds", value)
             if (tail or first).lower().rstrip("s") == "token":
                 return cls._positive(parse_count(value, "tokens"), "tokens", value)
+            if first == "m" and not tail:
+                # Ten million steps between checkpoints is never what "10m" was meant to say.
+                raise ValueError(f"'{value}' could be minutes or millions; write '{number} min' or '{number}M steps'")
         return cls._positive(parse_count(value, "steps"), "steps", value)
 
     @classmethod
-    def _positive(cls, amount: float, unit: Literal["steps", "tokens", "seconds"], value: Any) -> Interval:
+    def _positive(cls, amount: int | Decimal, unit: Literal["steps", "tokens", "seconds"], value: Any) -> Interval:
         if amount < 1:
             raise ValueError(f"'{value}' must be at least one {unit.rstrip('s')}")
         return cls(int(amount), unit)

@@ -1,0 +1,84 @@
+"""What can be refused from the config alone, before any work, though every section by itself is fine.
+
+A problem is a `ConfigError` whose `where` is the dotted key it is about, or a few of them joined by ", ".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from headway.config.lanes import resolve_lanes
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config
+
+REFERENCE = "see docs/config-reference.md"
+
+
+def find_problems(config: Config) -> list[ConfigError]:
+    """Everything that contradicts itself across sections; empty when all is well."""
+    return [*_training_length(config), *_sequence_length(config), *_source_names(config), *_workers(config)]
+
+
+def combined(problems: Sequence[ConfigError], place_of: Callable[[str], str] | None = None) -> ConfigError:
+    """All problems as one error, one per line; `place_of` turns dotted keys into files and lines."""
+    problems = list({problem.what: problem for problem in problems}.values())
+    places = [_places(problem, place_of) for problem in problems]
+    if len(problems) == 1:
+        return ConfigError(problems[0].what, where=places[0], fix=problems[0].fix or REFERENCE)
+    lines = [
+        f"\n    {problem.what} ({place})" + (f": {problem.fix}" if problem.fix else "")
+        for problem, place in zip(problems, places, strict=True)
+    ]
+    return ConfigError(f"{len(problems)} problems in the config:{''.join(lines)}", fix=f"correct them; {REFERENCE}")
+
+
+def _places(problem: ConfigError, place_of: Callable[[str], str] | None) -> str:
+    keys = problem.where or ""
+    return ", ".join(dict.fromkeys(map(place_of, keys.split(", ")))) if place_of else keys
+
+
+def _training_length(config: Config) -> Iterator[ConfigError]:
+    if config.train.steps is None and config.train.tokens is None:
+        yield ConfigError(
+            "neither train.steps nor train.tokens says how long to train",
+            where="train.steps",
+            fix="for example train.steps=1000, or train.tokens=10M",
+        )
+
+
+def _sequence_length(config: Config) -> Iterator[ConfigError]:
+    length, longest = config.train.sequence_length, config.model.max_sequence_length
+    # A pretrained checkpoint brings its own limit.
+    if config.model.from_pretrained is None and length > longest:
+        yield ConfigError(
+            f"train.sequence_length is {length}, but the model is meant for {longest} (model.max_sequence_length)",
+            where="train.sequence_length, model.max_sequence_length",
+            fix=f"train.sequence_length={longest}, or model.max_sequence_length={length}",
+        )
+
+
+def _source_names(config: Config) -> Iterator[ConfigError]:
+    times = Counter(source.name for source in config.data.sources if source.name is not None)
+    for name in (name for name, count in times.items() if count > 1):
+        keys = [f"data.sources.{n}.name" for n, source in enumerate(config.data.sources) if source.name == name]
+        yield ConfigError(
+            f"{times[name]} sources are named '{name}'", where=", ".join(keys), fix="give each a name of its own"
+        )
+
+
+def _workers(config: Config) -> Iterator[ConfigError]:
+    workers = config.parallel.workers
+    if config.parallel.strategy == "single" and workers > 1:
+        yield ConfigError(
+            f"strategy 'single' cannot use {workers} workers",
+            where="parallel.strategy, parallel.workers",
+            fix="parallel.strategy=auto, or parallel.workers=1",
+        )
+    try:
+        resolve_lanes(config, workers)
+    except ConfigError as error:
+        yield error

@@ -1,0 +1,88 @@
+"""Pydantic's complaints in the words of the config: the key, what it should be, and the nearest known key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from headway.config.document import Entry
+from headway.config.schema import Config
+from headway.core.errors import ConfigError
+
+
+def complaints(tree: Entry, error: ValidationError) -> list[ConfigError]:
+    """One problem for each key that is wrong, in the order of the schema; `where` holds dotted keys."""
+    by_key: dict[str, list[Mapping[str, Any]]] = {}
+    for detail in error.errors(include_url=False):
+        by_key.setdefault(_key_of(tree, detail), []).append(detail)
+    return [_complaint(key, details) for key, details in by_key.items()]
+
+
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all keys of the schema, sections included."""
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        for kind in (info.annotation, *get_args(info.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from known_keys(kind, f"{prefix}{name}.")
+
+
+def _key_of(tree: Entry, detail: Mapping[str, Any]) -> str:
+    """The dotted key that a person wrote; pydantic adds the members of a union that it has tried."""
+    entry, key = tree, []
+    for part in detail["loc"]:
+        below = entry.child(part)
+        if below is None:
+            break
+        entry = below
+        key.append(str(part))
+    if detail["type"] == "missing":
+        key.append(str(detail["loc"][-1]))
+    return ".".join(key)
+
+
+def _complaint(key: str, details: list[Mapping[str, Any]]) -> ConfigError:
+    kind, context = details[0]["type"], details[0].get("ctx", {})
+    if kind == "extra_forbidden":
+        return ConfigError(f"unknown key '{key}'", where=key, fix=suggestion(key))
+    if kind == "conflict":
+        keys = [f"{key}.{name}" for name in context["keys"]] or [key]
+        return ConfigError(f"{key}: {context['text']}", where=", ".join(keys))
+    if kind == "missing":
+        return ConfigError(f"{key} is missing", where=key, fix=f"give {key}")
+    given = details[0]["input"]
+    first, *others = dict.fromkeys(_wanted(detail) for detail in details)
+    wanted = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
+    shown = f" (given: {given!r})" if isinstance(given, (str, int, float)) and str(given) not in wanted else ""
+    fix = f'quote it: "{given}"' if kind == "string_type" and isinstance(given, (int, float)) else None
+    return ConfigError(f"{key or 'the config'}: {wanted}{shown}", where=key, fix=fix)
+
+
+def _wanted(detail: Mapping[str, Any]) -> str:
+    if detail["type"] in ("model_type", "dict_type"):
+        return "must be a section with keys of its own"
+    message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
+    # "Input should be a valid integer, unable to parse string as an integer": the first half says it all.
+    return re.sub(r"^Input should (.*?)(, (unable|got) .*)?$", r"should \1", message)
+
+
+def suggestion(key: str) -> str | None:
+    """What an unknown key was probably meant to be: the section it belongs to, or the key with the nearest name."""
+    known = list(known_keys())
+    path = [part for part in key.split(".") if not part.isdecimal()]
+    section, last = ".".join(path[:-1]), path[-1]
+    elsewhere = [other for other in known if other.rpartition(".")[2] == last]
+    if elsewhere:
+        return f"it lives at {' or '.join(elsewhere)}"
+    siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
+    near = difflib.get_close_matches(last, siblings, n=1)
+    if near:
+        return f"did you mean {'.'.join(filter(None, (section, near[0])))}?"
+    near = difflib.get_close_matches(last, [other.rpartition(".")[2] for other in known], n=1)
+    if near:
+        return f"did you mean {' or '.join(other for other in known if other.rpartition('.')[2] == near[0])}?"
+    return f"known keys here: {', '.join(siblings)}" if siblings else None

@@ -1,0 +1,147 @@
+"""YAML as a tree in which every value knows the line, or the override, that it came from.
+
+Scalars follow YAML 1.2, which reads `1e-4` as a number and `off`, `12:30` and `2024-01-01` as text, where PyYAML's
+YAML 1.1 sees text, false, 750 and a date.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from headway.core.errors import ConfigError
+
+
+@dataclass
+class Entry:
+    """One value with its place: a mapping of names to entries, a list of entries, or a plain value."""
+
+    value: Any
+    place: str
+
+    def plain(self) -> Any:
+        """The values alone."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def child(self, part: str | int) -> Entry | None:
+        """The entry under a name or (from 0) at a list position, if there is one."""
+        if isinstance(self.value, list) and str(part).isdecimal() and int(part) < len(self.value):
+            item: Entry = self.value[int(part)]
+            return item
+        return self.value.get(part) if isinstance(self.value, dict) else None
+
+    def place_of(self, key: str) -> str:
+        """Where a dotted key was given; for one that is not there, the nearest section above it that is."""
+        entry = self
+        for part in key.split("."):
+            below = entry.child(part)
+            if below is None:
+                break
+            entry = below
+        return entry.place
+
+
+def merged(below: Entry, above: Entry) -> Entry:
+    """Mappings merge key by key; anything else, lists too, is replaced. An empty section changes nothing."""
+    if isinstance(below.value, dict) and above.value is None:
+        return below
+    if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
+        return above
+    values = dict(below.value)
+    for key, child in above.value.items():
+        values[key] = merged(values[key], child) if key in values else child
+    return Entry(values, above.place)
+
+
+def parse(text: str, name: str, *, lines: bool = True) -> Entry:
+    """The tree of one YAML document.
+
+    Args:
+        text: The document.
+        name: File name, or a description of where the text comes from.
+        lines: Whether places get a line number.
+
+    Raises:
+        ConfigError: not YAML, a key given twice, a tag that would make more than plain data, or an alias to itself.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return Entry(None, name) if node is None else _entry(loader, node, name, lines)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark and lines else name
+        raise ConfigError(
+            f"this is not YAML: {error.problem}", where=where, fix="check quotes and indentation"
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"this is not YAML: {error}", where=name, fix="remove odd characters") from None
+    except RecursionError:
+        raise ConfigError("nested too deeply, or an alias (*name) within itself", where=name, fix="unfold it") from None
+
+
+def to_yaml(values: Any) -> str:
+    """Plain values as YAML that `parse` and YAML 1.1 readers read alike."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only, with the scalars below in place of YAML 1.1's."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either version of YAML would take for something else."""
+
+
+#: YAML 1.2.2, section 10.3.2, but that leading zeros stay text and `1_000` is a number.
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?(?:0|[1-9][0-9_]*)", list("-+0123456789")),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
+for _name, (_pattern, _first) in _SCALARS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
+
+
+def _entry(loader: _Loader, node: yaml.Node, name: str, lines: bool) -> Entry:
+    place = f"{name}:{node.start_mark.line + 1}" if lines else name
+    if isinstance(node, yaml.MappingNode):
+        return Entry(_mapping(loader, node, name, lines), place)
+    if isinstance(node, yaml.SequenceNode):
+        return Entry([_entry(loader, item, name, lines) for item in node.value], place)
+    return Entry(loader.construct_object(node), place)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, name: str, lines: bool) -> dict[str, Entry]:
+    def place(key: yaml.Node) -> str:
+        return f"{name}:{key.start_mark.line + 1}" if lines else name
+
+    given: dict[str, str] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError("a key must be a word", where=place(key), fix="check brackets and question marks")
+        if key.value in given:
+            raise ConfigError(
+                f"'{key.value}' is given twice", where=f"{given[key.value]} and {place(key)}", fix="keep one"
+            )
+        given[key.value] = place(key)
+    loader.flatten_mapping(node)
+    # Own keys come after those of `<<` and win; an alias brings the node here again, so its keys must be unique then.
+    node.value = list({key.value: (key, value) for key, value in node.value}.values())
+    return {key.value: Entry(_entry(loader, value, name, lines).value, place(key)) for key, value in node.value}
