@@ -74,9 +74,9 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             if new:
                 sync_folder(self.path.parent)
+            self._refuse_foreign_folder()
         except OSError as error:
             raise self._unusable(error) from error
-        self._refuse_foreign_folder()
         lock = OwnerLock.take(self.path)
         try:
             self._mark_dead_attempt()
@@ -100,9 +100,12 @@ class RunDirectory:
         Raises:
             CheckpointError: the run is in use, is no run, or cannot be moved.
         """
-        if not self.path.is_dir() or not any(self.path.iterdir()):
-            return None
-        self._refuse_foreign_folder()
+        try:
+            if not self.path.is_dir() or not any(self.path.iterdir()):
+                return None
+            self._refuse_foreign_folder()
+        except OSError as error:
+            raise self._unusable(error) from error
         lock = OwnerLock.take(self.path)
         try:
             number = 1
@@ -261,5 +264,5 @@ def what_to_do(run: RunDirectory, store: CheckpointStore) -> StartPoint:
     if start.step < committed:
         console.warning(f"going back from step {committed} to step {start.step}; the steps between are done again")
     elif checkpoint is None and len(run.attempt_records()) > 1:
-        console.warning(f"{run.path} has no checkpoint yet: its earlier attempts are lost, starting again from step 0")
+        console.warning(f"{run.path} was started before, but has no checkpoint yet: starting again from step 0")
     return start

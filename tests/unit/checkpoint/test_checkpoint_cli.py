@@ -1,0 +1,95 @@
+"""`headway checkpoints list|verify`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headway.checkpoint.store import CheckpointStore
+from headway.cli import checkpoints as verb
+from headway.core.errors import CheckpointError
+from states import save
+
+app = typer.Typer()
+verb.register(app)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    for step in (1000, 2000):
+        save(store, step)
+    return tmp_path / "run"
+
+
+def invoke(*arguments: object) -> tuple[str, BaseException | None]:
+    result = CliRunner().invoke(app, ["checkpoints", *map(str, arguments)])
+    return result.stdout, result.exception
+
+
+def break_newest(run: Path) -> None:
+    path = run / "checkpoints" / "step-00002000" / "shard-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+
+
+def test_list_shows_each(run: Path) -> None:
+    output, _ = invoke("list", run)
+    lines = output.splitlines()
+    state = CheckpointStore(run / "checkpoints").info(2000).state_sha256
+    assert len(lines) == 3
+    assert lines[2].split()[0] == "2,000" and state[:12] in lines[2] and lines[2].split()[-2:] == ["1", "2"]
+
+
+def test_list_as_json(run: Path) -> None:
+    output, _ = invoke("list", run / "checkpoints", "--json")
+    assert [record["step"] for record in json.loads(output)] == [1000, 2000]
+    assert json.loads(output)[0]["context"]["world_size"] == 2
+
+
+def test_list_goes_on_past_a_broken_manifest(run: Path) -> None:
+    (run / "checkpoints" / "step-00001000" / "manifest.json").write_text("{")
+    output, error = invoke("list", run, "--json")
+    assert error is None
+    assert [record["step"] for record in json.loads(output)] == [2000]
+
+
+def test_list_of_a_run_without_checkpoints(tmp_path: Path) -> None:
+    assert invoke("list", tmp_path, "--json") == ("[]\n", None)
+
+
+def test_list_of_nothing(tmp_path: Path) -> None:
+    _, error = invoke("list", tmp_path / "nothing")
+    assert isinstance(error, CheckpointError) and "is not a folder" in error.what
+
+
+def test_verify_good(run: Path) -> None:
+    output, error = invoke("verify", run)
+    assert error is None
+    assert [line.split(":")[0] for line in output.splitlines()] == ["step-00001000", "step-00002000"]
+    assert output.count("good") == 2
+
+
+def test_verify_names_file_and_tensor_and_fails(run: Path) -> None:
+    break_newest(run)
+    output, error = invoke("verify", run)
+    assert isinstance(error, CheckpointError) and error.exit_code == 4
+    assert "1 of 2" in error.what and "step-00002000" in str(error.where)
+    assert "step-00002000: damaged" in output
+    assert "shard-00000.safetensors has changed" in output and "(tensors: model.mask)" in output
+
+
+def test_verify_one_checkpoint_as_json(run: Path) -> None:
+    break_newest(run)
+    output, error = invoke("verify", run / "checkpoints" / "step-00001000", "--json")
+    assert error is None and json.loads(output)[0]["good"] is True
+    output, error = invoke("verify", run / "checkpoints" / "step-00002000", "--json")
+    assert isinstance(error, CheckpointError)
+    (damage,) = json.loads(output)[0]["damage"]
+    assert damage["file"] == "shard-00000.safetensors" and damage["tensors"] == ["model.mask"]
+
+
+def test_verify_of_nothing_is_no_success(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing", tmp_path / "step-00000001"):
+        assert isinstance(invoke("verify", path)[1], CheckpointError)

@@ -1,0 +1,93 @@
+"""The ledger adds up, whatever died on the way."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from headway.core import files
+from headway.core.errors import CheckpointError
+from headway.supervise.ledger import Ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.jsonl")
+
+
+def test_commits_follow_on_each_other(ledger: Ledger) -> None:
+    assert ledger.committed_step == 0
+    ledger.commit(1, 0, 10, {"a": 20, "b": 12}, "step-00000010")
+    ledger.commit(2, 10, 15, {"a": 16}, "step-00000015")
+    assert ledger.committed_step == 15
+    assert [(c.attempt, c.first_step, c.last_step, c.rows) for c in Ledger(ledger.path).commits()] == [
+        (1, 0, 10, {"a": 20, "b": 12}),
+        (2, 10, 15, {"a": 16}),
+    ]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 20), (11, 20), (10, 10), (10, 9)])
+def test_a_gap_or_an_overlap_is_refused(ledger: Ledger, first: int, last: int) -> None:
+    ledger.commit(1, 0, 10, {}, "step-00000010")
+    with pytest.raises(CheckpointError, match="cannot be committed after step 10"):
+        ledger.commit(1, first, last, {}, "step-00000020")
+    assert ledger.committed_step == 10
+
+
+def test_a_rollback_strikes_what_is_done_again(ledger: Ledger) -> None:
+    for last in (10, 20, 30):
+        ledger.commit(1, last - 10, last, {"a": 10}, f"step-{last}")
+    ledger.rollback(10, "the newer checkpoints are damaged")
+    assert ledger.committed_step == 10
+    ledger.commit(2, 10, 30, {"a": 20}, "step-30")
+    assert [(c.attempt, c.last_step) for c in ledger.commits()] == [(1, 10), (2, 30)]
+
+
+def test_a_rollback_into_a_range_strikes_all_of_it(ledger: Ledger) -> None:
+    ledger.commit(1, 0, 10, {}, "step-10")
+    ledger.commit(1, 10, 20, {}, "step-20")
+    ledger.rollback(15, "reason")
+    assert ledger.committed_step == 10, "the rows of steps 10 to 15 are not known, so they are committed again"
+
+
+def test_a_line_cut_off_by_a_kill_counts_as_not_written(ledger: Ledger) -> None:
+    ledger.commit(1, 0, 10, {}, "step-10")
+    whole = ledger.path.stat().st_size
+    ledger.commit(1, 10, 20, {}, "step-20")
+    # Without its line end a record is still whole; from there on it is cut.
+    for size in range(ledger.path.stat().st_size - 2, whole - 1, -1):
+        os.truncate(ledger.path, size)
+        assert ledger.committed_step == 10, size
+    with ledger.path.open("ab") as file:
+        file.write(b'{"kind":"comm')
+    ledger.commit(2, 10, 20, {}, "step-20")
+    assert [c.attempt for c in ledger.commits()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind":"commit","attempt":1,"first_step":12,"last_step":20,"rows":{},"checkpoint":"x"}',
+        '{"kind":"commit","attempt":1}',
+        '{"kind":"commit","attempt":1,"first_step":10,"last_step":"x","rows":{},"checkpoint":"x"}',
+        '{"note":"hello"}',
+    ],
+)
+def test_a_ledger_that_does_not_add_up_says_so(ledger: Ledger, line: str) -> None:
+    ledger.commit(1, 0, 10, {}, "step-10")
+    with ledger.path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(CheckpointError, match="the ledger"):
+        _ = ledger.committed_step
+
+
+def test_a_full_disk_is_a_clear_error(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("headway.supervise.ledger.append_json_line", full)
+    with pytest.raises(CheckpointError, match="ledger cannot be written: No space left"):
+        ledger.commit(1, 0, 10, {}, "step-10")
+    monkeypatch.setattr("headway.supervise.ledger.append_json_line", files.append_json_line)
+    ledger.commit(1, 0, 10, {}, "step-10")
