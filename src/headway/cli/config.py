@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.core.format import format_count
+
+if TYPE_CHECKING:
+    from headway.config import Config
 
 
 def register(app: typer.Typer) -> None:
@@ -27,12 +30,13 @@ SHOW = """Print the complete config: what a file, its bases, the overrides and t
   headway config show quickstart model.preset=10m --json
 """
 
-CHECK = """Check a config; exit code 2 and every problem with its line when it is wrong.
+CHECK = """Check a config, and say what it comes to; exit code 2 and every problem with its line when it is wrong.
 
 [bold]Examples[/bold]
 
   headway config check configs/quickstart.yaml
   headway config check configs/quickstart.yaml train.tokens=2B
+  headway config check gpu parallel.workers=8 --json
 """
 
 SCHEMA = """Print the JSON Schema, for editors, or the reference in Markdown.
@@ -55,33 +59,62 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
         print(dump_config(loaded), end="")
 
 
-def check(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
+def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """The verb."""
     from headway.config import resolve_lanes
 
     loaded = load(config, overrides)
-    train, grid = loaded.train, resolve_lanes(loaded, loaded.parallel.workers)
+    train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
+    grid, parameters = resolve_lanes(loaded, workers), _parameters(loaded)
     assert train.steps is not None
-    tokens = train.steps * train.tokens_per_step
+    facts: dict[str, Any] = {
+        "run": str(loaded.run_directory),
+        "store": str(loaded.data.store),
+        "parameters": parameters,
+        "steps": train.steps,
+        "tokens": train.steps * train.tokens_per_step,
+        "tokens_per_step": train.tokens_per_step,
+        "workers": workers,
+        "lanes": grid.lanes,
+        "micro_batches": grid.micro_batches,
+        "micro_batch": grid.micro_batch,
+        "determinism": loaded.determinism,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    shape = f"from {model.from_pretrained}" if model.from_pretrained else f"{model.layers} layers of width {model.dim}"
     print(
         f"{config}: ok\n"
-        f"  run       {loaded.run_directory}\n"
-        f"  training  {train.steps:,} steps of {train.global_batch_rows} rows of {train.sequence_length} tokens:"
-        f" {format_count(tokens)} tokens\n"
-        f"  grid      {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows,"
-        f" {loaded.parallel.workers} workers\n"
+        f"  run       {facts['run']}\n"
+        f"  data      {facts['store']}\n"
+        f"  model     {format_count(parameters)} parameters, {shape}\n"
+        f"  training  {format_count(facts['tokens'])} tokens: {train.steps:,} steps of {train.tokens_per_step:,} tokens"
+        f" ({train.global_batch_rows} rows of {train.sequence_length})\n"
+        f"  grid      workers {workers}, lanes {grid.lanes}, micro-batches per lane {grid.micro_batches},"
+        f" rows per micro-batch {grid.micro_batch}\n"
         f"  promise   determinism {loaded.determinism}"
     )
+
+
+def _parameters(config: Config) -> int | None:
+    """Parameters of the model; None when its shape or vocabulary is to come from files."""
+    from headway.models.facts import count_parameters
+
+    trained = None if config.data.tokenizer.path else config.data.tokenizer.vocab_size
+    vocab_size = config.model.vocab_size or trained
+    if vocab_size is None or config.model.dim is None:
+        return None
+    return count_parameters(config.model, vocab_size).total
 
 
 def schema(
     markdown: Annotated[bool, typer.Option("--markdown", help="The reference in Markdown instead.")] = False,
 ) -> None:
     """The verb."""
-    from headway.config import Config
-    from headway.config.reference import reference
+    from headway.config.reference import json_schema, reference
 
     if markdown:
-        print(reference())
+        print(reference(), end="")
     else:
-        print_json(Config.model_json_schema())
+        print_json(json_schema())

@@ -36,7 +36,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """The verb."""
-    from headway.training.evaluate import evaluate_trained
+    from headway.training.inference import evaluate_trained
 
     result = evaluate_trained(
         model, step=step, store_path=store, split=split, rows=rows, sequence_length=sequence_length

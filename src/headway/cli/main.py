@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import typer
+import typer.core
 
 from headway.core.errors import HeadwayError
 
@@ -27,8 +29,18 @@ VERBS = (
     "verify",
 )
 
+
+class InOrder(typer.core.TyperGroup):
+    """Lists verbs and groups of verbs in the order of `VERBS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names for the help page."""
+        return list(VERBS)
+
+
 app = typer.Typer(
     name="headway",
+    cls=InOrder,
     help="Turns text into trained language models on whatever machines you have, and never loses ground.",
     epilog="Start here: headway quickstart",
     no_args_is_help=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 import typer
@@ -83,8 +82,10 @@ def _after_training(config: Config) -> None:
     export_model(trained.model, run / "export", trained.tokenizer_folder)
     notice(f"{run / 'export'}")
     _stage(6, "writing the report")
-    with contextlib.suppress(ConfigError):  # the plots are an extra; the training has said so already
+    try:
         notice(f"{write_report(run)}")
+    except ConfigError as error:  # the plots are an extra
+        notice(f"no report.html: {error.what} ({error.fix})")
 
 
 def _stage(number: int, what: str) -> None:

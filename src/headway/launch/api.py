@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import Config
+from headway.core.console import is_first_worker, notice
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
         launch_local(config, {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}, wishes)
     else:
         run_in_this_process(config, language_model_task, wishes)
-    return Run(config.run_directory)
+    return _finished(config)
 
 
 class Trainer:
@@ -127,7 +128,7 @@ class Trainer:
             )
         wishes = Wishes(restart, accept_changes)
         run_in_this_process(self.config, lambda _, grid: self._task(grid), wishes, self.callbacks)
-        return Run(self.config.run_directory)
+        return _finished(self.config)
 
     def _task(self, grid: Any) -> Task:
         from headway.data.feed import DatasetEvaluationFeed, DatasetFeed
@@ -150,6 +151,18 @@ class Trainer:
             objective=Objective(lambda model, batch: self.loss(model, batch) * count_samples(batch), count_samples),
             evaluation=evaluation,
         )
+
+
+def _finished(config: Config) -> Run:
+    """Leave the report in the run directory; without the package for its plots, say how to get it."""
+    if is_first_worker():
+        from headway.telemetry.report import write_report
+
+        try:
+            notice(f"report: {write_report(config.run_directory)}")
+        except ConfigError as error:
+            notice(f"no report.html: {error.what} ({error.fix})")
+    return Run(config.run_directory)
 
 
 def count_samples(batch: Any) -> int:

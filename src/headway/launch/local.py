@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
+import tempfile
 from typing import Any
 
 from headway.config import Config, resolve_lanes
@@ -33,7 +33,7 @@ def launch_local(config: Config, fingerprints: dict[str, str], wishes: Wishes) -
 
 
 def _run_agent(config: Config, attempt: Attempt) -> None:
-    from torch.distributed.elastic.multiprocessing import SignalException, Std
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -41,40 +41,29 @@ def _run_agent(config: Config, attempt: Attempt) -> None:
     os.environ[ATTEMPT_VARIABLE] = str(attempt.number)
     # Workers set their own number of threads; this keeps libraries from starting one per core until then.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=config.parallel.workers,
-        run_id=f"{config.name}-{attempt.number}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        rdzv_configs={"timeout": 60},
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(
-            log_dir=str(attempt.directory),
-            redirects=Std.ALL,
-            tee={0: Std.ALL, **_silent(config.parallel.workers)},
-        ),
-        log_line_prefix_template="",
-    )
-    try:
-        elastic_launch(launch, sys.executable)("-m", "headway.launch.worker", str(config.run_directory))
-    except ChildFailedError as error:
-        raise _told(attempt) or _died(error, attempt) from None
-    except SignalException as error:
-        raise _told(attempt) or Preempted(
-            f"stopped by {error.sigval.name} before a checkpoint could be saved"
-        ) from None
-    finally:
-        del os.environ[ATTEMPT_VARIABLE]
-
-
-def _silent(workers: int) -> dict[int, Any]:
-    from torch.distributed.elastic.multiprocessing import Std
-
-    return dict.fromkeys(range(1, workers), Std.NONE)
+    # The agent wants a folder for its own files; workers keep their logs themselves.
+    with tempfile.TemporaryDirectory(prefix="headway-agent-") as scratch:
+        launch = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=config.parallel.workers,
+            run_id=f"{config.name}-{attempt.number}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+        )
+        try:
+            elastic_launch(launch, sys.executable)("-m", "headway.launch.worker", str(config.run_directory))
+        except ChildFailedError as error:
+            raise _told(attempt) or _died(error, attempt) from None
+        except SignalException as error:
+            saved = "before a checkpoint could be saved; the newest one is intact"
+            raise _told(attempt) or Preempted(f"stopped by {error.sigval.name} {saved}") from None
+        finally:
+            del os.environ[ATTEMPT_VARIABLE]
 
 
 def _told(attempt: Attempt) -> HeadwayError | None:
@@ -100,5 +89,4 @@ def _died(error: Any, attempt: Attempt) -> WorkerDied:
 
 
 def _log(attempt: Attempt, rank: int) -> str:
-    logs = sorted(Path(attempt.directory).glob(f"**/{rank}/stderr.log"))
-    return str(logs[-1]) if logs else str(attempt.directory)
+    return str(attempt.directory / f"worker-{rank}.log")

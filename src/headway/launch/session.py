@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,7 @@ from headway.config import (
 from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.files import atomic_write, fingerprint, write_json
+from headway.core.format import format_count
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
@@ -71,10 +72,13 @@ def run_in_this_process(
     apply_determinism(config.determinism)
     with open_world(config.train.device, config.parallel.timeout_seconds) as world:
         task = make_task(config, grid)
-        with _joined_attempt(config, task.fingerprints, world, wishes) as attempt:
-            log = attempt.directory / f"worker-{world.rank}.log"
-            with log_to(log):
-                _train(config, task, world, grid, attempt, callbacks)
+        with _joined_attempt(config, task.fingerprints, world, wishes) as attempt, _log(attempt, world):
+            _train(config, task, world, grid, attempt, callbacks)
+
+
+def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
+    """The first worker's log; what others print goes to theirs whole (see `launch.worker`)."""
+    return log_to(attempt.directory / "worker-0.log") if world.is_first else nullcontext()
 
 
 def begin_attempt(config: Config, fingerprints: dict[str, str], wishes: Wishes) -> Attempt:
@@ -284,7 +288,7 @@ def _announce(job: Job, start: CheckpointInfo | None) -> None:
     config, world, step = job.config, job.world, job.state.cursor.step
     parameters = sum(p.numel() for p in job.task.model.parameters())
     notice(
-        f"{config.name}: {parameters / 1e6:,.1f} M parameters · {job.total_steps:,} steps of"
+        f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
         f" {config.train.global_batch_rows} rows · {world.size} worker{'s' if world.size > 1 else ''} on"
         f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
     )

@@ -6,6 +6,7 @@ it; after `reduce` every parameter's `.grad` is the **sum** over all lanes of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -73,7 +74,7 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     name = config.parallel.strategy
     if name == "auto":
         name = "single" if world.size == 1 else "ddp"
-    strategies = {"single": Single, "ddp": DataParallel}
+    strategies: dict[str, Callable[[nn.Module, World], Strategy]] = {"single": Single, "ddp": DataParallel}
     return strategies[name](module, world)
 
 

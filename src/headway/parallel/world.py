@@ -36,9 +36,9 @@ class World:
         if self.size == 1:
             return [values]
         mine = torch.tensor(values, dtype=torch.float64)
-        everyone = torch.empty(self.size * len(values), dtype=torch.float64)
-        dist.all_gather_into_tensor(everyone, mine)
-        return everyone.view(self.size, -1).tolist()
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine)
+        return [worker.tolist() for worker in everyone]
 
     def broadcast_(self, tensors: list[torch.Tensor]) -> None:
         """Overwrite the tensors of every worker with the first worker's."""

@@ -12,7 +12,7 @@ from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 
 if TYPE_CHECKING:
     from headway.config import Interval
-    from headway.data.feed import Prefetcher
+    from headway.data.prefetch import Prefetcher
     from headway.training.loop import Job
     from headway.training.step import StepResult
 
@@ -45,7 +45,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name
         if number == signal.SIGINT:
-            signal.signal(number, self._before[number])
+            signal.signal(number, self._before[signal.SIGINT])
 
 
 class SaveClock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+from torch.utils import deterministic
 
 
 def apply_determinism(level: str) -> None:
@@ -18,5 +19,5 @@ def apply_determinism(level: str) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(exact)
     # Filling fresh memory only serves to find reads of uninitialised values, and costs time in every allocation.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not exact

@@ -85,7 +85,7 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
     model_config = config.model.model_copy(update={"from_pretrained": None})
     model = build_model(model_config, vocab_size=tokenizer.vocab_size, seed=0, initialize=False)
     tensors = model_tensors(model)
-    saved = store.load(info, prefix="model.")
+    saved = store.load(info)
     for name, tensor in tensors.items():
         tensor.copy_(saved[name])
     return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, info.step, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +55,7 @@ def materialize(optimizer: Optimizer) -> None:
             group["weight_decay"] = decay
 
 
-def optimizer_tensors(optimizer: Optimizer, names: dict[nn.Parameter, str]) -> StateTensors:
+def optimizer_tensors(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> StateTensors:
     """Live tensors of the optimizer's state as `optimizer.<moment>.<parameter>`.
 
     Raises:

@@ -46,7 +46,7 @@ class TrainState:
         return asdict(self.cursor)
 
 
-def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+def parameter_names(model: nn.Module) -> dict[torch.Tensor, str]:
     """Name of every parameter; tied ones have the first of their names."""
     return {p: name for name, p in model.named_parameters()}
 

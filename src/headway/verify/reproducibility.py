@@ -85,10 +85,10 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
         trainings = _Trainings(config, steps, Path(folder))
         reference = trainings.run("reference")
         checks = [
-            Check("the same again", _first_difference(reference, trainings.run("again"))),
+            Check("the same again", first_difference(reference, trainings.run("again"))),
             Check(
                 f"killed at step {steps // 2 + 1}, then resumed",
-                _first_difference(reference, trainings.run("killed", kill_at=steps // 2 + 1)),
+                first_difference(reference, trainings.run("killed", kill_at=steps // 2 + 1)),
             ),
         ]
         if config.determinism == "elastic":
@@ -96,7 +96,7 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
             checks.append(
                 Check(
                     f"{workers} workers instead of {config.parallel.workers}",
-                    _first_difference(reference, trainings.run("workers", workers=workers)),
+                    first_difference(reference, trainings.run("workers", workers=workers)),
                 )
             )
     return Verdict(steps, fingerprint(reference[-1][1]), checks)
@@ -135,7 +135,8 @@ class _Trainings:
             return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
 
 
-def _first_difference(reference: Hashes, other: Hashes) -> Difference | None:
+def first_difference(reference: Hashes, other: Hashes) -> Difference | None:
+    """Where two trainings part first; None when every state of the other one equals the reference's."""
     expected = dict(reference)
     for step, tensors in sorted(other, key=lambda record: record[0]):
         names = sorted(tensors.keys() | expected[step].keys())

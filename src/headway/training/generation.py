@@ -1,0 +1,135 @@
+"""Text from a model, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from headway.core.console import warning
+from headway.core.errors import ConfigError
+from headway.models.decoder import Decoder
+
+
+class Decodes(Protocol):
+    """The part of a tokenizer that streaming needs."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of token ids."""
+        ...
+
+
+def generate(
+    model: Decoder,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    end_id: int | None = None,
+) -> Iterator[int]:
+    """Continue a prompt, one token id at a time as they are sampled.
+
+    Each position is computed once (its keys and values are kept). Sampling happens on the CPU with a generator of its
+    own, so the global random state is left alone.
+
+    Args:
+        model: In evaluation mode while it generates; its mode is restored at the end.
+        prompt_ids: At least one.
+        max_new_tokens: Ends after so many; earlier where the model's `max_sequence_length` is reached (with a warning
+            before the first token).
+        temperature: Divides the logits; 0 always takes the likeliest token.
+        top_p: Sample from the smallest set of likeliest tokens that has this probability (Holtzman et al. 2020,
+            section 3.1).
+        seed: The same seed gives the same tokens.
+        end_id: Ends before this token, which is not given out.
+
+    Raises:
+        ConfigError: an argument is out of range, or the prompt does not fit the model.
+    """
+    length, limit = len(prompt_ids), model.config.max_sequence_length
+    if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= model.shape.vocab_size:
+        raise ConfigError(
+            f"a prompt needs at least one token, all of them in the model's vocabulary of {model.shape.vocab_size:,}",
+            where="prompt",
+            fix="use the tokenizer that the model was trained with",
+        )
+    if length > limit:
+        raise ConfigError(
+            f"the prompt has {length:,} tokens, more than the model's {limit:,} positions",
+            where="prompt",
+            fix="shorten the prompt",
+        )
+    if max_new_tokens < 1 or temperature < 0 or not 0 <= top_p <= 1:
+        raise ConfigError(
+            "max_new_tokens must be at least 1, temperature at least 0, and top_p between 0 and 1",
+            where=f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_p={top_p}",
+        )
+    # The last token is given out without being fed back, so it needs no position.
+    room = limit - length + 1
+    if max_new_tokens > room:
+        warning(f"the model has {limit:,} positions: generation ends after {room:,} tokens at the latest")
+    return _generate(model, list(prompt_ids), min(max_new_tokens, room), temperature, top_p, seed, end_id)
+
+
+def _generate(
+    model: Decoder,
+    prompt_ids: list[int],
+    new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    end_id: int | None,
+) -> Iterator[int]:
+    generator = torch.Generator().manual_seed(seed)
+    device = model.embedding.weight.device
+    was_training = model.training
+    model.eval()
+    try:
+        cache = model.new_cache(1, len(prompt_ids) + new_tokens - 1)
+        ids = torch.tensor([prompt_ids], device=device)
+        for _ in range(new_tokens):
+            with torch.no_grad():
+                # Only the last position is projected: a long prompt's logits would be large and are of no use.
+                logits_V = model.logits(model.hidden_states(ids, cache)[:, -1])[0].float().cpu()
+            token = sample(logits_V, temperature, top_p, generator)
+            if token == end_id:
+                return
+            yield token
+            ids = torch.tensor([[token]], device=device)
+    finally:
+        model.train(was_training)
+
+
+def sample(logits_V: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+    """One token id from fp32 logits (V,) on the generator's device; arguments as in `generate`."""
+    if temperature == 0:
+        return int(logits_V.argmax())
+    probabilities_V = torch.softmax(logits_V / temperature, dim=0)
+    if top_p < 1:
+        sorted_V, order_V = probabilities_V.sort(descending=True, stable=True)
+        # A token is in the set while those before it have not reached top_p; so the likeliest always is.
+        sorted_V[sorted_V.cumsum(0) - sorted_V > top_p] = 0.0
+        probabilities_V = torch.zeros_like(probabilities_V).scatter_(0, order_V, sorted_V)
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))
+
+
+def stream_text(tokenizer: Decodes, ids: Iterable[int]) -> Iterator[str]:
+    """Text of a stream of token ids, in pieces as soon as they are certain.
+
+    A token may end inside a character of several bytes; such a piece waits for the tokens that complete it. Every piece
+    is decoded together with the one before it, since some tokenizers treat the first token of a text in its own way.
+    """
+    seen: list[int] = []
+    given, start = 0, 0
+    for token in ids:
+        seen.append(token)
+        before, now = tokenizer.decode(seen[start:given]), tokenizer.decode(seen[start:])
+        if len(now) > len(before) and not now.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield now[len(before) :]
+            start, given = given, len(seen)
+    rest = tokenizer.decode(seen[start:])[len(tokenizer.decode(seen[start:given])) :]
+    if rest:
+        yield rest

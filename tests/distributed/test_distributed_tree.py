@@ -1,0 +1,19 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_all_reduce_follows_the_tree(workers: int) -> None:
+    script = Path(__file__).with_name("tree_worker.py")
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers), "--master-port", "0"]
+        + [str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,118 @@
+"""What else goes wrong while training: signals, full disks, non-finite steps, a run that is in use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support import headway, state_hash
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_saves_and_the_same_command_goes_on(tiny: Callable[..., Path], tmp_path: Path, workers: int) -> None:
+    config = tiny(checkpoint={"every": "1000 steps"})
+    assert headway("train", config, "name=whole", "-w", str(workers)).returncode == 0
+    stopped = headway("train", config, "name=stopped", "-w", str(workers), faults="stop@step=4")
+    assert stopped.returncode == 75, stopped.stderr
+    assert "run the same command again" in stopped.stderr
+    attempt = json.loads((tmp_path / "runs/stopped/attempts/001/attempt.json").read_text())
+    assert (attempt["outcome"], attempt["exit_code"]) == ("preempted", 75)
+    resumed = headway("train", config, "name=stopped", "-w", str(workers))
+    assert resumed.returncode == 0 and "step-00000005" in resumed.stderr
+    assert state_hash(tmp_path / "runs" / "stopped") == state_hash(tmp_path / "runs" / "whole")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_ends_with_code_4_and_loses_nothing(
+    tiny: Callable[..., Path], tmp_path: Path, workers: int
+) -> None:
+    config = tiny()
+    assert headway("train", config, "name=whole", "-w", str(workers)).returncode == 0
+    full = headway("train", config, "name=full", "-w", str(workers), faults="enospc@checkpoint.shard:2")
+    assert full.returncode == 4, full.stderr
+    assert "No space left" in full.stderr and "fix:" in full.stderr
+    assert headway("checkpoints", "verify", tmp_path / "runs" / "full").returncode == 0
+    assert headway("train", config, "name=full", "-w", str(workers)).returncode == 0
+    assert state_hash(tmp_path / "runs" / "full") == state_hash(tmp_path / "runs" / "whole")
+
+
+def test_a_non_finite_step_is_skipped_counted_and_resumed_exactly(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny()
+    whole = headway("train", config, "name=whole", faults="nan@gradient=5")
+    assert whole.returncode == 0, whole.stderr
+    headway("train", config, "name=killed", faults="nan@gradient=5,kill@step=7")
+    assert headway("train", config, "name=killed").returncode == 0
+    for name in ("whole", "killed"):
+        manifest = json.loads((tmp_path / "runs" / name / "checkpoints/step-00000010/manifest.json").read_text())
+        assert manifest["cursor"] == {"step": 10, "skipped_steps": 1, "skipped_in_row": 0}
+    assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
+    assert headway("train", config, "name=clean").returncode == 0
+    assert state_hash(tmp_path / "runs" / "clean") != state_hash(tmp_path / "runs" / "whole")
+
+
+def test_too_many_in_a_row_end_with_code_5_and_an_intact_checkpoint(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    poison = ",".join(f"nan@gradient={step}" for step in (5, 6, 7))
+    result = headway("train", tiny(train={"skip_limit": 3}), faults=poison)
+    assert result.returncode == 5
+    assert "3 steps in a row" in result.stderr and "learning_rate" in result.stderr
+    assert headway("checkpoints", "verify", tmp_path / "runs" / "tiny").returncode == 0
+
+
+def test_a_run_directory_in_use_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny(train={"steps": 100_000})
+    first = subprocess.Popen(
+        [sys.executable, "-m", "headway", "train", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not metrics.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        second = headway("train", config)
+        assert second.returncode == 4
+        assert f"process {first.pid}" in second.stderr
+        third = headway("train", config, "--restart")
+        assert third.returncode == 4, "a run in use must not be moved away either"
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_end_is_the_same(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny()
+    assert headway("train", config, "name=whole").returncode == 0
+    headway("train", config, "name=damaged", faults="kill@step=7")
+    shard = tmp_path / "runs/damaged/checkpoints/step-00000006/shard-00000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    resumed = headway("train", config, "name=damaged")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "step-00000006" in resumed.stderr and "step-00000004" in resumed.stderr
+    assert state_hash(tmp_path / "runs" / "damaged") == state_hash(tmp_path / "runs" / "whole")
+
+
+def test_lost_checkpoints_never_mean_a_silent_start_from_scratch(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    config = tiny()
+    headway("train", config, faults="kill@step=7")
+    shutil.rmtree(tmp_path / "runs" / "tiny" / "checkpoints")
+    result = headway("train", config)
+    assert result.returncode == 4 and "not starting over" in result.stderr
+
+
+def test_another_token_store_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny()
+    headway("train", config, faults="kill@step=5")
+    other = tmp_path / "other"
+    assert headway("data", "prepare", config, f"data.store={other}", "data.validation=0.3").returncode == 0
+    result = headway("train", config, f"data.store={other}", "--accept-changes")
+    assert result.returncode == 3 and "fingerprint" in result.stderr

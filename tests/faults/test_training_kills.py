@@ -1,0 +1,88 @@
+"""Kills at random moments, then resume: the state must equal the uninterrupted run's, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support import headway, state_hash
+
+STEPS = 40
+
+
+def _kill_group_after(config: Path, workers: int, seconds: float) -> bool:
+    """Start a training and SIGKILL its whole process group after a while; whether it was still going on."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headway", "train", str(config), "name=killed", "--workers", str(workers)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    metrics = config.parent / "runs" / "killed" / "metrics.jsonl"
+    before = metrics.stat().st_size if metrics.exists() else 0
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and metrics.stat().st_size > before:
+            break  # it makes steps: the random moment counts from here
+        time.sleep(0.01)
+    time.sleep(seconds)
+    running = process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return running
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_two_kills_of_the_process_group_at_random_moments(
+    tiny: Callable[..., Path], tmp_path: Path, workers: int
+) -> None:
+    # Slow enough for the kills to hit: a step takes about 10 ms.
+    config = tiny(train={"steps": STEPS, "global_batch": 32}, checkpoint={"every": "7 steps"})
+    assert headway("train", config, "name=whole", "--workers", str(workers)).returncode == 0
+    generator = random.Random(workers)
+    hit = [_kill_group_after(config, workers, generator.uniform(0.0, 0.15)) for _ in range(2)]
+    assert any(hit), "no kill hit a running training, so nothing was tested"
+    resumed = headway("train", config, "name=killed", "--workers", str(workers))
+    assert resumed.returncode == 0, resumed.stderr
+    assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
+
+
+def test_kills_at_every_phase_of_a_step(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny(train={"steps": 6})
+    assert headway("train", config, "name=whole").returncode == 0
+    phases = ("gradient=1", "step=3", "checkpoint.shard:1", "checkpoint.manifest:1", "checkpoint.rename:1")
+    for phase in phases:
+        assert headway("train", config, "name=killed", faults=f"kill@{phase}").returncode == -signal.SIGKILL, phase
+    assert headway("train", config, "name=killed").returncode == 0
+    assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
+
+
+def test_the_death_of_the_launcher_leaves_no_orphans(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny(train={"steps": 100_000})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headway", "train", str(config), "--workers", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        time.sleep(1.0)
+        size = metrics.stat().st_size
+        time.sleep(1.0)
+        assert metrics.stat().st_size == size, "a worker goes on training without its launcher"
+    finally:
+        subprocess.run(["pkill", "-KILL", "-f", str(tmp_path)], check=False)
