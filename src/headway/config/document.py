@@ -121,11 +121,13 @@ for _name, (_pattern, _first) in _SCALARS.items():
 
 def _entry(loader: _Loader, node: yaml.Node, name: str, lines: bool) -> Entry:
     place = f"{name}:{node.start_mark.line + 1}" if lines else name
-    if isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return Entry(_mapping(loader, node, name, lines), place)
-    if isinstance(node, yaml.SequenceNode):
+    if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
         return Entry([_entry(loader, item, name, lines) for item in node.value], place)
-    return Entry(loader.construct_object(node), place)
+    if isinstance(node, yaml.ScalarNode):
+        return Entry(loader.construct_object(node), place)
+    raise ConfigError(f"a config holds plain data only, not {node.tag}", where=place, fix="remove the tag")
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, name: str, lines: bool) -> dict[str, Entry]:

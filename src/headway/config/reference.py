@@ -1,4 +1,4 @@
-"""The config reference, generated from the schema so that it cannot be out of date."""
+"""The reference in Markdown and the JSON Schema, generated from the schema so that they cannot be out of date."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
 from headway.config.schema import Config
-from headway.config.units import Interval
+from headway.config.units import QUANTITY, Interval
 
 _HEAD = """# Config reference
 
@@ -23,11 +24,30 @@ values this config starts from.
 
 
 def reference() -> str:
-    """All keys as Markdown tables, a section each."""
+    """All keys as Markdown tables, a section each, with a final line break."""
     parts = [_HEAD, _table("Top level", Config, "")]
     for name, info in Config.model_fields.items():
         parts += [_table(title, model, prefix) for title, model, prefix in _sections(info, name)]
-    return "\n".join(parts)
+    return "\n".join(parts) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a config file, for editors: the schema's keys, `base`, and sources given by their paths alone."""
+    schema = Config.model_json_schema(schema_generator=_SchemaGenerator)
+    base = {"type": "string", "description": "File beside this one, or built-in preset, that this config starts from."}
+    schema["properties"] = {"base": base, **schema["properties"]}
+    sources = schema["$defs"]["DataConfig"]["properties"]["sources"]
+    path_or_source = {"anyOf": [{"type": "string"}, sources.pop("items")]}
+    array = {"type": sources.pop("type"), "items": path_or_source, "minItems": sources.pop("minItems")}
+    sources["anyOf"] = [array, *path_or_source["anyOf"]]
+    return schema
+
+
+class _SchemaGenerator(GenerateJsonSchema):
+    """Shows the defaults of intervals as people write them."""
+
+    def encode_default(self, dft: Any) -> Any:
+        return str(dft) if isinstance(dft, Interval) else super().encode_default(dft)
 
 
 def _sections(info: FieldInfo, path: str) -> Iterator[tuple[str, type[BaseModel], str]]:
@@ -46,7 +66,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _table(title: str, model: type[BaseModel], prefix: str) -> str:
     rows = [
-        f"| `{prefix}{name}` | {_type(info.annotation)} | {_default(info)} | {_cell(info.description or '')} |"
+        f"| `{prefix}{name}` | {_field_type(info)} | {_default(info)} | {_meaning(info)} |"
         for name, info in model.model_fields.items()
         if not list(_models(info.annotation)) or prefix
     ]
@@ -54,9 +74,13 @@ def _table(title: str, model: type[BaseModel], prefix: str) -> str:
     return "\n".join([f"\n## {title}\n\n{intro}\n", "| key | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
+def _field_type(info: FieldInfo) -> str:
+    return "count" if QUANTITY in info.metadata else _type(info.annotation)
+
+
 def _type(annotation: Any) -> str:
     if typing.get_origin(annotation) is typing.Annotated:
-        return _type(typing.get_args(annotation)[0])
+        return "count" if QUANTITY in annotation.__metadata__ else _type(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is typing.Literal:
         return " \\| ".join(f"`{value}`" for value in typing.get_args(annotation))
     if typing.get_origin(annotation) in (typing.Union, UnionType):
@@ -82,6 +106,11 @@ def _default(info: FieldInfo) -> str:
     if isinstance(value, list) and all(isinstance(item, BaseModel) for item in value):
         return "`" + ", ".join(str(getattr(item, "path", item)) for item in value) + "`"
     return f"`{value}`"
+
+
+def _meaning(info: FieldInfo) -> str:
+    sections = [model.__doc__ or "" for model in _models(info.annotation)]
+    return _cell(info.description or "".join(sections))
 
 
 def _cell(text: str) -> str:

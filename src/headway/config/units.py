@@ -72,9 +72,10 @@ def parse_count(value: Any, unit: str) -> int:
     return int(amount)
 
 
-_QUANTITY = WithJsonSchema({"type": ["integer", "string"]})
-Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), Field(ge=1), _QUANTITY]
-Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), Field(ge=1), _QUANTITY]
+#: Marks whole numbers that may be given with a unit.
+QUANTITY = WithJsonSchema({"type": ["integer", "string"]})
+Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), Field(ge=1), QUANTITY]
+Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), Field(ge=1), QUANTITY]
 
 
 @dataclass(frozen=True)

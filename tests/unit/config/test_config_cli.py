@@ -1,0 +1,90 @@
+"""`headway config`, and the reference that it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headway.cli.main import app
+from headway.config import Config, load_config
+from headway.config.complaints import known_keys
+from headway.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+VOCABULARY = ["data.tokenizer.vocab_size=1024"]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["config", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_show_prints_a_config_that_loads_back(tmp_path: Path) -> None:
+    file = tmp_path / "shown.yaml"
+    file.write_text(run("show", "quickstart", "train.steps=7"), encoding="utf-8")
+    assert load_config(file) == load_config("quickstart", ["train.steps=7"])
+
+
+def test_show_as_json() -> None:
+    values = json.loads(run("show", "quickstart", "seed=5", "--json"))
+    assert Config.model_validate(values) == load_config("quickstart", ["seed=5"])
+
+
+def test_check_says_what_a_config_comes_to() -> None:
+    length = ["train.steps=10", "train.sequence_length=256", "train.global_batch=4"]
+    text = run("check", str(ROOT / "configs" / "quickstart.yaml"), *length, "model.preset=30m", *VOCABULARY)
+    assert "ok" in text
+    assert "runs/quickstart" in text
+    assert "10 steps of 1,024 tokens" in text
+    assert "parameters, 10 layers of width 384" in text
+
+
+def test_check_as_json() -> None:
+    facts = json.loads(
+        run("check", "quickstart", "train.tokens=1M", "train.lanes=4", "model.preset=1m", *VOCABULARY, "--json")
+    )
+    assert facts["tokens"] == facts["steps"] * facts["tokens_per_step"]
+    assert facts["lanes"] == 4
+    # By hand: a tied embedding; 4 layers of attention, SwiGLU and two norms; the last norm.
+    assert facts["parameters"] == 1024 * 96 + 4 * (2 * 96 * 24 * 6 + 3 * 96 * 256 + 2 * 96) + 96
+
+
+def test_check_of_a_model_whose_shape_comes_from_files() -> None:
+    assert json.loads(run("check", "quickstart", "model.from_pretrained=x", "--json"))["parameters"] is None
+    assert "n/a parameters" in run("check", "quickstart", "data.tokenizer.path=x")
+
+
+def test_check_refuses() -> None:
+    with pytest.raises(ConfigError, match=r"train\.stepz"):
+        run("check", "quickstart", "train.stepz=1")
+
+
+def test_the_reference_in_docs_is_current() -> None:
+    committed = (ROOT / "docs" / "config-reference.md").read_text(encoding="utf-8")
+    assert committed == run("schema", "--markdown"), "run: headway config schema --markdown > docs/config-reference.md"
+
+
+def test_the_reference_explains_every_key() -> None:
+    text = run("schema", "--markdown")
+    rows = {line.split("|")[1].strip(" `"): line for line in text.splitlines() if line.startswith("| `")}
+    sections = {key for key in known_keys() if any(other.startswith(f"{key}.") for other in known_keys())}
+    assert rows.keys() >= set(known_keys()) - sections
+    # A name that speaks for itself needs no sentence, but those are few.
+    unexplained = [key for key, line in rows.items() if line.rstrip(" |").endswith("`")]
+    assert len(unexplained) <= 1, unexplained
+
+
+def test_the_json_schema_knows_what_the_loader_knows() -> None:
+    schema = json.loads(run("schema"))
+    assert schema["properties"].keys() == {"base", *Config.model_fields}
+    assert schema["additionalProperties"] is False
+    definitions = schema["$defs"]
+    assert definitions["CheckpointConfig"]["properties"]["every"]["default"] == "10 min"
+    kinds = [option.get("type") for option in definitions["DataConfig"]["properties"]["sources"]["anyOf"]]
+    assert kinds == ["array", "string", None]

@@ -1,0 +1,104 @@
+"""How the rows of a step are cut into lanes and micro-batches, and how many threads compute them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.config import Config, LaneGrid, ParallelConfig, TrainConfig, resolve_lanes, resolve_threads
+from headway.core.errors import ConfigError
+
+
+def config(determinism: Any = "run", threads: Any = "auto", **train: Any) -> Config:
+    parallel = ParallelConfig(threads=threads)
+    return Config(determinism=determinism, train=TrainConfig(steps=1, **train), parallel=parallel)
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "grid"),
+    [
+        (config(global_batch=32), 1, (1, 4, 8)),
+        (config(global_batch=32), 4, (4, 1, 8)),
+        (config(global_batch=21), 3, (3, 1, 7)),
+        (config(global_batch=22), 2, (2, 11, 1)),
+        (config(global_batch=32, micro_batch=2), 2, (2, 8, 2)),
+        (config(global_batch=32, lanes=8), 2, (8, 1, 4)),
+        (config("off", global_batch=12, lanes=6), 3, (6, 1, 2)),
+        (config("elastic", global_batch=32), 1, (8, 1, 4)),
+        (config("elastic", global_batch=32), 8, (8, 1, 4)),
+        (config("elastic", global_batch=12), 2, (4, 1, 3)),
+        (config("elastic", global_batch=7), 1, (1, 1, 7)),
+        (config("elastic", global_batch=64, lanes=16), 16, (16, 1, 4)),
+        (config("elastic", global_batch="2Ki tokens", sequence_length=128), 1, (8, 1, 2)),
+    ],
+)
+def test_grids(given: Config, workers: int, grid: tuple[int, int, int]) -> None:
+    assert resolve_lanes(given, workers) == LaneGrid(*grid)
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "key", "fix"),
+    [
+        (config(global_batch=32), 3, "parallel.workers", "parallel.workers=2, or train.global_batch=33"),
+        (config(global_batch=32, lanes=5), 1, "train.lanes", "train.lanes=4, or train.global_batch=30"),
+        (config(global_batch=32, lanes=8), 3, "parallel.workers", "parallel.workers=2"),
+        (config(global_batch=32, lanes=8), 16, "train.lanes", "parallel.workers=8, or train.lanes=16"),
+        (config(global_batch=32, lanes=8, micro_batch=8), 1, "train.micro_batch", "train.micro_batch=4"),
+        (config("elastic", global_batch=24, lanes=6), 1, "train.lanes", "train.lanes=4"),
+        (config("elastic", global_batch=24, lanes=16), 1, "train.lanes", "train.lanes=8, or train.global_batch=32"),
+        (config("elastic", global_batch=24), 3, "parallel.workers", "parallel.workers=2"),
+        (config("elastic", global_batch=32), 16, "parallel.workers", "parallel.workers=8, or train.lanes=16"),
+        (config("elastic", global_batch=24), 16, "parallel.workers", "parallel.workers=8"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_nearest_that_can(
+    given: Config, workers: int, key: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_lanes(given, workers)
+    assert key in str(caught.value.where)
+    assert caught.value.fix == fix
+
+
+@given(
+    rows=st.integers(1, 96),
+    workers=st.integers(1, 9),
+    lanes=st.one_of(st.just("auto"), st.integers(1, 20)),
+    determinism=st.sampled_from(["off", "run", "elastic"]),
+)
+def test_a_grid_has_every_row_once_or_the_advice_helps(rows: int, workers: int, lanes: Any, determinism: str) -> None:
+    asked = config(determinism, global_batch=rows, lanes=lanes)
+    try:
+        grid = resolve_lanes(asked, workers)
+    except ConfigError as error:
+        for advice in str(error.fix).split(", or "):
+            key, value = advice.split("=")
+            if key == "parallel.workers":
+                workers = int(value)
+            else:
+                train = asked.train.model_copy(update={key.removeprefix("train."): int(value)})
+                asked = asked.model_copy(update={"train": train})
+            break
+        # One piece of advice is enough, unless something else is wrong too; then that is told.
+        try:
+            grid = resolve_lanes(asked, workers)
+        except ConfigError as second:
+            assert second.what != error.what
+            return
+    assert grid.lanes * grid.micro_batches * grid.micro_batch == rows
+    shares = [lane for rank in range(workers) for lane in grid.of_worker(rank, workers)]
+    assert shares == list(range(grid.lanes))
+
+
+def test_threads() -> None:
+    assert resolve_threads(config(), workers=2, lanes=2, cores=8) == 4
+    assert resolve_threads(config("elastic"), workers=2, lanes=8, cores=16) == 2
+    assert resolve_threads(config(), workers=4, lanes=4, cores=2) == 1
+    assert resolve_threads(config(threads=3), workers=4, lanes=4, cores=2) == 3
+
+
+def test_threads_of_an_elastic_run_do_not_depend_on_the_number_of_workers() -> None:
+    assert len({resolve_threads(config("elastic"), workers, 8, 32) for workers in (1, 2, 4, 8)}) == 1

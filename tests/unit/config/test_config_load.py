@@ -1,0 +1,329 @@
+"""Files, bases and overrides to one config; and what is said when they are wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config import Config, Interval, ModelConfig, TrainConfig, load_config, override
+from headway.config.load import PRESETS
+from headway.core.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(text: str, name: str = "run.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def refusal(path: Path | str, *overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+# What a config comes to
+
+
+@pytest.mark.parametrize(
+    "path", [*CONFIGS.glob("*.yaml"), *(path.stem for path in PRESETS.glob("*.yaml"))], ids=lambda path: str(path)[-20:]
+)
+def test_every_config_that_comes_with_headway_is_right(path: Path | str) -> None:
+    config = load_config(path)
+    assert config.train.steps
+    assert config == config.resolved()
+
+
+def test_a_resolved_config_leaves_nothing_open(write: Any) -> None:
+    config = load_config(
+        write("name: n\ntrain: {tokens: 1M, sequence_length: 100, global_batch: 1k tokens}\ndata: {sources: a/b.jsonl}")
+    )
+    assert (config.train.steps, config.train.tokens, config.train.global_batch) == (1000, None, 10)
+    assert config.data.store == Path("data/n")
+    assert config.data.sources[0].name == "b"
+    assert (config.model.kv_heads, config.model.head_dim) == (3, 32)
+
+
+def test_the_steps_of_a_number_of_tokens_are_rounded_up(write: Any) -> None:
+    path = write("train: {tokens: 1001, sequence_length: 10, global_batch: 10}")
+    assert load_config(path).train.steps == 11
+
+
+def test_a_store_path_may_have_braces_of_its_own(write: Any) -> None:
+    path = write("name: n\ntrain: {steps: 1}\ndata: {store: 'x/{name}/{y}'}")
+    assert load_config(path).data.store == Path("x/n/{y}")
+
+
+def test_sources_of_equal_names_are_told_apart(write: Any) -> None:
+    path = write("train: {steps: 1}\ndata: {sources: [a/t.txt, b/t.txt, {path: c, name: t-2}]}")
+    names = [source.name for source in load_config(path).data.sources]
+    assert names == ["t", "t-3", "t-2"]
+
+
+def test_bases_are_merged_key_by_key_and_lists_are_replaced(write: Any) -> None:
+    write("train: {steps: 5, sequence_length: 64}\ndata: {sources: [a, b]}\noptimizer: {eps: 1e-5}", "ground.yaml")
+    write("base: ground.yaml\ntrain: {steps: 6}\ndata: {sources: [c]}", "middle.yaml")
+    config = load_config(write("base: middle.yaml\ntrain: {global_batch: 4}"))
+    assert (config.train.steps, config.train.sequence_length, config.train.global_batch) == (6, 64, 4)
+    assert [source.path for source in config.data.sources] == ["c"]
+    assert config.optimizer.eps == 1e-5
+
+
+def test_a_base_is_looked_up_beside_the_file_that_names_it(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write("train: {steps: 7}", "sub/ground.yaml")
+    write("base: ground.yaml", "sub/middle.yaml")
+    assert load_config(write("base: sub/middle.yaml")).train.steps == 7
+
+
+def test_overrides_take_yaml_values_and_later_ones_win(write: Any) -> None:
+    path = write("train: {steps: 5}")
+    overrides = ["train.steps=6", "train.steps=7", "data.sources=[a.jsonl, b.txt]", "data.sources.1.format=text"]
+    config = load_config(path, overrides)
+    assert config.train.steps == 7
+    assert [(source.path, source.format) for source in config.data.sources] == [("a.jsonl", "auto"), ("b.txt", "text")]
+
+
+def test_an_override_reaches_into_a_source_given_by_its_path(write: Any) -> None:
+    path = write("train: {steps: 5}\ndata: {sources: corpus}")
+    assert load_config(path, ["data.sources.0.format=text"]).data.sources[0].format == "text"
+
+
+def test_a_section_with_only_comments_changes_nothing(write: Any) -> None:
+    config = load_config(write("base: quickstart\ntrain:\n  # steps: 5\ndata:\n  tokenizer:\nmodel:"))
+    assert config == load_config("quickstart")
+
+
+def test_steps_given_later_take_the_place_of_tokens_and_the_other_way_round(write: Any) -> None:
+    path = write("train: {tokens: 1M}")
+    assert load_config(path, ["train.steps=3"]).train.steps == 3
+    above = write("base: run.yaml\ntrain: {steps: 4}", "above.yaml")
+    assert load_config(above).train.steps == 4
+    assert (
+        load_config(above, ["train.tokens=64k", "train.global_batch=1", "train.sequence_length=1000"]).train.steps == 64
+    )
+
+
+def test_a_preset_given_later_takes_the_place_of_a_whole_shape(write: Any) -> None:
+    path = write("train: {steps: 1}\nmodel: {preset: 8b, layers: 3, dropout: 0.1}")
+    model = load_config(path, ["model.preset=4m"]).model
+    assert model == ModelConfig(preset="4m", dropout=0.1, kv_heads=3, head_dim=32)
+    assert load_config(path, ["model.preset=4m", "model.layers=2"]).model.layers == 2
+    assert load_config(path, ["model.from_pretrained=folder"]).model.dim is None
+
+
+def test_yaml_scalars_are_read_as_people_mean_them(write: Any) -> None:
+    path = write("determinism: off\nname: 1e3x\ntrain: {steps: 1_000}\noptimizer: {learning_rate: 1e-3}")
+    config = load_config(path, ["schedule.warmup=5e-2", "runs=2024-01-01"])
+    assert config.determinism == "off"
+    assert config.optimizer.learning_rate == 1e-3
+    assert config.schedule.warmup == 0.05
+    assert config.train.steps == 1000
+    assert config.runs == Path("2024-01-01")
+
+
+def test_anchors_and_merge_keys(write: Any) -> None:
+    path = write(
+        "evaluation: &e\n  every: 5\n  rows: 3\ntrain: {steps: 1}\ncheckpoint:\n  <<: {every: 9, keep: 2}\n  keep: 1"
+    )
+    config = load_config(path)
+    assert config.checkpoint.every == Interval(9, "steps")
+    assert config.checkpoint.keep == 1
+
+
+def test_override_of_a_config_made_in_python() -> None:
+    config = Config(train=TrainConfig(tokens=100_000))
+    changed = override(config, ["train.steps=3", "model.preset=1m"])
+    assert (changed.train.steps, changed.model.dim) == (3, 96)
+    assert override(changed, ["model.preset=10m"]).model.dim == 256
+    with pytest.raises(ConfigError, match=r"train\.stepz"):
+        override(config, ["train.stepz=3"])
+
+
+# What is refused
+
+
+def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_one(write: Any) -> None:
+    path = write("name: x\n\ntrain:\n  stepz: 5\n")
+    error = refusal(path)
+    assert error.what == "unknown key 'train.stepz'"
+    assert error.where == f"{path}:4"
+    assert error.fix == "did you mean train.steps?"
+
+
+def test_an_unknown_key_in_an_override_is_told_with_the_override(write: Any) -> None:
+    error = refusal(write("train: {steps: 1}"), "train.stepz=50")
+    assert error.where == "override 'train.stepz=50'"
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("train.learning_rate", "it lives at optimizer.learning_rate"),
+        ("workers", "it lives at data.workers or parallel.workers"),
+        ("data.sources.0.formt", "did you mean data.sources.format?"),
+        ("optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
+        ("model.lerning_rate", "did you mean optimizer.learning_rate?"),
+        ("checkpoint.zzz", "known keys here: every, keep"),
+    ],
+)
+def test_where_an_unknown_key_belongs(write: Any, key: str, fix: str) -> None:
+    assert refusal(write("train: {steps: 1}\ndata: {sources: [a]}"), f"{key}=1").fix == fix
+
+
+def test_all_problems_are_told_at_once(write: Any) -> None:
+    path = write("foo: 1\ntrain:\n  stepz: 5\n  lanes: many\n  precision: fp8\noptimizer: {learning_rate: -1}")
+    error = refusal(path, "seed=-1")
+    lines = error.what.splitlines()
+    assert lines[0] == "6 problems in the config:"
+    assert len(lines) == 7
+    for key, place in [("foo", ":1"), ("stepz", ":3"), ("lanes", ":4"), ("precision", ":5"), ("learning_rate", ":6")]:
+        assert any(key in line and f"{path}{place}" in line for line in lines), key
+    assert any("seed" in line and "override 'seed=-1'" in line for line in lines)
+
+
+def test_a_value_that_could_be_two_kinds_is_one_problem(write: Any) -> None:
+    error = refusal(write("train: {steps: 1, lanes: many}"))
+    assert error.what == "train.lanes: should be a valid integer or 'auto' (given: 'many')"
+
+
+def test_values_are_told_where_the_last_file_gave_them(write: Any) -> None:
+    ground = write("train: {steps: 1}\nseed: -1", "ground.yaml")
+    assert refusal(write("base: ground.yaml\nname: x")).where == f"{ground}:2"
+    above = write("base: ground.yaml\n\n\nseed: -2")
+    assert refusal(above).where == f"{above}:4"
+
+
+def test_keys_that_contradict_each_other_are_both_told(write: Any) -> None:
+    path = write("train:\n  steps: 1\n  global_batch: 8\n")
+    error = refusal(path, "train.micro_batch=3")
+    assert error.where == f"{path}:3, override 'train.micro_batch=3'"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("name: x", "neither train.steps nor train.tokens"),
+        ("train: {steps: 1, tokens: 5}", "give steps or tokens, not both"),
+        ("train: {steps: 1, sequence_length: 4096}", r"train\.sequence_length is 4096.*meant for 2048"),
+        ("train: {steps: 1}\nparallel: {workers: 2, strategy: single}", "'single' cannot use 2 workers"),
+        ("train: {steps: 1}\nparallel: {workers: 3}", "32 rows cannot be shared evenly by 3 workers"),
+        ("train: {steps: 1, lanes: 8}\nparallel: {workers: 3}", "8 lanes cannot be shared evenly by 3 workers"),
+        ("train: {steps: 1}\ndata: {sources: [{path: a, name: x}, {path: b, name: x}]}", "2 sources are named 'x'"),
+        ("train: {steps: 1, sequence_length: 100, global_batch: 250 tokens}", "no whole number of rows"),
+        ("train: {steps: 1}\nmodel: {preset: 5m}", "unknown model preset '5m'"),
+        ("train: {steps: 1}\nmodel: {dim: 64}", "set a preset"),
+        ("train: {steps: 1}\nmodel: {preset: 4m, heads: 5}", "not divisible"),
+        ("train: {steps: 1}\nschedule: {warmup: 10 min}", "not a time"),
+        ("train: {steps: 1}\nevaluation: {every: 10 min}", "not a time"),
+        ("train: {steps: 1}\nschedule: {warmup: 1.5}", "less than or equal to 1"),
+        ("train: {tokens: -5}", "greater than or equal to 1"),
+        ("train: {tokens: .inf}", "whole number"),
+        ("train: {steps: 1}\noptimizer: {learning_rate: .inf}", "finite"),
+        ("train: 5", "must be a section"),
+        ("train: {steps: 1}\ndata: {sources: []}", "at least 1 item"),
+        ("train: {steps: 1}\nname: ../up", "match"),
+        ("train: {steps: 1}\nname: 2024", "valid string"),
+    ],
+)
+def test_what_cannot_be_is_refused(write: Any, text: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        load_config(write(text))
+
+
+def test_a_pretrained_checkpoint_brings_its_own_longest_sequence(write: Any) -> None:
+    path = write("train: {steps: 1, sequence_length: 4096}\nmodel: {from_pretrained: folder}")
+    assert load_config(path).train.sequence_length == 4096
+
+
+def test_a_number_as_a_name_is_to_be_quoted(write: Any) -> None:
+    assert refusal(write("train: {steps: 1}\nname: 2024")).fix == 'quote it: "2024"'
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "line"),
+    [
+        ("a: b: c", "not YAML", ":1:5"),
+        ("a:\n\t- 1", "not YAML", ":2:1"),
+        ("name: x\nname: y", "'name' is given twice", ":1 and "),
+        ("train: {steps: 1, steps: 2}", "'steps' is given twice", ":1"),
+        ("name: !!python/name:os.system", "not YAML", ":1:7"),
+        ("name: !!python/object/apply:os.system ['true']", "plain data only", ":1"),
+        ("name: !!set {a, b}", "plain data only", ":1"),
+        ("name: x\n---\nname: y", "not YAML", ":2:1"),
+        ("? [a]\n: b", "a key must be a word", ":1"),
+        ("a: &a [*a]", "alias", ""),
+        ("[" * 5000, "nested too deeply", ""),
+        ("a: \x01", "not YAML", ""),
+        ("", "empty", ""),
+        ("# only a comment", "empty", ""),
+        ("- a\n- b", "must be a mapping", ""),
+        ("just text", "must be a mapping", ""),
+        ("base: [a]", "one file or preset", ":1"),
+        ("base: nowhere.yaml", "no such config file", ""),
+    ],
+)
+def test_files_that_are_no_config(write: Any, text: str, what: str, line: str) -> None:
+    path = write(text)
+    error = refusal(path)
+    assert what in error.what
+    assert str(path) + line in str(error.where)
+    assert error.fix
+
+
+def test_a_missing_file_a_folder_and_a_file_that_is_no_text(tmp_path: Path) -> None:
+    assert "built-in preset: gpu, laptop, quickstart" in str(refusal(tmp_path / "none.yaml").fix)
+    error = refusal(tmp_path)
+    assert "folder" in error.what
+    assert str(tmp_path / "config.yaml") in str(error.fix)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00name")
+    assert "cannot read" in refusal(tmp_path / "binary.yaml").what
+
+
+def test_a_file_that_is_based_on_itself(write: Any) -> None:
+    write("base: b.yaml", "a.yaml")
+    error = refusal(write("base: a.yaml", "b.yaml"))
+    assert "b.yaml -> a.yaml -> b.yaml" in error.what
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("train.steps", "form key.path=value"),
+        ("=5", "form key.path=value"),
+        ("train..steps=5", "form key.path=value"),
+        ("train.steps=[1", "not YAML"),
+        ("data.sources.3.format=text", "no list item"),
+        ("data.sources.x=1", "no list item"),
+        ("data.sources.-1=a", "no list item"),
+        ("train.steps.x=1", "train.steps"),
+        ("base=gpu", "unknown key 'base'"),
+    ],
+)
+def test_wrong_overrides(write: Any, text: str, what: str) -> None:
+    error = refusal(write("train: {steps: 1}\ndata: {sources: [a]}"), text)
+    assert what in error.what
+    assert error.where == f"override '{text}'"
+
+
+def test_python_users_are_told_too() -> None:
+    with pytest.raises(ConfigError, match="neither"):
+        Config().resolved()
+    with pytest.raises(ConfigError, match="2 problems"):
+        Config(train=TrainConfig(sequence_length=10_000)).resolved()
+
+
+def test_reading_a_config_does_not_import_torch() -> None:
+    code = "import sys, headway.config as c; c.load_config('quickstart'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

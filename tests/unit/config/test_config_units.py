@@ -1,0 +1,84 @@
+"""Quantities as people write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.config import Interval
+from headway.config.units import parse_count
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "count"),
+    [
+        (500, "tokens", 500),
+        (5e3, "tokens", 5000),
+        ("500", "tokens", 500),
+        ("1_000", "tokens", 1000),
+        ("1,000", "rows", 1000),
+        ("64k", "tokens", 64_000),
+        ("64Ki", "tokens", 65_536),
+        ("2B tokens", "tokens", 2 * 10**9),
+        ("2.3B", "tokens", 2_300_000_000),
+        ("0.29k", "tokens", 290),
+        ("1e3", "tokens", 1000),
+        ("500 tokens", "tokens", 500),
+        ("1 token", "tokens", 1),
+        ("256 MB", "bytes", 256_000_000),
+        ("1 GiB", "bytes", 2**30),
+    ],
+)
+def test_counts(value: Any, unit: str, count: int) -> None:
+    assert parse_count(value, unit) == count
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "many", "1.5", "1.0001k", "5 rows", "2B rows", "5 6", "-5", 1.5, True, None, float("inf"), float("nan")],
+)
+def test_what_is_no_count_of_tokens(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"quantity|number"):
+        parse_count(value, "tokens")
+
+
+@pytest.mark.parametrize(
+    ("value", "interval"),
+    [
+        (500, (500, "steps")),
+        ("500", (500, "steps")),
+        ("1 step", (1, "steps")),
+        ("2k steps", (2000, "steps")),
+        ("5M steps", (5_000_000, "steps")),
+        ("1B tokens", (10**9, "tokens")),
+        ("90 s", (90, "seconds")),
+        ("10 min", (600, "seconds")),
+        ("10 minutes", (600, "seconds")),
+        ("1.5 h", (5400, "seconds")),
+        ("2 days", (172_800, "seconds")),
+        (Interval(3, "steps"), (3, "steps")),
+    ],
+)
+def test_intervals(value: Any, interval: tuple[int, Any]) -> None:
+    assert Interval.parse(value) == Interval(*interval)
+
+
+@pytest.mark.parametrize("value", [0, "0 steps", "0.5 s", "soon", "5 weeks", True, "10m", "10 m"])
+def test_what_is_no_interval(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"quantity|number|at least|minutes or millions"):
+        Interval.parse(value)
+
+
+@given(st.integers(1, 10**15), st.sampled_from(["steps", "tokens", "seconds"]))
+def test_an_interval_reads_back_what_it_prints(amount: int, unit: Any) -> None:
+    assert Interval.parse(str(Interval(amount, unit))) == Interval(amount, unit)
+
+
+def test_an_interval_in_steps() -> None:
+    assert Interval(7, "steps").in_steps(100) == 7
+    assert Interval(1000, "tokens").in_steps(100) == 10
+    assert Interval(1, "tokens").in_steps(100) == 1
+    assert Interval(60, "seconds").in_steps(100) is None
