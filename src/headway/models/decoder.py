@@ -44,8 +44,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise `x`, (..., dim); the mean square is computed in fp32."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        """Normalise `x`, (..., dim), in the dtype of the weight; the mean square is computed in fp32 in any case."""
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
