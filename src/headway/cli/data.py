@@ -35,9 +35,11 @@ def prepare(
 
     An existing store is replaced only when the new one is whole; when nothing has changed it is left as it is.
 
-    Examples: headway data prepare run.yaml --workers 8,
-    headway data prepare run.yaml data.sources=corpus data.bad_documents=skip,
-    headway data prepare run.yaml --dry-run
+    [bold]Examples[/bold]
+
+      headway data prepare run.yaml --workers 8
+      headway data prepare run.yaml data.sources=corpus data.bad_documents=skip
+      headway data prepare run.yaml --dry-run
     """
     from dataclasses import asdict
 
@@ -94,7 +96,10 @@ def _list_sources(settings: DataConfig, json: bool) -> None:
 def inspect(store: StoreArgument, overrides: OverridesArgument = None, json: JsonOption = False) -> None:
     """Show documents, tokens, bytes per token and document lengths, per source and split, and a sample.
 
-    Examples: headway data inspect data/quickstart, headway data inspect run.yaml --json
+    [bold]Examples[/bold]
+
+      headway data inspect data/quickstart
+      headway data inspect run.yaml --json
     """
     from headway.data.inspect import describe_store, sample_text
 

@@ -63,7 +63,10 @@ def inspect(
 ) -> None:
     """Show vocabulary size, special tokens, and bytes per token of --text, or of a sample of a config's sources.
 
-    Examples: headway tokenizer inspect data/quickstart --text "def main():", headway tokenizer inspect run.yaml
+    [bold]Examples[/bold]
+
+      headway tokenizer inspect data/quickstart --text "def main():"
+      headway tokenizer inspect run.yaml
     """
     from headway.data.sources import find_sources
     from headway.data.tokenizer import Tokenizer, sample_text

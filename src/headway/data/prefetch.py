@@ -1,0 +1,123 @@
+"""Batches ready before they are asked for, so that training does not wait for data."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from headway.core.types import Feed
+
+#: What is handed out per step: the step and, per lane, its micro-batches.
+StepBatches = tuple[int, dict[int, Sequence[Any]]]
+
+
+class Prefetcher:
+    """Reads the batches of steps `first_step` to `last_step` (exclusive) on a thread, in order.
+
+    Use it as an iterator inside a `with` block; it hands out `(step, {lane: micro-batches})`.
+
+    Args:
+        feed: Where batches come from.
+        lanes: The lanes of this worker.
+        first_step: First step, counted from 0.
+        last_step: The step before which it ends.
+        depth: Steps that are kept ready.
+        pin_memory: Put batches into page-locked memory, which makes copies to a GPU asynchronous; when not given,
+            just when this process uses CUDA already.
+
+    Attributes:
+        wait_seconds: How long the consumer has waited so far, altogether.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        lanes: Sequence[int],
+        first_step: int,
+        last_step: int,
+        depth: int = 2,
+        *,
+        pin_memory: bool | None = None,
+    ) -> None:
+        self.wait_seconds = 0.0
+        self._feed, self._lanes, self._steps = feed, list(lanes), range(first_step, last_step)
+        self._pin = torch.cuda.is_initialized() if pin_memory is None else pin_memory
+        # A new thread begins on device 0; pinning from there would take memory of another worker's GPU.
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(max(1, depth))
+        self._next_step = first_step
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="headway-prefetch", daemon=True)
+        self._thread.start()
+
+    def next(self) -> StepBatches:
+        """The next step's batches.
+
+        Raises:
+            StopIteration: the last step has been handed out, or the prefetcher is closed.
+            Exception: what reading the batch raised, at the step it belongs to.
+        """
+        if self._next_step >= self._steps.stop or self._closed.is_set():
+            raise StopIteration
+        start = time.perf_counter()
+        item = self._ready.get()
+        self.wait_seconds += time.perf_counter() - start
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        self._next_step += 1
+        return item
+
+    def close(self) -> None:
+        """Stop the thread and drop what it has read."""
+        self._closed.set()
+        while self._thread.is_alive():
+            # The thread may be about to put one more batch: make room until it has seen the end.
+            while not self._ready.empty():
+                self._ready.get_nowait()
+            self._thread.join(timeout=0.01)
+
+    def _work(self) -> None:
+        try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)
+            for step in self._steps:
+                batches = {lane: self._feed.batch(step, lane) for lane in self._lanes}
+                self._ready.put((step, _pinned(batches) if self._pin else batches))
+                if self._closed.is_set():
+                    return
+        except BaseException as error:  # handed to the consumer, who raises it
+            self._ready.put(error)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StepBatches:
+        return self.next()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _pinned(value: Any) -> Any:
+    """A nested batch with every tensor in page-locked memory."""
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if isinstance(value, Mapping):
+        return {key: _pinned(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_pinned, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_pinned, value))
+    return value

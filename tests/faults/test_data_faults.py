@@ -1,0 +1,140 @@
+"""Preparation that is killed, or runs out of disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+# PIECE_BYTES is lowered so that a small corpus has many pieces; spawned workers read what the parent cut.
+SCRIPT = """
+import sys
+from headway.config.schema import DataConfig
+from headway.core.errors import HeadwayError
+from headway.data import sources
+from headway.data.prepare import prepare
+
+sources.PIECE_BYTES = 3000
+if __name__ == "__main__":
+    data = DataConfig.model_validate(
+        {"sources": "corpus.jsonl", "store": "store", "shard_tokens": 1000, "tokenizer": {"vocab_size": 300}}
+    )
+    try:
+        prepare(data, workers=int(sys.argv[1]))
+    except HeadwayError as error:
+        print(error.render(), file=sys.stderr)
+        sys.exit(error.exit_code)
+"""
+
+
+def write_corpus(folder: Path, word: str) -> None:
+    lines = [json.dumps({"text": f"document {i} is about {word} " * 8}) for i in range(150)]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+
+
+def prepare(
+    folder: Path, faults: str = "", workers: int = 2, before: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(SCRIPT)
+    return subprocess.run(
+        [sys.executable, "script.py", str(workers)],
+        cwd=folder,
+        env={**os.environ, "HEADWAY_FAULTS": faults},
+        text=True,
+        capture_output=True,
+        timeout=120,
+        preexec_fn=before,
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def hidden(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The store that an undisturbed preparation makes."""
+    folder = tmp_path_factory.mktemp("reference")
+    write_corpus(folder, "rivers")
+    assert prepare(folder).returncode == 0
+    return contents(folder / "store")
+
+
+@pytest.mark.parametrize("point", ["data.shard:2", "data.piece:5", "data.publish"])
+@pytest.mark.parametrize("existing", [False, True])
+def test_killed_preparation_is_made_good_by_the_same_command(
+    tmp_path: Path, reference: dict[str, bytes], point: str, existing: bool
+) -> None:
+    if existing:
+        write_corpus(tmp_path, "mountains")
+        assert prepare(tmp_path).returncode == 0
+    before = contents(tmp_path / "store")
+    write_corpus(tmp_path, "rivers")
+    assert prepare(tmp_path, f"kill@{point}").returncode == -signal.SIGKILL
+    assert ".store.preparing" in hidden(tmp_path)
+    if point != "data.publish":
+        assert contents(tmp_path / "store") == before
+    assert prepare(tmp_path).returncode == 0
+    assert contents(tmp_path / "store") == reference
+    assert hidden(tmp_path) == []
+
+
+def test_a_store_that_stepped_aside_is_put_back_before_anything_can_fail(tmp_path: Path) -> None:
+    write_corpus(tmp_path, "mountains")
+    assert prepare(tmp_path).returncode == 0
+    before = contents(tmp_path / "store")
+    write_corpus(tmp_path, "rivers")
+    assert prepare(tmp_path, "kill@data.publish").returncode == -signal.SIGKILL
+    assert not (tmp_path / "store").exists()
+    with (tmp_path / "corpus.jsonl").open("a") as file:
+        file.write("\nbroken")
+    assert prepare(tmp_path).returncode == 3
+    assert contents(tmp_path / "store") == before
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, reference: dict[str, bytes]) -> None:
+    write_corpus(tmp_path, "rivers")
+    prepare(tmp_path, "kill@data.piece:5")
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        alive = [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)]
+        if not alive:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still there: {alive}")
+
+
+@pytest.mark.parametrize("kind", ["ordered", "limit"])
+@pytest.mark.parametrize("existing", [False, True])
+def test_full_disk_is_said_and_harms_nothing(tmp_path: Path, kind: str, existing: bool) -> None:
+    if existing:
+        write_corpus(tmp_path, "mountains")
+        assert prepare(tmp_path).returncode == 0
+    before = contents(tmp_path / "store")
+    write_corpus(tmp_path, "rivers")
+
+    def limit_file_size() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    if kind == "ordered":
+        result = prepare(tmp_path, "enospc@data.shard:2")
+    else:
+        result = prepare(tmp_path, before=limit_file_size)
+    assert result.returncode == 3, result.stderr
+    assert "the token store cannot be written" in result.stderr
+    assert "where: store" in result.stderr and "data.store" in result.stderr
+    assert contents(tmp_path / "store") == before
+    assert hidden(tmp_path) == []

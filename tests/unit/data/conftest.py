@@ -1,0 +1,73 @@
+"""Small corpora and stores that the tests of this package share."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config.schema import DataConfig
+from headway.data.prepare import prepare
+from headway.data.store import TokenStore
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "rain", "falls", "on", "hills"]
+
+
+def make_documents(count: int, seed: int = 0, words: int = 60) -> list[str]:
+    """Distinct texts."""
+    draw = random.Random(seed)
+    return [
+        f"document {seed}/{number}: " + " ".join(draw.choices(WORDS, k=draw.randint(5, words)))
+        for number in range(count)
+    ]
+
+
+def write_jsonl(path: Path, documents: list[str], **fields: Any) -> Path:
+    """One record per document."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text, **fields}) + "\n" for text in documents), "utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+@pytest.fixture
+def documents() -> Callable[..., list[str]]:
+    return make_documents
+
+
+@pytest.fixture
+def jsonl() -> Callable[..., Path]:
+    return write_jsonl
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., DataConfig]:
+    """A data config with a small vocabulary whose store is `store` in the test's folder."""
+
+    def make(sources: Any, **values: Any) -> DataConfig:
+        values.setdefault("tokenizer", {"vocab_size": 300})
+        values.setdefault("store", tmp_path / "store")
+        sources = sources if isinstance(sources, list) else [sources]
+        sources = [str(source) if isinstance(source, Path) else source for source in sources]
+        return DataConfig.model_validate({"sources": sources, **values})
+
+    return make
+
+
+@pytest.fixture
+def store(tmp_path: Path, config: Callable[..., DataConfig]) -> TokenStore:
+    """Two sources in several shards."""
+    write_jsonl(tmp_path / "first.jsonl", make_documents(60, seed=1))
+    write_jsonl(tmp_path / "second.jsonl", make_documents(40, seed=2))
+    data = config([tmp_path / "first.jsonl", tmp_path / "second.jsonl"], shard_tokens=700, validation=0.2)
+    prepare(data, workers=1)
+    return TokenStore.open(data.store)

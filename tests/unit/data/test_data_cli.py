@@ -1,0 +1,104 @@
+"""`headway data` and `headway tokenizer`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headway.cli import data, tokenizer
+from headway.core.errors import DataError
+
+app = typer.Typer()
+data.register(app)
+tokenizer.register(app)
+
+
+def run(*arguments: str | Path) -> Any:
+    """Result of a command that is meant to succeed."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, documents: Callable[..., list[str]], jsonl: Callable[..., Path]) -> Path:
+    jsonl(tmp_path / "corpus" / "a.jsonl", documents(50))
+    (tmp_path / "corpus" / "notes.doc").write_text("not read")
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "name: small\n"
+        f"data:\n  sources: {tmp_path / 'corpus'}\n  store: {tmp_path}/stores/{{name}}\n"
+        "  tokenizer: {vocab_size: 300}\n"
+        "train: {steps: 1}\n"
+    )
+    return file
+
+
+def test_prepare_inspect_verify(tmp_path: Path, config_file: Path) -> None:
+    report = json.loads(run("data", "prepare", config_file, "--json").stdout)
+    assert (report["documents"], report["ignored_files"], report["up_to_date"]) == (50, 1, False)
+    assert report["store"] == str(tmp_path / "stores/small")
+    again = run("data", "prepare", config_file)
+    assert "50 documents" in again.stdout and "up to date" in again.stderr
+    forced = run("data", "prepare", config_file, "--force", "--workers", "1", "data.validation=0.3")
+    assert "MB/s" in forced.stdout
+    facts = json.loads(run("data", "inspect", config_file, "--json").stdout)
+    assert sum(source["documents"] for source in facts["sources"]) == 50
+    assert facts["sample"].startswith("document 0/")
+    shown = run("data", "inspect", tmp_path / "stores/small").stdout
+    assert "validation  corpus" in shown and "P50" in shown and "BYTES/TOKEN" in shown
+    assert "sound" in run("data", "verify", config_file).stdout
+    assert json.loads(run("data", "verify", tmp_path / "stores/small", "--json").stdout)["problems"] == []
+
+
+def test_verify_ends_with_the_data_exit_code(tmp_path: Path, config_file: Path) -> None:
+    run("data", "prepare", config_file)
+    shard = tmp_path / "stores/small/train/corpus/00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[10] ^= 255
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match=r"train/corpus/00000\.bin: its SHA-256") as caught:
+        run("data", "verify", config_file)
+    assert caught.value.exit_code == 3
+    result = CliRunner().invoke(app, ["data", "verify", str(config_file), "--json"])
+    assert result.exception and json.loads(result.stdout)["problems"]
+    shard.unlink()
+    with pytest.raises(DataError, match=r"train/corpus/00000\.bin: missing"):
+        run("data", "verify", tmp_path / "stores/small")
+
+
+def test_dry_run_lists_and_writes_nothing(tmp_path: Path, config_file: Path) -> None:
+    shown = run("data", "prepare", config_file, "--dry-run").stdout
+    assert "a.jsonl" in shown and "jsonl" in shown and "1 of unknown format ignored" in shown
+    (source,) = json.loads(run("data", "prepare", config_file, "--dry-run", "--json").stdout)
+    assert source["files"][0]["format"] == "jsonl" and source["files"][0]["bytes"] > 1000
+    assert not (tmp_path / "stores").exists()
+
+
+def test_tokenizer_train_and_inspect(tmp_path: Path, config_file: Path) -> None:
+    folder = tmp_path / "vocabulary"
+    facts = json.loads(run("tokenizer", "train", config_file, "-o", folder, "--json").stdout)
+    assert facts["vocab_size"] == 300 and (folder / "tokenizer.json").exists()
+    run("data", "prepare", config_file)
+    shown = json.loads(run("tokenizer", "inspect", config_file, "--json").stdout)
+    # `prepare` trains the same vocabulary by itself.
+    assert shown["fingerprint"] == facts["fingerprint"]
+    assert shown["bytes_per_token"] > 1 and shown["sample_bytes"] > 1000
+    for path in (folder, folder / "tokenizer.json", tmp_path / "stores/small"):
+        shown = json.loads(run("tokenizer", "inspect", path, "--text", "the fox", "--json").stdout)
+        assert "".join(text for _, text in shown["tokens"]) == "the fox"
+    assert "<|endoftext|> (0)" in run("tokenizer", "inspect", folder, "--text", "x").stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["data", "prepare"], ["data", "inspect"], ["data", "verify"], ["tokenizer", "train"]]
+)
+def test_help_has_examples(command: list[str]) -> None:
+    assert "Example" in run(*command, "--help").stdout
