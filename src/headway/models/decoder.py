@@ -74,16 +74,29 @@ class Attention(nn.Module):
         v = v_BTK1H.squeeze(3)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
+        shared = self.group > 1
+        if shared and not kernels_share_heads(q.device.type, q.dtype, positions.mask_TS is not None):
+            k, v = (x.unsqueeze(3).expand(-1, -1, -1, self.group, -1).flatten(2, 3) for x in (k, v))
+            shared = False
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=positions.mask_TS,
             is_causal=positions.is_causal,
-            enable_gqa=self.group > 1,
+            enable_gqa=shared,
         )
         y_BTD = self.output(y.transpose(1, 2).reshape(B, T, -1))
         return F.dropout(y_BTD, self.dropout, self.training)
+
+
+def kernels_share_heads(device: str, dtype: torch.dtype, masked: bool) -> bool:
+    """Whether a fast attention kernel takes fewer key-value heads than query heads.
+
+    On CUDA only flash attention does, and it takes neither fp32 nor a mask. The kernel that does would be passed over
+    for the one that writes out all scores; repeating the heads for it is far cheaper than that.
+    """
+    return device == "cpu" or (dtype != torch.float32 and not masked)
 
 
 class FeedForward(nn.Module):

@@ -12,7 +12,7 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET
 from headway.models.build import build_model
-from headway.models.decoder import Decoder, attention_mask
+from headway.models.decoder import Decoder, attention_mask, kernels_share_heads
 
 VOCAB = 128
 
@@ -94,6 +94,26 @@ def test_logits_with_cache_equal_those_without(variant: dict[str, Any], pieces: 
         logits = torch.cat([model(piece, cache=cache) for piece in ids.split(pieces, dim=1)], dim=1)
     assert cache.length == 24
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_repeated_heads_give_the_same(variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the kernel at hand may not share key-value heads."""
+    model, ids, targets = model_of(**variant), ids_of(), ids_of(seed=1)
+    model(ids, targets).backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    monkeypatch.setattr("headway.models.decoder.kernels_share_heads", lambda *_: False)
+    model(ids, targets).backward()
+    for gradient, p in zip(expected, model.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_which_kernels_share_heads() -> None:
+    assert kernels_share_heads("cpu", torch.float32, masked=True)
+    assert kernels_share_heads("cuda", torch.bfloat16, masked=False)
+    assert not kernels_share_heads("cuda", torch.float32, masked=False)
+    assert not kernels_share_heads("cuda", torch.bfloat16, masked=True)
 
 
 def test_too_long_sequences_are_refused() -> None:
