@@ -44,6 +44,7 @@ def config_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
         "parallel": {"threads": 1},
         "checkpoint": {"every": "2 steps"},
         "evaluation": {"rows": 8},
+        "telemetry": {"report": False},
     }
     for name, section in sections.items():
         values[name] = {**values[name], **section} if isinstance(values.get(name), dict) else section

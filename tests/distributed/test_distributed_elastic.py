@@ -61,7 +61,7 @@ def test_plain_torchrun_gives_the_same_bits(tiny: Callable[..., Path], tmp_path:
     config = tiny()
     assert headway("train", config, "name=own", "-w", "2").returncode == 0
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         + ["-m", "headway", "train", str(config), "name=torchrun"],
         capture_output=True,
         text=True,

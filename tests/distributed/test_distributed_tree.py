@@ -9,7 +9,7 @@ import pytest
 def test_all_reduce_follows_the_tree(workers: int) -> None:
     script = Path(__file__).with_name("tree_worker.py")
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers), "--master-port", "0"]
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
         + [str(script)],
         capture_output=True,
         text=True,

@@ -15,7 +15,11 @@ from support import headway, write_config, write_corpus
 def test_from_text_to_exported_model(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     config = write_config(
-        tmp_path, train={"steps": 60}, checkpoint={"every": "20 steps"}, evaluation={"every": "20 steps"}
+        tmp_path,
+        train={"steps": 60},
+        checkpoint={"every": "20 steps"},
+        evaluation={"every": "20 steps"},
+        telemetry={"report": True},
     )
     assert headway("data", "prepare", config).returncode == 0
     trained = headway("train", config)

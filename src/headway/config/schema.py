@@ -334,6 +334,8 @@ class TelemetryConfig(Section):
     """Steps between lines on the screen; `metrics.jsonl` has every step."""
     state_hash_every: Annotated[int, Field(ge=0)] = 0
     """Write the SHA-256 of every state tensor each so many steps (0: never); `headway verify` compares them."""
+    report: bool = True
+    """Leave `report.html` in the run directory when training has finished."""
     usd_per_hour: Annotated[float, Field(ge=0.0)] | None = None
     """Price of all machines together; cost is shown only when this is known."""
 

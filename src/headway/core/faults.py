@@ -16,9 +16,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 from collections import Counter
+from functools import cache
 
+from headway.core.errors import ConfigError
+
+_ORDER = re.compile(r"(kill|stop|enospc|nan)@([^:@]+)(?::([1-9][0-9]*))?")
 _passed: Counter[str] = Counter()
 
 
@@ -27,16 +32,15 @@ def fault_point(point: str, step: int | None = None) -> str | None:
 
     Raises:
         OSError: (ENOSPC) when a full disk was ordered.
+        ConfigError: `HEADWAY_FAULTS` holds something that is no order.
     """
     orders = os.environ.get("HEADWAY_FAULTS")
     if not orders:
         return None
     name = point if step is None else f"{point}={step}"
     _passed[name] += 1
-    for order in orders.split(","):
-        action, _, target = order.strip().partition("@")
-        target, _, count = target.partition(":")
-        if target != name or _passed[name] != int(count or 1):
+    for action, target, count in _parsed(orders):
+        if target != name or _passed[name] != count:
             continue
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -46,3 +50,19 @@ def fault_point(point: str, step: int | None = None) -> str | None:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (ordered by HEADWAY_FAULTS at {name})")
         return action
     return None
+
+
+@cache
+def _parsed(orders: str) -> list[tuple[str, str, int]]:
+    """Action, point and count of each order; a mistyped one must not pass for a fault that was survived."""
+    parsed = []
+    for order in orders.split(","):
+        match = _ORDER.fullmatch(order.strip())
+        if match is None:
+            raise ConfigError(
+                f"there is no such fault: '{order.strip()}'",
+                where="HEADWAY_FAULTS",
+                fix="kill, stop, enospc or nan, as in kill@step=17 or enospc@checkpoint.shard:2",
+            )
+        parsed.append((match[1], match[2], int(match[3] or 1)))
+    return parsed

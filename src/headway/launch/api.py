@@ -70,7 +70,8 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
     from headway.data.store import TokenStore
 
     store = TokenStore.open(config.data.store)
-    from headway.launch.session import Wishes, run_in_this_process
+    from headway.launch.attempt import Wishes
+    from headway.launch.session import run_in_this_process
     from headway.models.build import complete
     from headway.parallel.world import world_size_from_environment
     from headway.training.task import language_model_task
@@ -79,8 +80,11 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
     wishes = Wishes(restart, accept_changes)
     if world_size_from_environment() is None and config.parallel.workers > 1:
         from headway.launch.local import launch_local
+        from headway.models.facts import count_parameters
 
-        launch_local(config, {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}, wishes)
+        facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
+        fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
+        launch_local(config, fingerprints, facts, wishes)
     else:
         run_in_this_process(config, language_model_task, wishes)
     return _finished(config)
@@ -117,7 +121,8 @@ class Trainer:
 
     def fit(self, *, restart: bool = False, accept_changes: bool = False) -> Run:
         """Train to the last step, going on from the newest checkpoint of the run directory if there is one."""
-        from headway.launch.session import Wishes, run_in_this_process
+        from headway.launch.attempt import Wishes
+        from headway.launch.session import run_in_this_process
         from headway.parallel.world import world_size_from_environment
 
         if world_size_from_environment() is None and self.config.parallel.workers > 1:
@@ -155,7 +160,7 @@ class Trainer:
 
 def _finished(config: Config) -> Run:
     """Leave the report in the run directory; without the package for its plots, say how to get it."""
-    if is_first_worker():
+    if config.telemetry.report and is_first_worker():
         from headway.telemetry.report import write_report
 
         try:

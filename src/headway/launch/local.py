@@ -6,11 +6,12 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from headway.config import Config, resolve_lanes
 from headway.core.errors import HeadwayError, Preempted
-from headway.launch.session import ATTEMPT_VARIABLE, Wishes, begin_attempt, concluding
+from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, begin_attempt, concluding
 from headway.supervise.run_directory import Attempt
 
 
@@ -20,14 +21,14 @@ class WorkerDied(HeadwayError):
     exit_code = 1
 
 
-def launch_local(config: Config, fingerprints: dict[str, str], wishes: Wishes) -> None:
+def launch_local(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> None:
     """Train with `parallel.workers` processes and wait for them.
 
     Raises:
         HeadwayError: what ended the attempt, as told by the worker that met it.
     """
     resolve_lanes(config, config.parallel.workers)
-    attempt = begin_attempt(config, fingerprints, wishes)
+    attempt = begin_attempt(config, fingerprints, facts, wishes)
     with concluding(attempt):
         _run_agent(config, attempt)
 

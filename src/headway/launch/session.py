@@ -7,11 +7,8 @@ attempt. Its owner, the process that began it, also ends it.
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 
@@ -21,22 +18,20 @@ from headway.checkpoint.writer import SynchronousWriter
 from headway.config import (
     Config,
     LaneGrid,
-    changes,
-    dump_config,
     identity,
-    load_config,
     resolve_lanes,
     resolve_threads,
 )
 from headway.core.console import log_to, notice, warning
-from headway.core.errors import ConfigError, DataError, HeadwayError
-from headway.core.files import atomic_write, fingerprint, write_json
+from headway.core.errors import ConfigError, DataError
+from headway.core.files import fingerprint
 from headway.core.format import format_count
+from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, begin_attempt, concluding
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
+from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
-from headway.telemetry.provenance import provenance
 from headway.telemetry.record import open_run
 from headway.training.callbacks import Callback
 from headway.training.determinism import apply_determinism
@@ -45,19 +40,6 @@ from headway.training.optimizer import build_optimizer
 from headway.training.recorders import Recorder, StateHashes
 from headway.training.state import Cursor, TrainState
 from headway.training.task import Task
-
-#: Set by the local launcher for its workers: the number of the attempt that it owns.
-ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What to do about a run directory that is already there."""
-
-    restart: bool = False
-    """Move it aside and start from step 0."""
-    accept_changes: bool = False
-    """Go on although the config now says something else about the mathematics."""
 
 
 def run_in_this_process(
@@ -72,7 +54,7 @@ def run_in_this_process(
     apply_determinism(config.determinism)
     with open_world(config.train.device, config.parallel.timeout_seconds) as world:
         task = make_task(config, grid)
-        with _joined_attempt(config, task.fingerprints, world, wishes) as attempt, _log(attempt, world):
+        with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):
             _train(config, task, world, grid, attempt, callbacks)
 
 
@@ -81,74 +63,14 @@ def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
     return log_to(attempt.directory / "worker-0.log") if world.is_first else nullcontext()
 
 
-def begin_attempt(config: Config, fingerprints: dict[str, str], wishes: Wishes) -> Attempt:
-    """Take ownership of the run directory and write down what is about to run.
-
-    Raises:
-        CheckpointError: the directory is in use, or is not a run.
-        ConfigError: the run there was made by another config.
-    """
-    run = RunDirectory(config.run_directory)
-    if wishes.restart:
-        moved = run.archive()
-        if moved:
-            notice(f"the earlier run is kept in {moved}")
-    _refuse_changes(run, config, wishes)
-    attempt = run.begin_attempt(" ".join(sys.argv))
-    try:
-        record = provenance(
-            command=sys.argv,
-            config_fingerprint=fingerprint(identity(config)),
-            fingerprints=fingerprints,
-        )
-        for folder in (run.path, attempt.directory):
-            with atomic_write(folder / "config.yaml", "w") as file:
-                file.write(dump_config(config))
-            write_json(folder / "run.json", record)
-    except BaseException as error:
-        attempt.finish(f"failed to start: {error}", 1)
-        raise
-    return attempt
-
-
 @contextmanager
-def concluding(attempt: Attempt) -> Iterator[None]:
-    """Record why an attempt ended, whatever the way it ended."""
-    try:
-        yield
-    except HeadwayError as error:
-        attempt.finish("preempted" if error.exit_code == 75 else error.what, error.exit_code)
-        raise
-    except BaseException as error:
-        (attempt.directory / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
-        attempt.finish(f"crashed: {type(error).__name__}: {error}", 1)
-        raise
-    attempt.finish("finished", 0)
-
-
-def _refuse_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
-    """A run goes on with the mathematics it began with, unless its owner says otherwise."""
-    if not run.config_path.exists():
-        return
-    differences = changes(load_config(run.config_path), config)
-    if differences and not wishes.accept_changes:
-        raise ConfigError(
-            "the config differs from the one this run was made with: " + "; ".join(differences),
-            where=str(run.config_path),
-            fix="choose another name=..., or go on with the new values with --accept-changes",
-        )
-    for difference in differences:
-        warning(f"the run goes on with a changed config: {difference}")
-
-
-@contextmanager
-def _joined_attempt(config: Config, fingerprints: dict[str, str], world: World, wishes: Wishes) -> Iterator[Attempt]:
+def _joined_attempt(config: Config, task: Task, world: World, wishes: Wishes) -> Iterator[Attempt]:
     """The attempt that this worker takes part in; the first worker begins and concludes it if nobody else has."""
     given = os.environ.get(ATTEMPT_VARIABLE)
     if given:
         yield Attempt.join(config.run_directory, int(given))
     elif world.is_first:
-        attempt = begin_attempt(config, fingerprints, wishes)
+        attempt = begin_attempt(config, task.fingerprints, task.facts(), wishes)
         with concluding(attempt):
             world.broadcast_number(attempt.number)
             yield attempt
@@ -256,31 +178,6 @@ def _recorders(config: Config, run: RunDirectory, attempt: Attempt, start: Check
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders
-
-
-class LedgerKeeper(Callback):
-    """Writes to the ledger which rows the steps up to each checkpoint have consumed."""
-
-    def __init__(self, ledger: Ledger, attempt: int, start: CheckpointInfo | None) -> None:
-        self._ledger, self._attempt, self._start = ledger, attempt, start
-
-    def on_start(self, job: Job) -> None:
-        """Bring the ledger to the step that the attempt starts from."""
-        step, committed = job.state.cursor.step, self._ledger.committed_step
-        if committed > step:
-            self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
-        elif committed < step and self._start is not None:
-            # The attempt before was killed after it published the checkpoint and before it told the ledger.
-            self._commit(job, step, int(self._start.context.get("attempt", self._attempt)))
-
-    def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
-        """The steps since the last checkpoint are safe now."""
-        self._commit(job, step, self._attempt)
-
-    def _commit(self, job: Job, step: int, attempt: int) -> None:
-        first = self._ledger.committed_step
-        if step > first:
-            self._ledger.commit(attempt, first, step, job.task.feed.rows_by_source(first, step), f"step-{step:08d}")
 
 
 def _announce(job: Job, start: CheckpointInfo | None) -> None:

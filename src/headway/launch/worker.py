@@ -23,7 +23,8 @@ def main() -> None:
         _keep_log(folder / f"worker-{rank}.log")
     try:
         from headway.config import load_config
-        from headway.launch.session import Wishes, run_in_this_process
+        from headway.launch.attempt import Wishes
+        from headway.launch.session import run_in_this_process
         from headway.training.task import language_model_task
 
         run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes())

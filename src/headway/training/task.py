@@ -54,6 +54,11 @@ class Task:
     flops_per_item: float | None = None
     vocab_size: int | None = None
 
+    def facts(self) -> dict[str, int]:
+        """What the run's record says about the model."""
+        facts = {"parameters": sum(p.numel() for p in self.model.parameters())}
+        return facts if self.vocab_size is None else {**facts, "vocab_size": self.vocab_size}
+
 
 def language_model_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
     """Cross-entropy summed over the micro-batch's targets."""

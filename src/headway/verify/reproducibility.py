@@ -126,7 +126,7 @@ class _Trainings:
     def _train(self, name: str, fault: str, workers: int | None) -> int:
         command = [
             *(sys.executable, "-m", "headway", "train", str(self._file)),
-            *(f"name={name}", f"runs={self._folder}", "telemetry.state_hash_every=1"),
+            *(f"name={name}", f"runs={self._folder}", "telemetry.state_hash_every=1", "telemetry.report=false"),
             *("evaluation.every=null", f"checkpoint.every={max(1, self._steps // 4)} steps"),
             f"parallel.workers={workers or self._config.parallel.workers}",
         ]

@@ -1,0 +1,37 @@
+"""Keeps the ledger while a run trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.checkpoint.store import CheckpointInfo
+from headway.supervise.ledger import Ledger
+from headway.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from headway.training.loop import Job
+
+
+class LedgerKeeper(Callback):
+    """Writes to the ledger which rows the steps up to each checkpoint have consumed."""
+
+    def __init__(self, ledger: Ledger, attempt: int, start: CheckpointInfo | None) -> None:
+        self._ledger, self._attempt, self._start = ledger, attempt, start
+
+    def on_start(self, job: Job) -> None:
+        """Bring the ledger to the step that the attempt starts from."""
+        step, committed = job.state.cursor.step, self._ledger.committed_step
+        if committed > step:
+            self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
+        elif committed < step and self._start is not None:
+            # The attempt before was killed after it published the checkpoint and before it told the ledger.
+            self._commit(job, step, int(self._start.context.get("attempt", self._attempt)))
+
+    def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
+        """The steps since the last checkpoint are safe now."""
+        self._commit(job, step, self._attempt)
+
+    def _commit(self, job: Job, step: int, attempt: int) -> None:
+        first = self._ledger.committed_step
+        if step > first:
+            self._ledger.commit(attempt, first, step, job.task.feed.rows_by_source(first, step), f"step-{step:08d}")

@@ -1,0 +1,137 @@
+"""What people see, and where it goes."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.core import console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def started(clock: Clock, **options: Any) -> console.Progress:
+    return console.Progress("reading", **options, _start=clock.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(console, "time", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def first_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(console, "_live", "")
+
+
+def test_results_stay_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    console.notice("hello")
+    console.warning("careful")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "hello\nwarning: careful\n"
+
+
+def test_only_the_first_worker_talks_but_all_may_warn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    console.notice("hello")
+    console.warning("careful")
+    assert capsys.readouterr().err == "warning: careful\n"
+
+
+def test_the_log_file_gets_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "logs" / "run.log"
+    with console.log_to(path):
+        console.notice("one")
+        console.write_log("only here")
+    console.notice("after")
+    console.write_log("nowhere")
+    with console.log_to(path):
+        console.notice("two")
+    assert path.read_text() == "one\nonly here\ntwo\n"
+    assert "only here" not in capsys.readouterr().err
+
+
+def test_progress_in_words(clock: Clock) -> None:
+    bar = started(clock, total=2000, unit="files")
+    clock.now += 10
+    bar.advance(500)
+    assert bar.describe() == "500 of 2,000 files · 50 files/s · eta 30 s"
+    bar.advance(1500)
+    assert "eta" not in bar.describe()
+    assert bar.finish() == 10
+
+
+def test_progress_without_an_end_has_no_eta(clock: Clock) -> None:
+    bar = started(clock, unit="files")
+    clock.now += 2
+    bar.advance(10)
+    assert bar.describe() == "10 files · 5 files/s"
+
+
+def test_progress_that_has_not_begun(clock: Clock) -> None:
+    assert started(clock, total=5).describe() == "0 of 5 · 0 /s"
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress("reading", 100, "files") as bar:
+        bar._start = clock.now
+        for _ in range(100):
+            clock.now += 0.3
+            bar.advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("reading: ") for line in lines)
+
+
+def test_quick_work_shows_no_progress(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress("reading", 100) as bar:
+        bar._start = clock.now
+        for _ in range(100):
+            clock.now += 0.001
+            bar.advance()
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_the_line_is_replaced_and_gone_at_the_end(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with console.progress("reading", 10, "files") as bar:
+        bar._start = clock.now
+        for _ in range(10):
+            clock.now += 1
+            bar.advance()
+        console.notice("by the way")
+    text = terminal.getvalue()
+    assert text.count("\n") == 1  # the notice's
+    assert re.search(r"by the way\nreading: 10 of 10 files", text)  # the live line is drawn again below it
+    assert text.endswith(console._CLEAR)
+
+
+def test_a_live_line_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "20")
+    console.show_live("x" * 50)
+    assert terminal.getvalue() == console._CLEAR + "x" * 18 + "…"

@@ -1,0 +1,58 @@
+"""Faults on request happen at their point, at their time, and nowhere else."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from headway.core import faults
+from headway.core.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def nothing_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_passed", type(faults._passed)())
+    monkeypatch.delenv("HEADWAY_FAULTS", raising=False)
+
+
+def test_without_orders_nothing_happens() -> None:
+    assert faults.fault_point("step", 1) is None
+
+
+def test_a_fault_happens_at_its_count_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", "nan@gradient:2")
+    assert [faults.fault_point("gradient") for _ in range(4)] == [None, "nan", None, None]
+
+
+def test_a_fault_happens_at_its_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", "nan@gradient=3, nan@gradient=5:2")
+    assert [faults.fault_point("gradient", step) for step in (1, 3, 3, 5, 5)] == [None, "nan", None, None, "nan"]
+    assert faults.fault_point("other", 3) is None
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", "enospc@shard")
+    with pytest.raises(OSError, match="shard") as caught:
+        faults.fault_point("shard")
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize(("action", "number"), [("kill", signal.SIGKILL), ("stop", signal.SIGTERM)])
+def test_signals(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", f"{action}@step=2")
+    code = "from headway.core.faults import fault_point as f; f('step', 1); print('first', flush=True); f('step', 2)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == -number
+    assert result.stdout == "first\n"
+
+
+@pytest.mark.parametrize("orders", ["kil@step=3", "kill", "kill@", "kill@step=3:x", "kill@step=3:0", "nan@a,,"])
+def test_a_mistyped_order_is_refused(monkeypatch: pytest.MonkeyPatch, orders: str) -> None:
+    """An order that is silently not carried out would make a test of survival prove nothing."""
+    monkeypatch.setenv("HEADWAY_FAULTS", orders)
+    with pytest.raises(ConfigError, match="no such fault"):
+        faults.fault_point("elsewhere")

@@ -1,0 +1,126 @@
+"""Files that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.core import files
+
+
+def test_atomic_write_makes_folders_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.bin"
+    for content in (b"one", b"two, longer", b"3"):
+        with files.atomic_write(path) as file:
+            file.write(content)
+        assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), files.atomic_write(path, "w") as file:
+        file.write("new, but only ha")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_write_that_fails_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "file.json"
+    files.write_json(path, "old")
+    monkeypatch.setattr(*((os, "fsync") if failing == "fsync" else (Path, "replace")), fail)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_json(path, "new")
+    assert json.loads(path.read_text()) == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_content_is_on_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut the name must never stand for an empty file, and a reported write must not be gone."""
+    calls: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        calls.append("sync folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "sync file")  # noqa: PTH112
+        fsync(descriptor)
+
+    def recorded_replace(self: Path, target: Path) -> Path:
+        calls.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "replace", recorded_replace)
+    files.write_json(tmp_path / "file.json", 1)
+    if sys.platform == "linux":
+        assert calls == ["sync file", "rename", "sync folder"]
+
+
+def test_a_killed_write_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    code = (
+        "import os, signal, sys, pathlib; from headway.core.files import atomic_write\n"
+        "with atomic_write(pathlib.Path(sys.argv[1]), 'w') as file:\n"
+        "    file.write('new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], timeout=60).returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+
+
+def test_json_keeps_text_as_it_is(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "x.json", {"b": "é", "a": [1]})
+    assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "b": "é",\n  "a": [\n    1\n  ]\n}\n'
+
+
+def test_json_lines_read_back(tmp_path: Path) -> None:
+    path, records = tmp_path / "x.jsonl", [{"step": 1}, {"text": "é\n"}, {"big": "x" * 100_000}]
+    for record in records:
+        files.append_json_line(path, record)
+    assert list(files.read_json_lines(path)) == records
+    assert len(path.read_bytes().splitlines()) == len(records)
+    assert list(files.read_json_lines(tmp_path / "none.jsonl")) == []
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_record_after_a_cut_line_is_whole(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "x.jsonl"
+    for step in (1, 2):
+        files.append_json_line(path, {"step": step})
+    size = path.stat().st_size
+    os.truncate(path, size - cut)
+    files.append_json_line(path, {"step": 3})
+    # Cut by one byte the record has lost its line's end only; cut by all, as many as there were, nothing is left of it.
+    assert list(files.read_json_lines(path)) == [{"step": step} for step in ((1, 2, 3) if cut == 1 else (1, 3))]
+
+
+def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a":1}\n\xff\xfe\n[1]\n\n5\n{"a":2\n{"a":3}\n')
+    assert list(files.read_json_lines(path)) == [{"a": 1}, {"a": 3}]
+
+
+def test_hashes(tmp_path: Path) -> None:
+    # FIPS 180-2, appendix B.1.
+    abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert files.sha256_bytes(b"abc") == files.sha256_bytes(memoryview(b"abc")) == abc
+    assert files.sha256_file(tmp_path / "abc") == abc
+
+
+def test_a_fingerprint_depends_on_values_not_on_their_order() -> None:
+    assert files.canonical_json({"b": "é", "a": [1, 2.5]}) == '{"a":[1,2.5],"b":"é"}'.encode()
+    assert files.fingerprint({"a": 1, "b": 2}) == files.fingerprint({"b": 2, "a": 1})
+    assert files.fingerprint({"a": [1, 2]}) != files.fingerprint({"a": [2, 1]})
+    assert files.fingerprint(1) != files.fingerprint("1")
