@@ -37,13 +37,8 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
     """
     train, elastic = config.train, config.determinism == "elastic"
     rows = train.global_batch_rows
-    if elastic and not _is_power_of_two(workers):
-        raise ConfigError(
-            f"determinism 'elastic' sums in a binary tree, which {workers} workers cannot share evenly",
-            where="parallel.workers, determinism",
-            fix=f"parallel.workers={_nearest(workers, filter(_is_power_of_two, range(1, 2 * workers)))}",
-        )
     lanes = _lanes(config, workers, rows)
+    # With a power of two as lanes, as elastic runs have, this also makes the workers one.
     if lanes % workers:
         raise ConfigError(
             f"{lanes} lanes cannot be shared evenly by {workers} workers",

@@ -103,6 +103,15 @@ def test_an_override_reaches_into_a_source_given_by_its_path(write: Any) -> None
 def test_a_section_with_only_comments_changes_nothing(write: Any) -> None:
     config = load_config(write("base: quickstart\ntrain:\n  # steps: 5\ndata:\n  tokenizer:\nmodel:"))
     assert config == load_config("quickstart")
+    path = write("train: {steps: 1}\nmodel:\ndata:\n  tokenizer:\n")
+    assert load_config(path).data.tokenizer.vocab_size == 8192
+
+
+def test_a_share_of_all_is_not_one_step(write: Any) -> None:
+    path = write("train: {steps: 1}\nschedule: {warmup: 1.0, decay: 1}")
+    schedule = load_config(path).schedule
+    assert (schedule.warmup, schedule.decay) == (1.0, Interval(1, "steps"))
+    assert isinstance(load_config(path, ["schedule.warmup=50%"]).schedule.warmup, float)
 
 
 def test_steps_given_later_take_the_place_of_tokens_and_the_other_way_round(write: Any) -> None:
@@ -209,6 +218,12 @@ def test_keys_that_contradict_each_other_are_both_told(write: Any) -> None:
     path = write("train:\n  steps: 1\n  global_batch: 8\n")
     error = refusal(path, "train.micro_batch=3")
     assert error.where == f"{path}:3, override 'train.micro_batch=3'"
+
+
+def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
+    path = write("train:\n  steps: 1\n  global_batch: 8\n")
+    error = refusal(path, "parallel.workers=3")
+    assert error.where == f"{path}:3, override 'parallel.workers=3'"
 
 
 @pytest.mark.parametrize(
