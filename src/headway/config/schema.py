@@ -243,13 +243,16 @@ def _in_tokens(value: Any) -> bool:
 
 
 class OptimizerConfig(Section):
-    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019), decay on matrices only."""
+    """AdamW (Loshchilov & Hutter 2019) or Muon (Jordan et al. 2024); decoupled weight decay on matrices only."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon`: orthogonalised momentum for matrices between layers; AdamW for embeddings, output projection, vectors."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
     """Peak learning rate."""
     betas: tuple[Share, Share] = (0.9, 0.95)
-    """Decay rates of the first and second moments."""
+    """Decay rates of AdamW's first and second moments."""
+    momentum: Share = 0.95
+    """Decay rate of Muon's momentum."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1

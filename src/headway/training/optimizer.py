@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +16,64 @@ if TYPE_CHECKING:
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module, device: torch.device) -> Optimizer:
-    """AdamW with decoupled decay on matrices only; norms, biases and other vectors are not decayed."""
+    """AdamW for all parameters, or Muon for the matrices between layers and AdamW for the rest.
+
+    Decay is decoupled and for matrices only; norms, biases and other vectors are not decayed.
+    """
     trainable = [p for p in model.parameters() if p.requires_grad]
+    hidden = hidden_matrices(model) if config.name == "muon" else []
+    in_hidden = {id(p) for p in hidden}
+    rest = [p for p in trainable if id(p) not in in_hidden]
     groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        fused=device.type in ("cpu", "cuda"),
-    )
+    groups = [group for group in groups if group["params"]]
+    parts: list[Optimizer] = []
+    if groups:
+        fused = device.type in ("cpu", "cuda")
+        parts.append(
+            torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=fused)
+        )
+    if hidden:
+        # Scaled so that updates are about as large as AdamW's, one learning rate serves both (Liu et al. 2025, 2.2).
+        parts.append(
+            torch.optim.Muon(
+                hidden,
+                lr=config.learning_rate,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    return parts[0] if len(parts) == 1 else Combined(parts)
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Trainable matrices that map activations to activations: neither embeddings nor the output projection.
+
+    A model names its output projection by an attribute `projection`; without one, the last matrix is taken for it.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in embeddings]
+    output = getattr(model, "projection", matrices[-1] if matrices else None)
+    return [p for p in matrices if p is not output]
+
+
+class Combined(Optimizer):
+    """Several optimizers of one model, seen as one."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = parts
+        # The groups are the parts' own dictionaries, so a learning rate set here is set there.
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of every part."""
+        for part in self.parts:
+            part.step()
 
 
 def materialize(optimizer: Optimizer) -> None:

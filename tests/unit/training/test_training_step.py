@@ -9,7 +9,13 @@ from torch import nn
 from headway.config import Config
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.training.optimizer import build_optimizer, materialize, optimizer_tensors
+from headway.training.optimizer import (
+    build_optimizer,
+    hidden_matrices,
+    materialize,
+    optimizer_tensors,
+    set_learning_rate,
+)
 from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
 from headway.training.step import train_step
 from headway.training.task import Objective, Task
@@ -133,6 +139,63 @@ def test_materialized_state_has_the_shape_of_the_real_one_and_leaves_weights_alo
     assert state.optimizer.param_groups[0]["weight_decay"] == 0.5
     train_step(c, task, state, make_strategy(c, task.model, WORLD), WORLD, {0: [batch(4, 0)]})
     assert {name: t.shape for name, t in optimizer_tensors(state.optimizer, names).items()} == shapes
+
+
+class Tied(nn.Module):
+    """An embedding that is the output projection too, with one matrix between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.middle = nn.Linear(4, 4)
+        self.projection = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.middle(self.embedding(ids)) @ self.projection.T
+
+
+def test_muon_takes_the_matrices_between_layers_only() -> None:
+    tied = Tied()
+    assert [p is tied.middle.weight for p in hidden_matrices(tied)] == [True]
+    stack = nn.Sequential(nn.Linear(3, 4), nn.Conv1d(4, 4, 1), nn.Linear(4, 5), nn.Linear(5, 2))
+    assert [p is q for p, q in zip(hidden_matrices(stack), (stack[0].weight, stack[2].weight), strict=True)] == [
+        True
+    ] * 2
+    c = config(optimizer={"name": "muon", "learning_rate": 0.1, "weight_decay": 0.5})
+    optimizer = build_optimizer(c.optimizer, tied, torch.device("cpu"))
+    set_learning_rate(optimizer, 0.25)
+    assert {g["lr"] for part in optimizer.parts for g in part.param_groups} == {0.25}
+    muon = optimizer.parts[1]
+    assert isinstance(muon, torch.optim.Muon)
+    assert [p is tied.middle.weight for g in muon.param_groups for p in g["params"]] == [True]
+
+
+def test_muon_resumes_exactly() -> None:
+    c = config(optimizer={"name": "muon", "learning_rate": 0.05})
+    ids = torch.arange(8)
+
+    def setup_tied() -> TrainState:
+        torch.manual_seed(0)
+        model = Tied()
+        return TrainState(model, build_optimizer(c.optimizer, model, torch.device("cpu")))
+
+    def update(state: TrainState, times: int) -> None:
+        for _ in range(times):
+            state.model.zero_grad()
+            nn.functional.cross_entropy(state.model(ids), ids.roll(1)).backward()
+            state.optimizer.step()
+
+    whole = setup_tied()
+    update(whole, 3)
+    saved = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+    assert "optimizer.momentum_buffer.middle.weight" in saved
+    update(whole, 2)
+    resumed = setup_tied()
+    for name, tensor in resumed.prepare_to_load().items():
+        tensor.copy_(saved[name])
+    update(resumed, 2)
+    for name, tensor in whole.tensors().items():
+        assert torch.equal(tensor, resumed.tensors()[name]), name
 
 
 def test_optimizer_state_that_a_checkpoint_cannot_carry_is_refused() -> None:
