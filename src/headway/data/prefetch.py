@@ -70,6 +70,8 @@ class Prefetcher:
         self.wait_seconds += time.perf_counter() - start
         if isinstance(item, BaseException):
             self.close()
+            if isinstance(item, StopIteration):  # raised as it is, it would pass for the end of the run
+                raise RuntimeError("the feed ended before the last step") from item
             raise item
         self._next_step += 1
         return item

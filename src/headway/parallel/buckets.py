@@ -2,8 +2,8 @@
 
 Every parameter's `.grad` is a view into a bucket. The layout is a function of the model alone: parameters in reverse
 order of registration, which is about the order in which the backward pass finishes them. `DistributedDataParallel`
-re-orders its buckets after the first step of a process; with three or more workers that changes the order of
-additions, so a resumed run would not repeat the bits of an uninterrupted one.
+re-orders its buckets before the second step of a process (`Reducer._rebuild_buckets`). Where a value lies decides in
+which order three or more workers add it up, so a resumed run would not repeat the bits of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ class Bucket:
         self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
         start = 0
         for p in parameters:
-            p.grad = self.flat[start : start + p.numel()].view_as(p)
+            p.grad = _view(self.flat[start : start + p.numel()], p)
             start += p.numel()
+
+
+def _view(flat: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
+    """A gradient with its parameter's memory layout (such as channels-last): fused optimizers walk both alike."""
+    memory_order = sorted(range(p.ndim), key=p.stride, reverse=True)
+    dense = flat.view([p.shape[dim] for dim in memory_order])
+    return dense.permute([memory_order.index(dim) for dim in range(p.ndim)])
 
 
 def make_buckets(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:

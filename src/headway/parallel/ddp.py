@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from headway.parallel.buckets import Bucket, make_buckets
+from headway.parallel.buffers import BufferWatch
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_
 from headway.parallel.world import World
 
@@ -21,9 +22,10 @@ class DataParallel:
     def __init__(self, module: nn.Module, world: World) -> None:
         self._world = world
         self._buckets = make_buckets(module)
-        self._missing: list[int] = []
+        self._missing: list[set[torch.Tensor]] = []
         self._pending: list[dist.Work] = []
         self._last = False
+        self._buffers = BufferWatch(module)
         if world.size > 1:
             for index, bucket in enumerate(self._buckets):
                 for p in bucket.parameters:
@@ -32,8 +34,9 @@ class DataParallel:
     def begin(self) -> None:
         for bucket in self._buckets:
             bucket.flat.zero_()
-        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._missing = [set(bucket.parameters) for bucket in self._buckets]
         self._pending = []
+        self._buffers.begin()
 
     @contextmanager
     def micro_batch(self, last: bool) -> Iterator[None]:
@@ -47,17 +50,24 @@ class DataParallel:
         # Buckets are sent in index order on every worker. One that a parameter without a gradient kept open is sent
         # here, together with all behind it.
         if self._world.size > 1:
+            self._buffers.check()
             for bucket in self._buckets[len(self._pending) :]:
                 self._send(bucket)
         for request in self._pending:
             request.wait()
+        self._last = False  # the hooks stay with the parameters, also when another run trains them later
 
     def _hook(self, index: int) -> Any:
-        def filled(_: torch.Tensor) -> None:
+        def filled(p: torch.Tensor) -> None:
             if not self._last:
                 return
-            self._missing[index] -= 1
-            while len(self._pending) < len(self._buckets) and self._missing[len(self._pending)] == 0:
+            if index < len(self._pending):
+                raise RuntimeError(
+                    "a parameter got a second gradient in one backward pass, after the first one was sent to the other"
+                    " workers; use checkpoint(..., use_reentrant=False)"
+                )
+            self._missing[index].discard(p)
+            while len(self._pending) < len(self._buckets) and not self._missing[len(self._pending)]:
                 self._send(self._buckets[len(self._pending)])
 
         return filled
@@ -78,9 +88,11 @@ class ElasticDataParallel:
         self._world = world
         self._buckets = make_buckets(module)
         self._lanes = [LaneAccumulator() for _ in self._buckets]
+        self._buffers = BufferWatch(module)
 
     def begin(self) -> None:
         self._clear()
+        self._buffers.begin()
 
     @contextmanager
     def micro_batch(self, last: bool) -> Iterator[None]:
@@ -92,6 +104,7 @@ class ElasticDataParallel:
         self._clear()
 
     def reduce(self) -> None:
+        self._buffers.check()
         for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
             total = lanes.take()
             tree_all_reduce_(total, self._world.rank, self._world.size)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import nn
 
 from headway.core.errors import ConfigError
@@ -61,14 +62,17 @@ class Single:
         pass
 
     def reduce(self) -> None:
-        pass
+        # A parameter without a gradient counts as one with a gradient of zero, as it does with several workers.
+        for p in self._module.parameters():
+            if p.requires_grad and p.grad is None:
+                p.grad = torch.zeros_like(p)
 
 
 def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     """The strategy that a config asks for, around a module whose weights are already in place."""
     from headway.parallel.ddp import DataParallel, ElasticDataParallel
 
-    _refuse_batch_norm(module, world, config.determinism)
+    _refuse_running_statistics(module, world, config.determinism)
     if config.determinism == "elastic":
         return ElasticDataParallel(module, world)
     name = config.parallel.strategy
@@ -78,14 +82,14 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     return strategies[name](module, world)
 
 
-def _refuse_batch_norm(module: nn.Module, world: World, determinism: str) -> None:
-    """Running statistics are state outside weights and moments that every worker would see differently."""
+def _refuse_running_statistics(module: nn.Module, world: World, determinism: str) -> None:
+    """Batch and instance norms keep state outside weights and moments that every worker would see differently."""
     if world.size == 1 and determinism != "elastic":
         return
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm) and child.track_running_stats:
+        if isinstance(child, nn.modules.batchnorm._NormBase) and child.track_running_stats:
             raise ConfigError(
-                "batch normalisation keeps running statistics that differ between workers",
+                "normalisation with running statistics sees other batches on every worker",
                 where=f"module '{name}'",
                 fix="use GroupNorm or LayerNorm, track_running_stats=False, or one worker without determinism=elastic",
             )

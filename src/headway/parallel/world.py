@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 
 import torch
 import torch.distributed as dist
 
 from headway.core.errors import ConfigError
+
+_opened = count()
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,14 @@ class World:
         dist.all_gather(everyone, mine)
         return [worker.tolist() for worker in everyone]
 
-    def broadcast_(self, tensors: list[torch.Tensor]) -> None:
-        """Overwrite the tensors of every worker with the first worker's."""
+    @torch.no_grad()
+    def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite the tensors of every worker, of whatever type and layout, with the first worker's."""
         if self.size > 1:
             for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+                content = tensor.detach().contiguous().flatten().view(torch.uint8)
+                dist.broadcast(content, src=0)
+                tensor.copy_(content.view(tensor.dtype).view(tensor.shape))
 
     def broadcast_number(self, number: int) -> int:
         """The first worker's number, on every worker."""
@@ -88,6 +94,8 @@ def open_world(device: str, timeout_seconds: int) -> Iterator[World]:
 
     CPU tensors travel over gloo and GPU tensors over NCCL.
     """
+    from torch.distributed.rendezvous import rendezvous
+
     size = world_size_from_environment()
     if size is None or size == 1:
         yield World(0, 1, 0, pick_device(device))
@@ -99,7 +107,12 @@ def open_world(device: str, timeout_seconds: int) -> Iterator[World]:
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    timeout = timedelta(seconds=timeout_seconds)
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed connections.
+    store = dist.PrefixStore(f"headway-{next(_opened)}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield world
     finally:

@@ -40,7 +40,7 @@ class StopSignals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: it was not installed by Python
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headway.parallel.world import World
-from headway.training.step import autocast
+from headway.training.step import autocast, exact_sum
 from headway.training.task import BatchList, Objective, to_device
 
 
@@ -24,7 +24,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """exp(loss)."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        return math.inf if self.loss > 700 else math.exp(self.loss)
 
 
 @torch.no_grad()
@@ -34,16 +34,17 @@ def evaluate(
     """Loss over a list of micro-batches; number `i` is computed by worker `i mod size`, all are summed in order."""
     batches = len(feed)
     sums, items = [0.0] * batches, [0.0] * batches
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     for index in range(world.rank, batches, world.size):
         batch = feed.batch(index)
         items[index] = float(objective.count_items(batch))
         with autocast(precision, world.device):
             sums[index] = float(objective.summed_loss(model, to_device(batch, world.device)))
-    model.train(was_training)
+    for module, mode in modes:  # one by one: a frozen part may have been in evaluation mode before
+        module.training = mode
     # Every entry is non-zero on one worker only, so adding the workers up is exact.
     workers = world.gather(sums + items)
-    total = math.fsum(value for worker in workers for value in worker[:batches])
+    total = exact_sum([value for worker in workers for value in worker[:batches]])
     count = int(sum(value for worker in workers for value in worker[batches:]))
     return Evaluation(total / max(1, count), count)

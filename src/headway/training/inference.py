@@ -79,7 +79,13 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
             )
     else:
         info = store.info(step)
-        store.verify(step)
+        found = store.verify(step)
+        if not found.good:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is damaged: {'; '.join(map(str, found.damage))}",
+                where=str(info.path),
+                fix=f"take another step; headway checkpoints verify {path} tells which are good",
+            )
     tokenizer_folder = config.data.store / "tokenizer"
     tokenizer = Tokenizer.load(tokenizer_folder)
     model_config = config.model.model_copy(update={"from_pretrained": None})

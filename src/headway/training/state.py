@@ -52,11 +52,17 @@ def parameter_names(model: nn.Module) -> dict[torch.Tensor, str]:
 
 
 def model_tensors(model: nn.Module) -> StateTensors:
-    """Live parameters and persistent buffers as `model.<name>`, each storage once."""
+    """Live parameters and persistent buffers as `model.<name>`, each tensor once.
+
+    Raises:
+        TypeError: a module keeps state that is no tensor, which a checkpoint could not carry.
+    """
     seen: set[int] = set()
     tensors: StateTensors = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, torch.Tensor) or (id(tensor) in seen):
+        if name.endswith("_extra_state"):
+            raise TypeError(f"the module keeps '{name}' besides its tensors; only tensors can be resumed exactly")
+        if id(tensor) in seen:
             continue
         seen.add(id(tensor))
         tensors[f"model.{name}"] = tensor.detach()

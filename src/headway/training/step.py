@@ -113,9 +113,14 @@ def _exchange(
     """Sum losses in lane order, so that the figure is the same for any number of workers, and agree on flags."""
     everyone = world.gather([float(items), *map(float, flags), *lane_losses])
     first_loss = 1 + len(flags)
-    total = math.fsum(loss for worker in everyone for loss in worker[first_loss:])
+    total = exact_sum([loss for worker in everyone for loss in worker[first_loss:]])
     agreed = [any(worker[1 + i] for worker in everyone) for i in range(len(flags))]
     return total, int(sum(worker[0] for worker in everyone)), agreed
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    """Sum without rounding on the way; NaN when a value is not finite."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,11 +110,13 @@ def language_model_task(config: Config, grid: LaneGrid) -> Task:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A nested batch with every tensor on `device`."""
+    """A nested batch with every tensor on `device`; other objects move themselves if they have a method `to`."""
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
+        return batch.to(device, non_blocking=device.type == "cuda")
+    if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device) for value in batch)
-    return batch
+    return batch.to(device) if hasattr(batch, "to") else batch

@@ -27,3 +27,16 @@ def test_frozen_and_tied_parameters() -> None:
     model[2].weight = model[0].weight
     model[1].weight.requires_grad_(False)
     assert [p.data_ptr() for b in make_buckets(model) for p in b.parameters] == [model[0].weight.data_ptr()]
+
+
+def test_gradients_have_the_memory_layout_of_their_parameters() -> None:
+    """A fused optimizer walks the memory of both alike; in another layout it would mix up their elements."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8)
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    make_buckets(model)
+    model(x).square().sum().backward()
+    for p, gradient in zip(model.parameters(), expected, strict=True):
+        assert p.grad.stride() == p.stride()
+        torch.testing.assert_close(p.grad, gradient)

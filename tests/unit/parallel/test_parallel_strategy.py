@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from headway.config import Config
 from headway.core.errors import ConfigError
@@ -35,6 +36,8 @@ def test_running_statistics_are_refused_where_they_would_differ() -> None:
             make_strategy(config(determinism=determinism), model, world)
         assert error.value.where == "module '1'"
     make_strategy(config(), nn.BatchNorm1d(2, track_running_stats=False), TWO)
+    with pytest.raises(ConfigError, match="running statistics"):
+        make_strategy(config(), nn.InstanceNorm1d(2, track_running_stats=True), TWO)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
@@ -60,3 +63,75 @@ def test_gradients_after_reduce_are_the_sum_over_all_lanes(strategy: type) -> No
         spread.reduce()
         for p, gradient in zip(model.parameters(), expected[0], strict=True):
             torch.testing.assert_close(p.grad, gradient)
+
+
+@pytest.mark.parametrize("strategy", [Single, DataParallel, ElasticDataParallel])
+def test_a_parameter_without_a_gradient_has_one_of_zero(strategy: type) -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    spread = strategy(model, ONE)
+    spread.begin()
+    with spread.micro_batch(last=True):
+        model[0](torch.ones(1, 2)).sum().backward()
+    spread.end_lane()
+    spread.reduce()
+    assert all(p.grad is not None and not p.grad.any() for p in model[1].parameters())
+
+
+class Counting(nn.Module):
+    """Keeps state of its own, as spectral norms and codebooks do."""
+
+    def __init__(self, replace: bool) -> None:
+        super().__init__()
+        self.linear, self.replace = nn.Linear(2, 1), replace
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("cache", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache += 1
+        if self.replace:
+            self.count = self.count + 1
+        else:
+            self.count += 1
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_buffer_that_a_forward_pass_changes_is_refused(replace: bool) -> None:
+    model = Counting(replace)
+    spread = ElasticDataParallel(model, ONE)
+    spread.begin()
+    model.count.add_(1)  # between steps, by a callback
+    spread.begin()
+    model.linear(torch.ones(1, 2)).sum().backward()
+    spread.end_lane()
+    spread.reduce()
+    spread.begin()
+    model(torch.ones(1, 2)).sum().backward()
+    spread.end_lane()
+    with pytest.raises(ConfigError, match="buffer 'count'"):
+        spread.reduce()
+
+
+class _Sent:
+    def wait(self) -> None:
+        pass
+
+
+def test_a_gradient_that_comes_after_its_bucket_was_sent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Re-entrant checkpointing finishes a shared parameter once per use; what comes late would be lost."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: _Sent())
+    shared = nn.Linear(2, 2)
+    spread = DataParallel(shared, TWO)
+    x = torch.ones(1, 2, requires_grad=True)
+    for reentrant in (False, True):
+        spread.begin()
+        hidden = checkpoint(shared, x, use_reentrant=reentrant)
+        loss = checkpoint(shared, hidden, use_reentrant=reentrant).sum()
+        with spread.micro_batch(last=True):
+            if reentrant:
+                with pytest.raises(RuntimeError, match="second gradient"):
+                    loss.backward()
+            else:
+                loss.backward()
+                spread.reduce()
+                shared(x).sum().backward()  # a later run with other strategies: the hooks keep still

@@ -1,6 +1,8 @@
 """One step on a tiny module: what the update is, what is skipped, what the loss means."""
 
 import math
+from collections import UserDict
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from headway.config import Config
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.training.evaluate import evaluate
 from headway.training.optimizer import (
     build_optimizer,
     hidden_matrices,
@@ -17,8 +20,8 @@ from headway.training.optimizer import (
     set_learning_rate,
 )
 from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
-from headway.training.step import train_step
-from headway.training.task import Objective, Task
+from headway.training.step import exact_sum, train_step
+from headway.training.task import Objective, Task, to_device
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 
@@ -210,3 +213,53 @@ def test_tied_weights_are_saved_once() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight
     assert list(model_tensors(model)) == ["model.0.weight"]
+
+
+def test_state_that_is_no_tensor_is_refused() -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 1}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            pass
+
+    with pytest.raises(TypeError, match="0._extra_state"):
+        model_tensors(nn.Sequential(Extra(2, 2)))
+
+
+def test_opposite_infinities_are_a_skipped_step() -> None:
+    assert math.isnan(exact_sum([math.inf, -math.inf]))
+    assert exact_sum([1e16, 1.0, -1e16]) == 1.0
+
+
+def test_an_evaluation_leaves_every_module_in_its_mode() -> None:
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout())
+    model[1].eval()  # frozen on purpose
+
+    class Held:
+        def __len__(self) -> int:
+            return 2
+
+        def batch(self, index: int) -> dict[str, torch.Tensor]:
+            return batch(4, index)
+
+    evaluate(make_task(model).objective, model, Held(), WORLD)
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: list[torch.Tensor]
+
+
+class Movable:
+    def to(self, device: torch.device) -> "tuple[str, torch.device]":
+        return ("moved", device)
+
+
+def test_batches_of_any_form_go_to_the_device() -> None:
+    meta = torch.device("meta")
+    moved = to_device(Pair(torch.ones(1), [torch.ones(2)]), meta)
+    assert isinstance(moved, Pair) and moved.x.is_meta and moved.y[0].is_meta
+    assert to_device(UserDict(x=torch.ones(1)), meta)["x"].is_meta
+    assert to_device((Movable(), "text", 3), meta) == (("moved", meta), "text", 3)
