@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from headway.verify.reproducibility import Difference, first_difference
+import pytest
+
+from headway.config import load_config
+from headway.core.errors import HeadwayError
+from headway.verify.reproducibility import Difference, _Trainings, first_difference
 from support import headway
 
 
@@ -22,6 +26,57 @@ def test_elastic_promise_is_kept(tiny: Callable[..., Path], tmp_path: Path) -> N
 def test_a_promise_that_is_not_made_is_not_verified(tiny: Callable[..., Path]) -> None:
     result = headway("verify", tiny(), "determinism=off")
     assert result.returncode == 2 and "promises nothing" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--other-workers", "2"], "promises nothing for other workers"),
+        (["determinism=elastic", "--other-workers", "1"], "are what the config has"),
+        (["determinism=elastic", "--other-workers", "3"], "cannot be shared"),
+    ],
+)
+def test_a_comparison_that_would_show_nothing_is_refused(
+    tiny: Callable[..., Path], arguments: list[str], said: str
+) -> None:
+    result = headway("verify", tiny(), *arguments)
+    assert result.returncode == 2 and said in result.stderr
+
+
+def hashes(folder: Path, steps: Iterable[int]) -> None:
+    folder.mkdir(exist_ok=True)
+    with (folder / "hashes.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": step, "tensors": {"a": "1"}}) + "\n" for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("trainings", "said"),
+    [
+        ([range(4), range(2, 7)], None),
+        ([[], range(7)], "was to be killed"),
+        ([range(7), range(6, 7)], "was to be killed"),
+        ([range(4), range(7)], "not resumed"),
+        ([range(4), range(5, 7)], "before it had recorded"),
+        ([range(4), range(2, 5)], "before it had recorded"),
+    ],
+)
+def test_a_kill_that_did_not_happen_proves_nothing(
+    tiny: Callable[..., Path], tmp_path: Path, trainings: list[Iterable[int]], said: str | None
+) -> None:
+    runs = _Trainings(load_config(tiny()), 6, tmp_path)
+    steps = iter(trainings)
+
+    def train(name: str, fault: str, workers: int | None) -> int:
+        (tmp_path / f"{name}.log").touch()
+        hashes(tmp_path / name, next(steps))
+        return 0
+
+    runs._train = train  # type: ignore[method-assign]
+    if said is None:
+        assert [step for step, _ in runs.run("killed", kill_at=3)] == [0, 1, 2, 3, 2, 3, 4, 5, 6]
+        return
+    with pytest.raises(HeadwayError, match=said):
+        runs.run("killed", kill_at=3)
 
 
 def test_the_first_difference_is_named() -> None:

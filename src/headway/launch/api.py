@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headway.config import Config
 from headway.core.console import is_first_worker, notice
 from headway.core.errors import ConfigError
+from headway.core.files import fingerprint
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,14 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
         HeadwayError: with the reason; see its `exit_code`.
     """
     config = config.resolved()
+    from headway.launch.attempt import preemptible
+
+    with preemptible():
+        _train(config, restart, accept_changes)
+        return _finished(config)
+
+
+def _train(config: Config, restart: bool, accept_changes: bool) -> None:
     # Checked before torch is imported: a missing store should be said at once.
     from headway.data.store import TokenStore
 
@@ -87,15 +96,16 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
         launch_local(config, fingerprints, facts, wishes)
     else:
         run_in_this_process(config, language_model_task, wishes)
-    return _finished(config)
 
 
 class Trainer:
     """Trains any module on any map-style dataset with the loop, checkpoints and promises of a Headway run.
 
     Args:
-        model: A module whose forward pass `loss` calls. Its first weights are the first worker's.
-        dataset: With `__len__` and `__getitem__`; samples are drawn by a computed permutation of each epoch.
+        model: A module whose forward pass `loss` calls. Its first weights are the first worker's; seed them yourself
+            (`torch.manual_seed`), so that a run killed before its first checkpoint starts again with the same ones.
+        dataset: With `__len__` and `__getitem__`, which must be a pure function of the index: samples are drawn by a
+            computed permutation of each epoch, and read ahead on a thread.
         loss: `(model, micro-batch) -> mean loss` over the samples of a micro-batch.
         config: `name`, `seed`, `train`, `optimizer`, `schedule`, `checkpoint` and so on; `data` and `model` are unused.
         validation: A second dataset, evaluated with the same loss.
@@ -147,6 +157,8 @@ class Trainer:
             micro_batch=grid.micro_batch,
             collate=self.collate,
         )
+        if self.config.determinism != "off":
+            _refuse_random_samples(self.dataset)
         evaluation = None
         if self.validation is not None:
             evaluation = DatasetEvaluationFeed(self.validation, micro_batch=grid.micro_batch, collate=self.collate)
@@ -155,6 +167,27 @@ class Trainer:
             feed=feed,
             objective=Objective(lambda model, batch: self.loss(model, batch) * count_samples(batch), count_samples),
             evaluation=evaluation,
+            fingerprints={"data": fingerprint({"rows": len(self.dataset)})},  # the order of rows follows from it
+        )
+
+
+def _refuse_random_samples(dataset: Any) -> None:
+    """Samples are read ahead on a thread: what they draw from shared generators comes in any order."""
+    import random
+
+    import numpy as np
+    import torch
+
+    def generators() -> list[Any]:
+        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state(legacy=False)]
+
+    before = repr(generators())
+    dataset[0]
+    if repr(generators()) != before:
+        raise ConfigError(
+            "the dataset draws random numbers for a sample, so a run could not be repeated",
+            where=f"{type(dataset).__name__}.__getitem__",
+            fix="draw them in the loss or the model, seed a generator of your own with the index, or determinism=off",
         )
 
 
@@ -171,8 +204,23 @@ def _finished(config: Config) -> Run:
 
 
 def count_samples(batch: Any) -> int:
-    """Length of the first dimension of the first tensor in a nested batch."""
+    """Length of the first dimension of the first tensor in a nested batch.
+
+    Raises:
+        ConfigError: there is no tensor with a dimension.
+    """
+    shape = next(_shapes(batch), None)
+    if shape is None:
+        raise ConfigError("the batch holds no tensor, so its samples cannot be counted", fix="return tensors (collate)")
+    return int(shape[0])
+
+
+def _shapes(batch: Any) -> Iterator[Sequence[int]]:
     if hasattr(batch, "shape"):
-        return int(batch.shape[0])
-    values = batch.values() if isinstance(batch, dict) else batch
-    return count_samples(next(iter(values)))
+        if len(batch.shape):
+            yield batch.shape
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _shapes(value)
+    elif hasattr(batch, "__dict__"):
+        yield from _shapes(vars(batch))

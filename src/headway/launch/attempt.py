@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from headway.config import Config, changes, dump_config, identity, load_config
 from headway.core.console import notice, warning
-from headway.core.errors import ConfigError, HeadwayError
+from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.supervise.run_directory import Attempt, RunDirectory
 from headway.telemetry.provenance import provenance
@@ -60,9 +64,31 @@ def begin_attempt(config: Config, fingerprints: Mapping[str, str], facts: Mappin
                 file.write(dump_config(config))
             write_json(folder / "run.json", record)
     except BaseException as error:
-        attempt.finish(f"failed to start: {error}", 1)
+        attempt.finish(f"failed to start: {error}", getattr(error, "exit_code", 1))
         raise
     return attempt
+
+
+@contextmanager
+def preemptible() -> Iterator[None]:
+    """Turn a signal to stop that comes outside the training loop into `Preempted`; the loop has handlers of its own.
+
+    A worker among others keeps the default, which also ends it while it waits for them.
+    """
+    if threading.current_thread() is not threading.main_thread() or "WORLD_SIZE" in os.environ:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        raise Preempted(f"stopped by {name} while no step was under way", fix="run the same command again")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextmanager
@@ -74,7 +100,8 @@ def concluding(attempt: Attempt) -> Iterator[None]:
         attempt.finish("preempted" if error.exit_code == 75 else error.what, error.exit_code)
         raise
     except BaseException as error:
-        (attempt.directory / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            (attempt.directory / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
         attempt.finish(f"crashed: {type(error).__name__}: {error}", 1)
         raise
     attempt.finish("finished", 0)

@@ -6,9 +6,11 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, resolve_lanes
 from headway.core.errors import HeadwayError, Preempted
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, begin_attempt, concluding
@@ -39,11 +41,13 @@ def _run_agent(config: Config, attempt: Attempt) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    os.environ[ATTEMPT_VARIABLE] = str(attempt.number)
     # Workers set their own number of threads; this keeps libraries from starting one per core until then.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
     # The agent wants a folder for its own files; workers keep their logs themselves.
-    with tempfile.TemporaryDirectory(prefix="headway-agent-") as scratch:
+    with (
+        _environment({ATTEMPT_VARIABLE: str(attempt.number), "OMP_NUM_THREADS": threads}),
+        tempfile.TemporaryDirectory(prefix="headway-agent-") as scratch,
+    ):
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -55,16 +59,33 @@ def _run_agent(config: Config, attempt: Attempt) -> None:
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            # What workers take as a wish to stop, the agent passes on to them.
+            signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         )
         try:
             elastic_launch(launch, sys.executable)("-m", "headway.launch.worker", str(config.run_directory))
         except ChildFailedError as error:
             raise _told(attempt) or _died(error, attempt) from None
         except SignalException as error:
+            if any(info.step == config.train.steps for info in CheckpointStore(attempt.run / "checkpoints").list()):
+                return  # it came when all was done
             saved = "before a checkpoint could be saved; the newest one is intact"
             raise _told(attempt) or Preempted(f"stopped by {error.sigval.name} {saved}") from None
-        finally:
-            del os.environ[ATTEMPT_VARIABLE]
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes that are started in a block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _told(attempt: Attempt) -> HeadwayError | None:
@@ -82,11 +103,14 @@ def _told(attempt: Attempt) -> HeadwayError | None:
 def _died(error: Any, attempt: Attempt) -> WorkerDied:
     rank, failure = error.get_first_failure()
     how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-    return WorkerDied(
+    died = WorkerDied(
         f"worker {rank} died ({how})",
         where=_log(attempt, rank),
         fix="run the same command again: it goes on from the newest checkpoint",
     )
+    # On a full disk a worker cannot leave its reason, but its exit code is one.
+    died.exit_code = max(1, *(failure.exitcode for failure in error.failures.values()))
+    return died
 
 
 def _log(attempt: Attempt, rank: int) -> str:

@@ -66,7 +66,7 @@ def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
 @contextmanager
 def _joined_attempt(config: Config, task: Task, world: World, wishes: Wishes) -> Iterator[Attempt]:
     """The attempt that this worker takes part in; the first worker begins and concludes it if nobody else has."""
-    given = os.environ.get(ATTEMPT_VARIABLE)
+    given = os.environ.pop(ATTEMPT_VARIABLE, None)  # not for the children of this process
     if given:
         yield Attempt.join(config.run_directory, int(given))
     elif world.is_first:
@@ -90,11 +90,12 @@ def _train(
     task.model.to(world.device).train()
     state = TrainState(task.model, build_optimizer(config.optimizer, task.model, world.device))
     if start is None:
-        world.broadcast_(list(state.tensors().values()))
+        world.broadcast_(task.model.parameters())
     else:
         _check_data(task, start)
         store.load_into(start, state.prepare_to_load())
         state.cursor = Cursor(**start.cursor)
+    world.broadcast_(task.model.buffers())  # those that are no part of the state too
     if config.train.compile:
         task.model.compile()
 
@@ -119,7 +120,7 @@ def _train(
         grid=grid,
         writer=SynchronousWriter(store) if world.is_first else None,
         checkpoint_context=context,
-        callbacks=[*recorders, *callbacks],
+        callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
     )
     _announce(job, start)
     train_loop(job)

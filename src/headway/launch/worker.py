@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ def main() -> None:
 
         run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes())
     except HeadwayError as error:
+        if rank > 0:
+            print(error.render(), file=sys.stderr)
         _report(
             folder,
             rank,
@@ -37,6 +40,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except Exception as error:
         traceback.print_exc()
+        # Often this only says that another worker is gone. The first one to end has all others stopped, so let the one
+        # that met the reason write it down.
+        time.sleep(1.0)
         _report(
             folder,
             rank,
@@ -53,7 +59,10 @@ def _keep_log(path: Path) -> None:
 
 
 def _report(folder: Path, rank: int, record: dict[str, Any]) -> None:
-    write_json(folder / f"error-{rank}.json", {"rank": rank, **record})
+    try:
+        write_json(folder / f"error-{rank}.json", {"rank": rank, **record})
+    except OSError as error:
+        print(f"worker {rank} cannot leave its reason: {error}: {record}", file=sys.stderr)
 
 
 def _die_with_parent() -> None:

@@ -68,14 +68,20 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
         other_workers: Number of workers of the elastic check; half or twice the config's when not given.
 
     Raises:
-        ConfigError: the config makes no promise that could be checked.
-        HeadwayError: a training did not reach its last step.
+        ConfigError: the config makes no promise that could be checked, or the check asked for would show nothing.
+        HeadwayError: a training did not go as the check needs it: to its last step, killed, resumed from a checkpoint.
     """
     if config.determinism == "off":
         raise ConfigError(
             "determinism 'off' promises nothing that could be verified",
             where="determinism",
             fix="determinism=run",
+        )
+    elastic = config.determinism == "elastic"
+    workers = _other_workers(config, other_workers) if elastic else None
+    if other_workers is not None and not elastic:
+        raise ConfigError(
+            "determinism 'run' promises nothing for other workers", where="--other-workers", fix="determinism=elastic"
         )
     assert config.train.steps is not None
     steps = min(steps, config.train.steps)
@@ -91,8 +97,7 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
                 first_difference(reference, trainings.run("killed", kill_at=steps // 2 + 1)),
             ),
         ]
-        if config.determinism == "elastic":
-            workers = other_workers or _other_workers(config)
+        if workers is not None:
             checks.append(
                 Check(
                     f"{workers} workers instead of {config.parallel.workers}",
@@ -113,15 +118,26 @@ class _Trainings:
     def run(self, name: str, *, kill_at: int | None = None, workers: int | None = None) -> Hashes:
         """Train and return the state hashes of every step."""
         notice(f"training {self._steps} steps: {name}")
-        if kill_at is not None and self._train(name, f"kill@step={kill_at}", workers) == 0:
-            raise HeadwayError("the run that was to be killed went on to its end", where=str(self._folder / name))
+        if kill_at is not None:
+            self._train(name, f"kill@step={kill_at}", workers)
+            killed = [step for step, _ in self._hashes(name)]
+            if killed != list(range(kill_at + 1)):
+                raise self._failed(name, f"was to be killed at step {kill_at}, but recorded the steps {killed}")
         # The loop reads a signal's wish one step after it came.
         code = self._train(name, f"stop@step={self._steps - 1}", workers)
-        hashes = [(r["step"], r["tensors"]) for r in read_json_lines(self._folder / name / "hashes.jsonl")]
-        if code not in (0, 75) or not hashes or hashes[-1][0] < self._steps:
-            log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-            raise HeadwayError(f"the training '{name}' ended with exit code {code}:\n{log[-3000:]}")
-        return [(step, tensors) for step, tensors in hashes if step <= self._steps]
+        hashes = [(step, tensors) for step, tensors in self._hashes(name) if step <= self._steps]
+        if code not in (0, 75) or {step for step, _ in hashes} != set(range(self._steps + 1)):
+            raise self._failed(name, f"ended with exit code {code} before it had recorded {self._steps} steps")
+        if kill_at is not None and [step for step, _ in hashes].count(0) > 1:
+            raise self._failed(name, "was not resumed from a checkpoint")
+        return hashes
+
+    def _hashes(self, name: str) -> Hashes:
+        return [(r["step"], r["tensors"]) for r in read_json_lines(self._folder / name / "hashes.jsonl")]
+
+    def _failed(self, name: str, how: str) -> HeadwayError:
+        log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return HeadwayError(f"the training '{name}' {how}:\n{log[-3000:]}")
 
     def _train(self, name: str, fault: str, workers: int | None) -> int:
         command = [
@@ -146,7 +162,12 @@ def first_difference(reference: Hashes, other: Hashes) -> Difference | None:
     return None
 
 
-def _other_workers(config: Config) -> int:
+def _other_workers(config: Config, wanted: int | None) -> int:
+    if wanted == config.parallel.workers:
+        raise ConfigError(f"{wanted} workers are what the config has", where="--other-workers", fix="another number")
+    if wanted is not None:
+        resolve_lanes(config, wanted)
+        return wanted
     workers, lanes = config.parallel.workers, resolve_lanes(config, config.parallel.workers).lanes
     if workers > 1:
         return workers // 2

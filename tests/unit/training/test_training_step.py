@@ -223,7 +223,7 @@ def test_state_that_is_no_tensor_is_refused() -> None:
         def set_extra_state(self, state: dict[str, int]) -> None:
             pass
 
-    with pytest.raises(TypeError, match="0._extra_state"):
+    with pytest.raises(TypeError, match=r"0\._extra_state"):
         model_tensors(nn.Sequential(Extra(2, 2)))
 
 

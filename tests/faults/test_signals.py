@@ -1,0 +1,51 @@
+"""Signals at the edges: to the launcher alone, and before the first step."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "headway", "train", str(config), *arguments], stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_the_launcher_reaches_its_workers(
+    tiny: Callable[..., Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    config = tiny(train={"steps": 100_000}, checkpoint={"every": "100000 steps"})
+    process = start(config, "-w", "2")
+    wait_for(tmp_path / "runs/tiny/metrics.jsonl")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert f"stopped by {number.name}" in errors and list((tmp_path / "runs/tiny/checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_the_first_step_is_a_preemption_too(
+    tiny: Callable[..., Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    process = start(tiny(train={"steps": 100_000}))
+    attempt = tmp_path / "runs/tiny/attempts/001/attempt.json"
+    wait_for(attempt)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert json.loads(attempt.read_text())["exit_code"] == 75

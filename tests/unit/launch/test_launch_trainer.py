@@ -1,0 +1,141 @@
+"""`headway.Trainer` as a PyTorch user calls it: any module, any dataset, in this process."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from headway import Callback, Config, Trainer
+from headway.checkpoint.store import CheckpointStore
+from headway.core.errors import ConfigError, DataError
+from headway.launch.api import count_samples
+
+
+class Squares:
+    def __init__(self, rows: int = 5) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"name": str(index), "x": torch.tensor([index / 5.0]), "y": torch.tensor([index**2 / 25.0])}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.hidden, self.head, self.unused = nn.Linear(1, 8), nn.Linear(8, 1), nn.Linear(2, 2)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.dropout(self.hidden(x).tanh()))
+        return y
+
+
+def loss(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    return (model(batch["x"]) - batch["y"]).square().mean()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Config]:
+    def make(name: str = "run", **values: Any) -> Config:
+        base = {
+            "name": name,
+            "runs": str(tmp_path),
+            "train": {"steps": 6, "global_batch": 8, "device": "cpu"},
+            "parallel": {"threads": 1},
+            "checkpoint": {"every": "2 steps"},
+            "telemetry": {"report": False},
+        }
+        return Config.model_validate({**base, **values})
+
+    return make
+
+
+class Break(Callback):
+    def on_step(self, job: Any, step: int, metrics: dict[str, float]) -> None:
+        metrics["mine/step"] = float(step)
+        if step == 5:
+            raise KeyError("a mistake in user code")
+
+
+def state_hash(config: Config) -> str:
+    return CheckpointStore(config.run_directory / "checkpoints").list()[-1].state_sha256
+
+
+def test_a_broken_run_goes_on_exactly_with_a_dataset_smaller_than_a_batch(config: Callable[..., Config]) -> None:
+    whole = Trainer(Model(), Squares(), loss, config("whole"), validation=Squares()).fit()
+    assert whole.step == 6 and whole.validation_loss is not None
+    with pytest.raises(KeyError, match="user code"):
+        Trainer(Model(), Squares(), loss, config("broken"), callbacks=[Break()]).fit()
+    resumed = Trainer(Model(), Squares(), loss, config("broken")).fit()
+    assert resumed.step == 6
+    assert state_hash(config("broken")) == state_hash(config("whole"))
+
+
+def test_metrics_that_a_callback_adds_are_recorded(config: Callable[..., Config]) -> None:
+    with pytest.raises(KeyError):
+        Trainer(Model(), Squares(), loss, config(), callbacks=[Break()]).fit()
+    run = Trainer(Model(), Squares(), loss, config()).fit()
+    assert run.metrics.series("mine/step")[1].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_it_works_in_a_thread_and_twice_in_a_process(config: Callable[..., Config]) -> None:
+    steps = []
+
+    def fit() -> None:
+        steps.append(Trainer(Model(), Squares(), loss, config(f"run{len(steps)}")).fit().step)
+
+    fit()
+    thread = threading.Thread(target=fit)
+    thread.start()
+    thread.join(timeout=60)
+    assert steps == [6, 6]
+    assert state_hash(config("run0")) == state_hash(config("run1"))
+
+
+class Ending(Squares):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if threading.current_thread() is not threading.main_thread() and index == 3:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+def test_a_dataset_that_stops_is_no_finished_run(config: Callable[..., Config]) -> None:
+    with pytest.raises(RuntimeError, match="ended before the last step"):
+        Trainer(Model(), Ending(), loss, config()).fit()
+
+
+class Noisy(Squares):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "y": torch.tensor([random.random()])}
+
+
+def test_a_dataset_that_draws_from_shared_generators_is_refused(config: Callable[..., Config]) -> None:
+    with pytest.raises(ConfigError, match="draws random numbers"):
+        Trainer(Model(), Noisy(), loss, config()).fit()
+    assert Trainer(Model(), Noisy(), loss, config(determinism="off")).fit().step == 6
+
+
+def test_a_dataset_of_another_size_is_refused(config: Callable[..., Config]) -> None:
+    with pytest.raises(KeyError):
+        Trainer(Model(), Squares(), loss, config(), callbacks=[Break()]).fit()
+    with pytest.raises(DataError, match="data fingerprint"):
+        Trainer(Model(), Squares(6), loss, config()).fit()
+
+
+def test_samples_are_counted_in_batches_of_any_form() -> None:
+    x = torch.zeros(3, 2)
+    for batch in (x, [x], (x, 1), {"name": ["a", "b", "c"], "scale": torch.tensor(1.0), "x": x}, {"in": {"x": x}}):
+        assert count_samples(batch) == 3
+    with pytest.raises(ConfigError, match="no tensor"):
+        count_samples({"name": ["a", "b"]})
