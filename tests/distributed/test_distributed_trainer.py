@@ -8,8 +8,9 @@ from headway.checkpoint.store import CheckpointStore
 
 def test_two_runs_in_one_process_with_workers_that_were_made_differently(tmp_path: Path) -> None:
     script = Path(__file__).with_name("trainer_worker.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), str(tmp_path)],
+        [*torchrun, str(script), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=120,
