@@ -46,7 +46,8 @@ def begin_attempt(config: Config, fingerprints: Mapping[str, str], facts: Mappin
         ConfigError: the run there was made by another config.
     """
     run = RunDirectory(config.run_directory)
-    if wishes.restart:
+    # When torchrun starts its workers once more, the wish has been granted before.
+    if wishes.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         moved = run.archive()
         if moved:
             notice(f"the earlier run is kept in {moved}")

@@ -139,3 +139,16 @@ def test_samples_are_counted_in_batches_of_any_form() -> None:
         assert count_samples(batch) == 3
     with pytest.raises(ConfigError, match="no tensor"):
         count_samples({"name": ["a", "b"]})
+
+
+def test_a_restart_is_granted_once(
+    config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyError):
+        Trainer(Model(), Squares(), loss, config(), callbacks=[Break()]).fit()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # torchrun --max-restarts starts the same command again
+    assert Trainer(Model(), Squares(), loss, config()).fit(restart=True).step == 6
+    assert not list(tmp_path.glob("run.old-*"))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    Trainer(Model(), Squares(), loss, config()).fit(restart=True)
+    assert [path.name for path in tmp_path.glob("run.old-*")] == ["run.old-001"]
