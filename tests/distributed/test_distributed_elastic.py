@@ -12,6 +12,7 @@ import pytest
 from support import headway, state_hash
 
 ELASTIC = {"determinism": "elastic"}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -61,8 +62,7 @@ def test_plain_torchrun_gives_the_same_bits(tiny: Callable[..., Path], tmp_path:
     config = tiny()
     assert headway("train", config, "name=own", "-w", "2").returncode == 0
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        + ["-m", "headway", "train", str(config), "name=torchrun"],
+        [sys.executable, *TORCHRUN, "-m", "headway", "train", str(config), "name=torchrun"],
         capture_output=True,
         text=True,
         timeout=200,

@@ -30,8 +30,8 @@ _FORMATS = {
 }
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _STDLIB = "stdlib:"
-# Third-party code, tests and frozen copies: not the standard library's own text, or different on every machine.
-_STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+# Third-party code is not the standard library's own text.
+_STDLIB_WITHOUT = {"site-packages", "dist-packages", "__pycache__"}
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,10 @@ _END_NAMES = (
     "<|im_end|>",
 )
 # Text is encoded in parts of about this many characters, since the library keeps some 200 bytes per token meanwhile.
-_PART_CHARACTERS = 2**18
-# Every byte-level pre-tokenizer in use ends a word between a letter and white space, so cutting there changes nothing.
-_CUT = re.compile(r"[^\W\d_](?=\s)")
+_PART_CHARACTERS = 2**16
+# Every byte-level pre-tokenizer in use ends a word between a letter or digit and white space or these marks, so cutting
+# there changes nothing.
+_CUT = re.compile(r"[^\W_](?=[\s,.;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
 
 
 class Tokenizer:
@@ -71,18 +72,24 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """Load a `tokenizer.json`, or the one in a folder (a token store's, a Hugging Face checkpoint's).
+        """Load a `tokenizer.json`, or the one in a folder (a Hugging Face checkpoint, a token store).
 
         Raises:
             DataError: there is none, it is no tokenizer, or it has no token that ends a text.
         """
         path = Path(path)
-        file = path / "tokenizer.json" if path.is_dir() else path
+        if path.is_dir():
+            folder = path / "tokenizer"
+            path = (folder if folder.is_dir() else path) / "tokenizer.json"
         try:
-            content = file.read_bytes()
+            content = path.read_bytes()
         except OSError as error:
-            raise DataError(f"no tokenizer can be read: {error.strerror}", where=str(file)) from None
-        return cls(content, str(file), _configured_end(file.with_name("tokenizer_config.json")))
+            raise DataError(
+                f"no tokenizer can be read: {error.strerror}",
+                where=str(path),
+                fix="give a tokenizer.json or a folder with one; headway tokenizer train makes one",
+            ) from None
+        return cls(content, str(path), _configured_end(path.with_name("tokenizer_config.json")))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -100,7 +107,11 @@ class Tokenizer:
         return [ids.tolist() for ids in self.encode_arrays(texts)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The same ids as `encode_batch` as arrays of `dtype`, with bounded memory for texts of any length."""
+        """The same ids as `encode_batch` as arrays of `dtype`.
+
+        A byte-level vocabulary takes bounded memory for texts of any length: a longer one is encoded in parts, which
+        gives the same ids, unless no word ends in some hundred thousand characters and one has to be cut.
+        """
         results: list[NDArray[Any]] = []
         batch: list[str] = []
         size = 0
@@ -173,15 +184,14 @@ def _is_byte_level(spec: dict[str, Any]) -> bool:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Cut a long text where a word ends anyway; a part is longer when no such place is near."""
+    """Cut a long text where a word ends anyway; within a word only when it is longer than a part."""
     start = 0
     while len(text) - start > 2 * _PART_CHARACTERS:
         end = start + _PART_CHARACTERS
-        cut = _CUT.search(text, end)
-        if cut is None:
-            break
-        yield text[start : cut.end()]
-        start = cut.end()
+        cut = _CUT.search(text, end, end + _PART_CHARACTERS)
+        end = cut.end() if cut else end + _PART_CHARACTERS
+        yield text[start:end]
+        start = end
     yield text[start:]
 
 
@@ -189,7 +199,8 @@ def train_tokenizer(sources: Sequence[Source], vocab_size: int, training_bytes: 
     """Train a byte-level BPE (Sennrich et al. 2016; on bytes as in Radford et al. 2019, section 2.2).
 
     The result depends on the texts and the arguments only, not on the number of threads. It round-trips any text
-    exactly: nothing is normalised, and all 256 bytes are in the alphabet.
+    exactly: nothing is normalised, and all 256 bytes are in the alphabet. Numbers are split into digits, so that all of
+    them are spelled alike (Touvron et al. 2023, section 2.1).
 
     Args:
         sources: Where the text comes from; at most an equal share of `training_bytes` from each, and more from the
@@ -201,7 +212,9 @@ def train_tokenizer(sources: Sequence[Source], vocab_size: int, training_bytes: 
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -220,7 +233,7 @@ def train_tokenizer(sources: Sequence[Source], vocab_size: int, training_bytes: 
 def _counted(texts: Iterator[str], bar: Progress) -> Iterator[str]:
     for text in texts:
         bar.advance(len(text))
-        yield text
+        yield from _parts(text)  # the trainer, too, needs a hundred times a text's length
 
 
 def sample_text(sources: Sequence[Source], budget: int) -> Iterator[str]:

@@ -33,6 +33,7 @@ from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
+from headway.training.allocator import keep_freed_memory
 from headway.training.callbacks import Callback
 from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
@@ -52,6 +53,7 @@ def run_in_this_process(
     size = world_size_from_environment() or 1
     grid = resolve_lanes(config, size)
     apply_determinism(config.determinism)
+    keep_freed_memory()
     with open_world(config.train.device, config.parallel.timeout_seconds) as world:
         task = make_task(config, grid)
         with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):

@@ -212,3 +212,11 @@ def test_saved_tokenizer_loads_in_transformers(tmp_path: Path, trained: Tokenize
     assert loaded.eos_token_id == trained.end_of_text_id
     assert loaded.decode(trained.encode_batch([text])[0]) == text
     assert Tokenizer.load(tmp_path / "saved").fingerprint == trained.fingerprint
+
+
+def test_numbers_are_spelled_digit_by_digit(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.txt"
+    file.write_text(" ".join(["2026", "1024", "65536"] * 200))
+    tokenizer = train_tokenizer(find_sources([SourceConfig(path=str(file))]), 300, 10_000)
+    ids = tokenizer.encode_batch(["65536"])[0]
+    assert [tokenizer.decode([i]) for i in ids] == list("65536")
