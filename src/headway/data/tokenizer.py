@@ -34,6 +34,8 @@ _END_NAMES = (
 )
 # Text is encoded in parts of about this many characters, since the library keeps some 200 bytes per token meanwhile.
 _PART_CHARACTERS = 2**16
+# A longer word is cut: no text that people wrote has one, and there would be no bound on memory.
+_WORD_CHARACTERS = 2**16
 # Every byte-level pre-tokenizer in use ends a word between a letter or digit and white space or these marks, so cutting
 # there changes nothing.
 _CUT = re.compile(r"[^\W_](?=[\s,.;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
@@ -110,7 +112,7 @@ class Tokenizer:
         """The same ids as `encode_batch` as arrays of `dtype`.
 
         A byte-level vocabulary takes bounded memory for texts of any length: a longer one is encoded in parts, which
-        gives the same ids, unless no word ends in some hundred thousand characters and one has to be cut.
+        gives the same ids, unless a single word has many ten thousand characters.
         """
         results: list[NDArray[Any]] = []
         batch: list[str] = []
@@ -184,12 +186,12 @@ def _is_byte_level(spec: dict[str, Any]) -> bool:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Cut a long text where a word ends anyway; within a word only when it is longer than a part."""
+    """Cut a long text where a word ends anyway, and within words that are too long."""
     start = 0
     while len(text) - start > 2 * _PART_CHARACTERS:
         end = start + _PART_CHARACTERS
-        cut = _CUT.search(text, end, end + _PART_CHARACTERS)
-        end = cut.end() if cut else end + _PART_CHARACTERS
+        cut = _CUT.search(text, end, end + _WORD_CHARACTERS)
+        end = cut.end() if cut else end + _WORD_CHARACTERS
         yield text[start:end]
         start = end
     yield text[start:]
@@ -199,8 +201,9 @@ def train_tokenizer(sources: Sequence[Source], vocab_size: int, training_bytes: 
     """Train a byte-level BPE (Sennrich et al. 2016; on bytes as in Radford et al. 2019, section 2.2).
 
     The result depends on the texts and the arguments only, not on the number of threads. It round-trips any text
-    exactly: nothing is normalised, and all 256 bytes are in the alphabet. Numbers are split into digits, so that all of
-    them are spelled alike (Touvron et al. 2023, section 2.1).
+    exactly: nothing is normalised, and all 256 bytes are in the alphabet. As in Llama's vocabulary (Touvron et al.
+    2023, section 2.1) numbers are split into digits, so that all are spelled alike, and a line break stands alone, so
+    that indentation is one thing wherever it occurs.
 
     Args:
         sources: Where the text comes from; at most an equal share of `training_bytes` from each, and more from the
@@ -213,7 +216,11 @@ def train_tokenizer(sources: Sequence[Source], vocab_size: int, training_bytes: 
 
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

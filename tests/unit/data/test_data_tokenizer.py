@@ -77,6 +77,26 @@ def test_long_texts_are_cut_where_it_changes_nothing(trained: Tokenizer, text: s
 def test_cuts_happen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PART_CHARACTERS", 10)
     assert len(list(module._parts("some words and more words " * 10))) > 10
+    assert len(list(module._parts("一些文字，还有文字。" * 10))) > 5
+
+
+@pytest.mark.parametrize("text", ["x" * 1000, "一" * 1000, ". " * 500, "x" * 105])
+def test_a_word_without_end_is_cut(trained: Tokenizer, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PART_CHARACTERS", 10)
+    monkeypatch.setattr(module, "_WORD_CHARACTERS", 100)
+    parts = list(module._parts(text))
+    assert max(map(len, parts)) <= 110
+    assert "".join(parts) == text
+    assert trained.decode(trained.encode_batch([text])[0]) == text
+
+
+def test_training_on_a_long_text_sees_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("red green blue, stone river cloud. " * 200, encoding="utf-8")
+    sources = find_sources([SourceConfig(path=str(path))])
+    whole = train_tokenizer(sources, 300, 10**6)
+    monkeypatch.setattr(module, "_PART_CHARACTERS", 16)
+    assert train_tokenizer(sources, 300, 10**6).fingerprint == whole.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -220,3 +240,11 @@ def test_numbers_are_spelled_digit_by_digit(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(find_sources([SourceConfig(path=str(file))]), 300, 10_000)
     ids = tokenizer.encode_batch(["65536"])[0]
     assert [tokenizer.decode([i]) for i in ids] == list("65536")
+
+
+def test_a_line_break_stands_alone(tmp_path: Path) -> None:
+    file = tmp_path / "code.txt"
+    file.write_text("if x:\n    pass\n\n    return\n" * 50)
+    tokenizer = train_tokenizer(find_sources([SourceConfig(path=str(file))]), 300, 10_000)
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode_batch(["if x:\n\n    pass\n"])[0]]
+    assert [piece for piece in pieces if "\n" in piece] == ["\n"] * 3
