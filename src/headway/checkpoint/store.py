@@ -131,6 +131,13 @@ class CheckpointStore:
             CheckpointError: there is none, or its manifest cannot be trusted.
         """
         folder = self._folder(step)
+        if not folder.exists():
+            there = ", ".join(f"{info.step}" for info in self.list())
+            raise CheckpointError(
+                f"there is no checkpoint of step {step}",
+                where=str(self.directory),
+                fix=f"take one that is there: {there or 'none'}",
+            )
         return CheckpointInfo(folder, read_manifest(folder))
 
     def verify(

@@ -20,7 +20,9 @@ checkpoints = typer.Typer(no_args_is_help=True, help="List and verify the checkp
 def list_(run: RunArgument, json: JsonOption = False) -> None:
     """List a run's checkpoints, the oldest first, as their manifests tell; `verify` reads the bytes too.
 
-    Example: headway checkpoints list runs/quickstart
+    [bold]Examples[/bold]
+
+    headway checkpoints list runs/quickstart
     """
     from headway.checkpoint.format import read_manifest
     from headway.checkpoint.store import CheckpointInfo
@@ -52,7 +54,9 @@ def verify(
 ) -> None:
     """Read every byte and compare it with the hashes taken before it was written. Exit code 4 when any differs.
 
-    Examples: headway checkpoints verify runs/quickstart,
+    [bold]Examples[/bold]
+
+    headway checkpoints verify runs/quickstart
     headway checkpoints verify runs/quickstart/checkpoints/step-00001000 --json
     """
     from headway.checkpoint.format import MANIFEST, step_of
@@ -60,11 +64,13 @@ def verify(
     from headway.core.console import progress
     from headway.core.errors import CheckpointError
 
-    is_checkpoint = step_of(path.name) is not None or (path / MANIFEST).exists()
+    is_checkpoint = path.is_dir() and (step_of(path.name) is not None or (path / MANIFEST).exists())
     folders = [path] if is_checkpoint else list(_store(path).folders())
     if not folders:
-        raise CheckpointError(f"'{path}' has no checkpoints", where=str(path.absolute()), fix="name another folder")
-    with progress("verifying", _size(folders), "bytes") as bar:
+        raise CheckpointError(
+            f"'{path}' has no checkpoints", where=str(path.absolute()), fix="give a run directory, or a checkpoint"
+        )
+    with progress("verifying", _size(folders), "B") as bar:
         results = [verify_checkpoint(folder, tensors=True, advance=bar.advance) for folder in folders]
     if json:
         print_json([_result(result) for result in results])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,40 @@ if TYPE_CHECKING:
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.", show_default=False)]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for example train.steps=50.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Overrides, for example train.steps=50.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)]
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Say what is wrong with the place that a result should be written to."""
+    from headway.core.errors import ConfigError
+
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the result cannot be written: {error.strerror or error}", where=str(output), fix="choose another place"
+        ) from None
+
+
+def as_utf8(text: str, where: str) -> str:
+    """The text, once it is sure that it can be encoded: what the shell passes on may be any bytes.
+
+    Raises:
+        ConfigError: it is no valid UTF-8.
+    """
+    from headway.core.errors import ConfigError
+
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"not valid UTF-8 at character {error.start:,}", where=where, fix="convert it to UTF-8"
+        ) from None
+    return text
 
 
 def load(path: Path, overrides: list[str] | None) -> Config:

@@ -26,25 +26,25 @@ SHOW = """Print the complete config: what a file, its bases, the overrides and t
 
 [bold]Examples[/bold]
 
-  headway config show configs/quickstart.yaml
-  headway config show quickstart model.preset=10m --json
+headway config show configs/quickstart.yaml
+headway config show quickstart model.preset=10m --json
 """
 
 CHECK = """Check a config, and say what it comes to; exit code 2 and every problem with its line when it is wrong.
 
 [bold]Examples[/bold]
 
-  headway config check configs/quickstart.yaml
-  headway config check configs/quickstart.yaml train.tokens=2B
-  headway config check gpu parallel.workers=8 --json
+headway config check configs/quickstart.yaml
+headway config check configs/quickstart.yaml train.tokens=2B
+headway config check gpu parallel.workers=8 --json
 """
 
 SCHEMA = """Print the JSON Schema, for editors, or the reference in Markdown.
 
 [bold]Examples[/bold]
 
-  headway config schema > headway.schema.json
-  headway config schema --markdown > docs/config-reference.md
+headway config schema > headway.schema.json
+headway config schema --markdown > docs/config-reference.md
 """
 
 
@@ -100,8 +100,9 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
 def _parameters(config: Config) -> int | None:
     """Parameters of the model; None when its shape or vocabulary is to come from files."""
     from headway.models.facts import count_parameters
+    from headway.models.shape import embedding_rows
 
-    trained = None if config.data.tokenizer.path else config.data.tokenizer.vocab_size
+    trained = None if config.data.tokenizer.path else embedding_rows(config.data.tokenizer.vocab_size)
     vocab_size = config.model.vocab_size or trained
     if vocab_size is None or config.model.dim is None:
         return None

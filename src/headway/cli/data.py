@@ -37,9 +37,9 @@ def prepare(
 
     [bold]Examples[/bold]
 
-      headway data prepare run.yaml --workers 8
-      headway data prepare run.yaml data.sources=corpus data.bad_documents=skip
-      headway data prepare run.yaml --dry-run
+    headway data prepare run.yaml --workers 8
+    headway data prepare run.yaml data.sources=corpus data.bad_documents=skip
+    headway data prepare run.yaml --dry-run
     """
     from dataclasses import asdict
 
@@ -88,7 +88,8 @@ def _list_sources(settings: DataConfig, json: bool) -> None:
     for source in sources:
         size = format_bytes(sum(file.bytes for file in source.files))
         ignored = f", {source.ignored} of unknown format ignored" if source.ignored else ""
-        print(f"{source.name}: {len(source.files)} files, {size}{ignored}")
+        files = "1 file" if len(source.files) == 1 else f"{len(source.files):,} files"
+        print(f"{source.name}: {files}, {size}{ignored}")
     print(f"would be written to {settings.store}")
 
 
@@ -98,8 +99,8 @@ def inspect(store: StoreArgument, overrides: OverridesArgument = None, json: Jso
 
     [bold]Examples[/bold]
 
-      headway data inspect data/quickstart
-      headway data inspect run.yaml --json
+    headway data inspect data/quickstart
+    headway data inspect run.yaml --json
     """
     from headway.data.inspect import describe_store, sample_text
 
@@ -149,7 +150,9 @@ def _print_splits(splits: list[dict[str, Any]]) -> None:
 def verify(store: StoreArgument, overrides: OverridesArgument = None, json: JsonOption = False) -> None:
     """Check every file of a store against the manifest's lengths and SHA-256. Exits with 3 on any damage.
 
-    Example: headway data verify data/quickstart
+    [bold]Examples[/bold]
+
+    headway data verify data/quickstart
     """
     from headway.core.console import progress
     from headway.core.errors import DataError

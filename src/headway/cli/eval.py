@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,9 +13,9 @@ HELP = """Loss and perplexity of a trained model on held-out text.
 
 [bold]Examples[/bold]
 
-  headway eval runs/quickstart
-  headway eval runs/quickstart --step 200 --rows 1000
-  headway eval exported-model --store data/quickstart
+headway eval runs/quickstart
+headway eval runs/quickstart --step 200 --rows 1000
+headway eval exported-model --store data/quickstart
 """
 
 
@@ -28,7 +28,7 @@ def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
     step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
     store: Annotated[Path | None, typer.Option(help="Token store; the run's own when not given.")] = None,
-    split: Annotated[str, typer.Option(help="Split of the store.")] = "validation",
+    split: Annotated[Literal["train", "validation"], typer.Option(help="Split of the store.")] = "validation",
     rows: Annotated[int | None, typer.Option(min=1, help="Rows at most; all when not given.")] = None,
     sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens per row; as in training when not given.")

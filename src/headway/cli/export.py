@@ -7,14 +7,15 @@ from typing import Annotated, Literal
 
 import typer
 
+from headway.cli.common import writing
 from headway.core.console import notice
 
 HELP = """Write a trained model as a Hugging Face folder: safetensors, config, tokenizer.
 
 [bold]Examples[/bold]
 
-  headway export runs/quickstart
-  headway export runs/quickstart my-model --step 200 --dtype bf16
+headway export runs/quickstart
+headway export runs/quickstart my-model --step 200 --dtype bf16
 
 Load it with transformers: AutoModelForCausalLM.from_pretrained("my-model").
 """
@@ -26,8 +27,10 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
-    output: Annotated[Path | None, typer.Argument(help="Folder to write; RUN/export when not given.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="Folder to write; RUN/export when not given.")
+    ] = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")] = "fp32",
 ) -> None:
@@ -37,5 +40,7 @@ def export(
 
     trained = load_trained(run, step=step)
     folder = output or run / "export"
-    export_model(trained.model, folder, trained.tokenizer_folder, dtype=dtype)
-    notice(f"exported step {trained.step} of {run} to {folder}")
+    with writing(folder):
+        export_model(trained.model, folder, trained.tokenizer_folder, dtype=dtype)
+    at = "" if trained.step is None else f" at step {trained.step:,}"
+    notice(f"exported {run}{at} to {folder}")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from headway.cli.common import as_utf8
+
 HELP = """Continue a text with a trained model, token by token as they come.
 
 [bold]Examples[/bold]
 
-  headway generate runs/quickstart --prompt "def main("
-  headway generate runs/quickstart --prompt "import " --temperature 0 --max-new-tokens 50
-  echo "class Parser:" | headway generate runs/quickstart --prompt -
+headway generate runs/quickstart --prompt "def main("
+headway generate runs/quickstart --prompt "import " --temperature 0 --max-new-tokens 50
+echo "class Parser:" | headway generate runs/quickstart --prompt -
 """
 
 
@@ -35,12 +38,20 @@ def generate(
     """The verb."""
     from headway.training.inference import continue_text, load_trained
 
-    text = sys.stdin.read() if prompt == "-" else prompt
-    trained = load_trained(model, step=step)
-    sys.stdout.write(text)
-    for piece in continue_text(
-        trained, text, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
-    ):
+    if prompt == "-":
+        text = as_utf8(sys.stdin.buffer.read().decode(errors="surrogateescape"), "standard input")
+    else:
+        text = as_utf8(prompt, "--prompt")
+    pieces = continue_text(
+        load_trained(model, step=step),
+        text,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+    )
+    first = next(pieces, "")  # the prompt is shown once it is known to be usable
+    for piece in chain((text + first,), pieces):
         sys.stdout.write(piece)
         sys.stdout.flush()
     print()

@@ -14,9 +14,9 @@ FLOPs are per training token, forward and backward (PaLM, appendix B); the cache
 
 [bold]Examples[/bold]
 
-  headway models
-  headway models --vocab 128256 --sequence-length 8192
-  headway models --json
+headway models
+headway models --vocab 128256 --sequence-length 8192
+headway models --json
 """
 
 

@@ -14,28 +14,27 @@ if TYPE_CHECKING:
 
 HELP = """The main job, end to end: prepare text, train a small model, evaluate, sample, export, report.
 
-The text is the source code of this Python's standard library, so nothing is downloaded. It takes a few minutes on two
-cores; stopped half-way, the same command goes on where it was. The run is in runs/quickstart.
+The text is the source code of this Python's standard library, so nothing is downloaded. It takes a few minutes on \
+two cores; stopped half-way, the same command goes on where it was. The run is in runs/quickstart.
 
 [bold]Examples[/bold]
 
-  headway quickstart
-  headway quickstart train.steps=100 name=tiny
+headway quickstart
+headway quickstart train.steps=100 name=tiny
 """
 
 PROMPTS = ("def ", "class ", "import os\n\n")
 
-NEXT = """
-Done. What you may want next:
-
-  open {run}/report.html                                      the report: curves, data, environment
-  headway generate {run} --prompt "def main("       sample from the model
-  headway eval {run}                                loss on the whole validation split
-  headway runs show {run}                           the run in a few lines
-  headway checkpoints list {run}                    what can be resumed from
-  headway verify configs/quickstart.yaml                      prove that kills do not change a bit
-  headway train configs/quickstart.yaml name=longer train.steps=2000
-"""
+#: Commands for later, `{run}` in place of the run directory, and what each is for.
+NEXT = (
+    ("open {run}/report.html", "the report: curves, data, environment"),
+    ('headway generate {run} --prompt "def main("', "sample from the model"),
+    ("headway eval {run}", "loss on the whole validation split"),
+    ("headway runs show {run}", "the run in a few lines"),
+    ("headway checkpoints list {run}", "what can be resumed from"),
+    ("headway verify quickstart", "prove that kills do not change a bit"),
+    ("headway train quickstart name=longer train.steps=2000", "train for longer"),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +55,11 @@ def quickstart(overrides: OverridesArgument = None) -> None:
 
     train(config)
     _after_training(config)
-    print(NEXT.format(run=config.run_directory))
+    print("\nDone. What you may want next:\n")
+    commands = [command.format(run=config.run_directory) for command, _ in NEXT]
+    width = max(map(len, commands))
+    for command, (_, purpose) in zip(commands, NEXT, strict=True):
+        print(f"  {command.ljust(width)}  {purpose}")
 
 
 def _after_training(config: Config) -> None:

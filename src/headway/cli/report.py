@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import RunArgument
+from headway.cli.common import RunArgument, writing
 
 
 def report(
@@ -19,11 +19,14 @@ def report(
 ) -> None:
     """Write a run's report: one HTML page with its curves, data, attempts and environment. The run may still be going.
 
-    Example: headway report runs/quickstart
+    [bold]Examples[/bold]
+
+    headway report runs/quickstart
     """
     from headway.telemetry.report import write_report
 
-    print(write_report(run, output))
+    with writing(output or run):
+        print(write_report(run, output))
 
 
 def register(app: typer.Typer) -> None:

@@ -9,21 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+from headway.cli.common import JsonOption, RunArgument, print_json, print_table, writing
 
 runs = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
 
 
 @runs.command("list")
 def list_(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder that holds run directories.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that holds run directories.")] = Path("runs"),
     json: JsonOption = False,
 ) -> None:
     """List the runs in a folder, the ones last heard of first.
 
-    Examples: headway runs list, headway runs list /mnt/shared/runs --json
+    [bold]Examples[/bold]
+
+    headway runs list
+    headway runs list /mnt/shared/runs --json
     """
     from headway.core.console import notice
     from headway.core.format import format_count
@@ -57,7 +58,9 @@ def list_(
 def show(run: RunArgument, json: JsonOption = False) -> None:
     """Show one run: its results, attempts and checkpoints.
 
-    Example: headway runs show runs/quickstart
+    [bold]Examples[/bold]
+
+    headway runs show runs/quickstart
     """
     from headway.core.format import UNKNOWN, format_bytes, format_seconds
     from headway.telemetry.record import open_run
@@ -90,7 +93,7 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
 
 @runs.command()
 def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.", show_default=False)],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Also write a page with the loss curves, for example c.html."),
@@ -99,14 +102,17 @@ def compare(
 ) -> None:
     """Compare runs: results, loss curves, and the config keys in which they differ.
 
-    Example: headway runs compare runs/a runs/b --output comparison.html
+    [bold]Examples[/bold]
+
+    headway runs compare runs/a runs/b --output comparison.html
     """
     from headway.core.console import notice
     from headway.telemetry.runs import compare, difference_rows, result_rows, write_comparison
 
     comparison = compare(paths)
     if output is not None:
-        notice(f"wrote {write_comparison(comparison, output)}")
+        with writing(output):
+            notice(f"wrote {write_comparison(comparison, output)}")
     if json:
         print_json(
             {

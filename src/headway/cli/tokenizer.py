@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
 
 if TYPE_CHECKING:
     from headway.data.tokenizer import Tokenizer
@@ -30,7 +30,9 @@ def train(
 
     To use it for several stores, set data.tokenizer.path to the folder.
 
-    Example: headway tokenizer train run.yaml data.tokenizer.vocab_size=32768 --output tokenizers/code-32k
+    [bold]Examples[/bold]
+
+    headway tokenizer train run.yaml data.tokenizer.vocab_size=32768 --output tokenizers/code-32k
     """
     from headway.data.sources import find_sources
     from headway.data.tokenizer import train_tokenizer
@@ -39,7 +41,8 @@ def train(
     trained = train_tokenizer(
         find_sources(settings.sources), settings.tokenizer.vocab_size, settings.tokenizer.training_bytes
     )
-    trained.save(output)
+    with writing(output):
+        trained.save(output)
     facts = _facts(trained, str(output))
     if json:
         print_json(facts)
@@ -65,19 +68,18 @@ def inspect(
 
     [bold]Examples[/bold]
 
-      headway tokenizer inspect data/quickstart --text "def main():"
-      headway tokenizer inspect run.yaml
+    headway tokenizer inspect data/quickstart --text "def main():"
+    headway tokenizer inspect run.yaml
     """
     from headway.data.sources import find_sources
     from headway.data.tokenizer import Tokenizer, sample_text
 
-    sample = [text] if text is not None else []
+    sample = [as_utf8(text, "--text")] if text is not None else []
     if not path.is_dir() and path.suffix != ".json":
         settings = load(path, overrides).data
         sample = sample or list(sample_text(find_sources(settings.sources), _SAMPLE_BYTES))
         path = settings.tokenizer.path or settings.store
-    inner = path / "tokenizer"
-    loaded = Tokenizer.load(inner if inner.is_dir() else path)
+    loaded = Tokenizer.load(path)
     facts = _facts(loaded, str(path)) | _measured(loaded, sample)
     if text is not None:
         facts["tokens"] = [[number, loaded.decode([number])] for number in loaded.encode_batch([text])[0]]

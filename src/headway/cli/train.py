@@ -12,10 +12,10 @@ HELP = """Train a language model, or go on with a run that was interrupted.
 
 [bold]Examples[/bold]
 
-  headway train configs/quickstart.yaml
-  headway train configs/quickstart.yaml train.steps=50 name=short
-  headway train configs/quickstart.yaml --workers 2
-  torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
+headway train configs/quickstart.yaml
+headway train configs/quickstart.yaml train.steps=50 name=short
+headway train configs/quickstart.yaml --workers 2
+torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
 
 The same command goes on from the newest checkpoint that verifies.
 Exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint or run directory, 5 diverged, 75 preempted (run again).

@@ -11,13 +11,13 @@ from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, lo
 
 HELP = """Check that a config keeps its promise of reproducibility, bit for bit.
 
-Trains the first steps twice, once more with a kill and a resume, and (determinism: elastic) on another number of
+Trains the first steps twice, once more with a kill and a resume, and (determinism: elastic) on another number of \
 workers, and compares the SHA-256 of every weight and moment after every step. The run directory is not touched.
 
 [bold]Examples[/bold]
 
-  headway verify configs/quickstart.yaml
-  headway verify configs/elastic.yaml --steps 8 --other-workers 4
+headway verify configs/quickstart.yaml
+headway verify configs/elastic.yaml --steps 8 --other-workers 4
 
 Exit codes: 0 all equal, 1 a difference (the first step and tensor are named), 2 usage or config.
 """

@@ -80,7 +80,9 @@ def _find(name: str, beside: Path | None) -> Path:
     if name in known:
         return preset
     if path.is_dir():
-        raise ConfigError("a folder, not a config file", where=str(path), fix=f"did you mean {path / 'config.yaml'}?")
+        inside = path / "config.yaml"
+        fix = f"did you mean {inside}?" if inside.is_file() else "give a YAML file"
+        raise ConfigError("a folder, not a config file", where=str(path), fix=fix)
     raise ConfigError(
         "there is no such config file",
         where=f"base of {beside}: {path}" if beside else str(path),

@@ -96,7 +96,7 @@ class DataConfig(Section):
     shard_tokens: Tokens = 100_000_000
     """Length of one shard of the store."""
     bad_documents: Literal["fail", "skip"] = "fail"
-    """What to do with malformed documents; skipped ones are counted and listed in the manifest."""
+    """What to do with malformed documents; skipped ones are counted, and listed in the store."""
     workers: PositiveInt | Literal["auto"] = "auto"
     """Processes that prepare data; the bytes written do not depend on it."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from headway.core.format import format_count, format_seconds
+from headway.core.format import format_bytes, format_count, format_seconds
 
 _CLEAR = "\r\x1b[2K"
 
@@ -87,7 +87,7 @@ def _say(text: str) -> None:
 class Progress:
     """A live line on a terminal, a plain line every `log_seconds` elsewhere.
 
-    `total` may be None when the end is unknown; then no ETA is shown.
+    `total` may be None when the end is unknown; then no ETA is shown. The unit "B" is shown as KiB, MiB, ...
     """
 
     label: str
@@ -118,8 +118,9 @@ class Progress:
         """The progress in words: done, total, rate, ETA."""
         seconds = max(time.monotonic() - self._start, 1e-9)
         rate = self.done / seconds
-        of = f" of {format_count(self.total)}" if self.total is not None else ""
-        parts = [f"{format_count(self.done)}{of} {self.unit}".strip(), f"{format_count(rate)} {self.unit}/s"]
+        amount, unit = (format_bytes, "") if self.unit == "B" else (format_count, f" {self.unit}".rstrip())
+        of = f" of {amount(self.total)}" if self.total is not None else ""
+        parts = [f"{amount(self.done)}{of}{unit}", f"{amount(rate)}{unit}/s"]
         if self.total is not None and rate > 0 and self.done < self.total:
             parts.append(f"eta {format_seconds((self.total - self.done) / rate)}")
         return " · ".join(parts)

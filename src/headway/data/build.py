@@ -121,13 +121,16 @@ def _settled_bound(totals: Totals, validation: float) -> int:
 
 
 def _no_documents(sources: Sequence[Source], totals: Totals) -> DataError:
-    files = sum(len(source.files) for source in sources)
-    what = f"there is no text in {files} file(s)"
-    fix = "check data.sources"
-    if totals.skipped:
-        what += f": all {sum(counts['skipped'] for counts in totals.counts)} documents are malformed"
-        fix = f"the first: {totals.skipped[0].reason} ({totals.skipped[0].where})"
-    return DataError(what, where=", ".join(source.name for source in sources), fix=fix)
+    files = [str(file.path) for source in sources for file in source.files]
+    where = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    if not totals.skipped:
+        return DataError("the input holds no text", where=where, fix="check data.sources")
+    count, first = sum(counts["skipped"] for counts in totals.counts), totals.skipped[0]
+    return DataError(
+        f"the input holds no text: all {count:,} documents are malformed, the first: {first.reason}",
+        where=first.where,
+        fix="repair the input, or set the source's format or field",
+    )
 
 
 def _write_skipped(path: Path, skipped: Sequence[BadDocument]) -> None:

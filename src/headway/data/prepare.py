@@ -20,7 +20,7 @@ from headway.core.console import progress, warning
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, sha256_file, write_json
 from headway.core.format import format_bytes, format_count, format_seconds
-from headway.data.build import Totals, build
+from headway.data.build import SKIPPED, Totals, build
 from headway.data.sources import Piece, Source, SourceFile, find_sources, pieces_of
 from headway.data.store import FORMAT, MANIFEST, VERSION, TokenStore
 from headway.data.tokenizer import Tokenizer, train_tokenizer
@@ -68,7 +68,7 @@ class PrepareReport:
             rate = self.input_bytes / 1e6 / self.seconds
             parts.append(f"{format_bytes(self.input_bytes)} in {format_seconds(self.seconds)} ({rate:.1f} MB/s)")
         left_out = {
-            "malformed documents skipped": self.skipped,
+            f"malformed documents skipped, listed in {SKIPPED}": self.skipped,
             "documents without text": self.empty_documents,
             "files of unknown format ignored": self.ignored_files,
         }
@@ -130,7 +130,8 @@ def _processes(wanted: int | str, pieces: Sequence[Piece]) -> int:
 def _warn_of_empty_files(sources: Sequence[Source]) -> None:
     empty = [str(file.path) for source in sources for file in source.files if not file.bytes]
     if empty:
-        warning(f"{len(empty)} input file(s) are empty: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}")
+        count = "an input file is" if len(empty) == 1 else f"{len(empty)} input files are"
+        warning(f"{count} empty: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}")
 
 
 def _stamps(sources: Sequence[Source]) -> list[tuple[int, int]]:

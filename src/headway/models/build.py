@@ -9,12 +9,11 @@ import torch
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.huggingface import import_model, read_model_config
+from headway.models.shape import embedding_rows
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-#: Matrix products are faster when their sides are multiples of this.
-_VOCAB_MULTIPLE = 64
 _SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim")
 
 
@@ -35,7 +34,7 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
     if config.from_pretrained is not None:
         config = _with_pretrained_shape(config)
     assert config.heads is not None and config.dim is not None
-    rows = config.vocab_size or -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+    rows = config.vocab_size or embedding_rows(vocab_size)
     if rows < vocab_size:
         raise ConfigError(
             f"the model's vocabulary of {rows:,} is smaller than the tokenizer's of {vocab_size:,}",

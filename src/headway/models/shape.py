@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from headway.config import ModelConfig
 
 
+#: Matrix products are faster when their sides are multiples of this.
+_VOCAB_MULTIPLE = 64
+
+
+def embedding_rows(vocab_size: int) -> int:
+    """Rows of the embedding for a tokenizer's vocabulary: a multiple of 64."""
+    return -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+
+
 @dataclass(frozen=True)
 class Shape:
     """Sizes of a decoder of the Llama family; all are numbers of elements or of modules."""

@@ -160,8 +160,8 @@ def _data(run: Run) -> str:
         ("Validation share", share_text(held_out / total if total else None)),
         ("Epochs so far", UNKNOWN if seen is None else f"{seen:.2f}"),
         ("Vocabulary", _count(run.vocab_size)),
-        ("Manifest", as_text(dig(run.facts, "fingerprints", "data")) or UNKNOWN),
-        ("Tokenizer", as_text(dig(run.facts, "fingerprints", "tokenizer")) or UNKNOWN),
+        ("Fingerprint", as_text(dig(run.facts, "fingerprints", "data")) or UNKNOWN),
+        ("Tokenizer fingerprint", as_text(dig(run.facts, "fingerprints", "tokenizer")) or UNKNOWN),
     ]
     return html.facts(facts) + html.table(["Split", "Source", "Documents", "Tokens"], rows, numeric=(2, 3))
 
@@ -181,7 +181,7 @@ def _model(run: Run) -> list[tuple[str, str]]:
     extra = {key: value for key, value in recorded.items() if key != "vocab_size"} if isinstance(recorded, dict) else {}
     return [
         *((key.replace("_", " ").capitalize(), _plain(value)) for key, value in extra.items()),
-        ("Preset", as_text(run.get("model.preset")) or UNKNOWN),
+        ("Preset", as_text(run.get("model.preset")) or "none"),
         ("Started from", as_text(run.get("model.from_pretrained")) or "first weights drawn from the seed"),
         ("Shape", ", ".join(told) or UNKNOWN),
         ("Sequence length", _count(run.get("train.sequence_length"))),

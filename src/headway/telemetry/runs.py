@@ -128,7 +128,7 @@ def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:
         ["wall time", *(format_seconds(s.seconds) for s in summaries)],
         ["cost", *(usd_text(s.spent_usd) for s in summaries)],
         ["attempts", *(str(s.attempts) for s in summaries)],
-        ["newest state", *(s.state_sha256[:12] if s.state_sha256 else UNKNOWN for s in summaries)],
+        ["state SHA-256", *(s.state_sha256[:12] if s.state_sha256 else UNKNOWN for s in summaries)],
     ]
 
 

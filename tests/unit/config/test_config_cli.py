@@ -37,7 +37,7 @@ def test_show_as_json() -> None:
 
 
 def test_check_says_what_a_config_comes_to() -> None:
-    length = ["train.steps=10", "train.sequence_length=256", "train.global_batch=4"]
+    length = ["train.steps=10", "train.sequence_length=256", "train.global_batch=4", "train.micro_batch=1"]
     text = run("check", str(ROOT / "configs" / "quickstart.yaml"), *length, "model.preset=30m", *VOCABULARY)
     assert "ok" in text
     assert "runs/quickstart" in text
@@ -47,7 +47,16 @@ def test_check_says_what_a_config_comes_to() -> None:
 
 def test_check_as_json() -> None:
     facts = json.loads(
-        run("check", "quickstart", "train.tokens=1M", "train.lanes=4", "model.preset=1m", *VOCABULARY, "--json")
+        run(
+            "check",
+            "quickstart",
+            "train.tokens=1M",
+            "train.lanes=4",
+            "train.micro_batch=1",
+            "model.preset=1m",
+            *VOCABULARY,
+            "--json",
+        )
     )
     assert facts["tokens"] == facts["steps"] * facts["tokens_per_step"]
     assert facts["lanes"] == 4

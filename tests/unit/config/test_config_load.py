@@ -301,7 +301,9 @@ def test_a_missing_file_a_folder_and_a_file_that_is_no_text(tmp_path: Path) -> N
     assert "built-in preset: gpu, laptop, quickstart" in str(refusal(tmp_path / "none.yaml").fix)
     error = refusal(tmp_path)
     assert "folder" in error.what
-    assert str(tmp_path / "config.yaml") in str(error.fix)
+    assert "config.yaml" not in str(error.fix)
+    (tmp_path / "config.yaml").touch()
+    assert str(tmp_path / "config.yaml") in str(refusal(tmp_path).fix)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00name")
     assert "cannot read" in refusal(tmp_path / "binary.yaml").what
 

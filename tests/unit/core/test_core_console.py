@@ -83,6 +83,13 @@ def test_progress_in_words(clock: Clock) -> None:
     assert bar.finish() == 10
 
 
+def test_progress_in_bytes_has_their_units(clock: Clock) -> None:
+    bar = started(clock, total=3 * 2**20, unit="B")
+    clock.now += 1
+    bar.advance(1536)
+    assert bar.describe() == "1.5 KiB of 3.0 MiB · 1.5 KiB/s · eta 34 m 7 s"
+
+
 def test_progress_without_an_end_has_no_eta(clock: Clock) -> None:
     bar = started(clock, unit="files")
     clock.now += 2
@@ -91,7 +98,7 @@ def test_progress_without_an_end_has_no_eta(clock: Clock) -> None:
 
 
 def test_progress_that_has_not_begun(clock: Clock) -> None:
-    assert started(clock, total=5).describe() == "0 of 5 · 0 /s"
+    assert started(clock, total=5).describe() == "0 of 5 · 0/s"
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
