@@ -33,7 +33,7 @@ NEXT = (
     ("headway runs show {run}", "the run in a few lines"),
     ("headway checkpoints list {run}", "what can be resumed from"),
     ("headway verify quickstart", "prove that kills do not change a bit"),
-    ("headway train quickstart name=longer train.steps=2000", "train for longer"),
+    ("headway train quickstart name=longer data.store={store} train.steps=4000", "train for longer"),
 )
 
 
@@ -56,7 +56,7 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     train(config)
     _after_training(config)
     print("\nDone. What you may want next:\n")
-    commands = [command.format(run=config.run_directory) for command, _ in NEXT]
+    commands = [command.format(run=config.run_directory, store=config.data.store) for command, _ in NEXT]
     width = max(map(len, commands))
     for command, (_, purpose) in zip(commands, NEXT, strict=True):
         print(f"  {command.ljust(width)}  {purpose}")
