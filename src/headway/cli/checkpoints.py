@@ -79,7 +79,7 @@ def verify(
     damaged = [str(result.path) for result in results if not result.good]
     if damaged:
         raise CheckpointError(
-            f"{len(damaged)} of {len(results)} checkpoints are damaged",
+            f"damaged checkpoints: {len(damaged)} of {len(results)}",
             where=", ".join(damaged),
             fix="restore them from a copy; training goes on from the newest good one by itself",
         )

@@ -72,7 +72,10 @@ for _verb in VERBS:
 def main() -> None:
     """Entry point; deliberate errors become three lines and an exit code, never a traceback."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except HeadwayError as error:
         print(error.render(), file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
@@ -82,4 +85,4 @@ def main() -> None:
     except BrokenPipeError:
         # `headway ... | head`: the reader has had enough. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        sys.exit(1)

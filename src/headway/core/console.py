@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -66,8 +66,7 @@ def show_live(text: str) -> None:
     global _live
     if is_first_worker() and sys.stderr.isatty() and (text or _live):
         _live = text
-        sys.stderr.write(_CLEAR + _fitted(text))
-        sys.stderr.flush()
+        _write(_CLEAR + _fitted(text))
 
 
 def _fitted(text: str) -> str:
@@ -78,9 +77,15 @@ def _fitted(text: str) -> str:
 
 def _say(text: str) -> None:
     # One write, so that a notice from another thread does not end up inside the live line.
-    sys.stderr.write(f"{_CLEAR}{text}\n{_fitted(_live)}" if _live else f"{text}\n")
-    sys.stderr.flush()
+    _write(f"{_CLEAR}{text}\n{_fitted(_live)}" if _live else f"{text}\n")
     write_log(text)
+
+
+def _write(text: str) -> None:
+    # A run does not end because its onlooker did (`headway train 2>&1 | head`).
+    with suppress(BrokenPipeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 @dataclass

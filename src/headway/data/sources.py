@@ -165,7 +165,9 @@ def _size(path: Path) -> int:
         with path.open("rb"):
             return path.stat().st_size
     except OSError as error:
-        raise DataError(f"an input file cannot be read: {error.strerror}", where=str(path)) from None
+        raise DataError(
+            f"an input file cannot be read: {error.strerror}", where=str(path), fix="make it readable, or leave it out"
+        ) from None
 
 
 def _unique_name(config: SourceConfig, taken: set[str]) -> str:
@@ -252,7 +254,9 @@ def open_parquet(path: Path) -> Any:
     try:
         return parquet.ParquetFile(path)
     except (arrow.ArrowException, OSError) as error:
-        raise DataError(f"not a readable Parquet file: {error}", where=str(path)) from None
+        raise DataError(
+            f"not a readable Parquet file: {error}", where=str(path), fix="repair it, or leave it out of data.sources"
+        ) from None
 
 
 def _check_column(schema: Any, column: str, path: Path) -> None:

@@ -51,6 +51,17 @@ def test_results_stay_alone_on_standard_output(capsys: pytest.CaptureFixture[str
     assert err == "hello\nwarning: careful\n"
 
 
+def test_an_onlooker_who_leaves_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with console.log_to(tmp_path / "run.log"):
+        console.notice("still here")
+    assert (tmp_path / "run.log").read_text() == "still here\n"
+
+
 def test_only_the_first_worker_talks_but_all_may_warn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,216 @@
+"""Mistakes as people make them, on the command line: what is said, the exit code, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import headway, state_hash, write_config, write_corpus
+
+from headway.supervise.ownership import OwnerLock
+
+SOUND = "".join(json.dumps({"text": f"{number}: red green blue stone " * 9}) + "\n" for number in range(20))
+LINES = SOUND.splitlines(keepends=True)
+
+
+def with_line(number: int, line: str) -> bytes:
+    """A sound file with one line replaced."""
+    return "".join([*LINES[: number - 1], line + "\n", *LINES[number:]]).encode(errors="surrogateescape")
+
+
+def refused(*arguments: Any, code: int, says: str, where: str = "", **options: Any) -> str:
+    """Run a command that must fail: with this code, three clear lines, no traceback and nothing on standard output."""
+    result = headway(*arguments, **options)
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "error: " in result.stderr and "  fix:   " in result.stderr
+    assert says in result.stderr
+    assert where in result.stderr.split("  where: ")[1].splitlines()[0]
+    assert result.stdout == ""
+    return result.stderr
+
+
+def succeeded(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    result = headway(*arguments, **options)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a config, a prepared store and a finished run."""
+    folder = tmp_path_factory.mktemp("user")
+    write_corpus(folder)
+    config = write_config(folder)
+    succeeded("data", "prepare", config)
+    succeeded("train", config)
+    return folder
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says", "where"),
+    [
+        ("empty.txt", b"", "no text", "empty.txt"),
+        ("latin.txt", "Stra\xdfe".encode("latin-1"), "not valid UTF-8: byte 0xdf at offset 4", "latin.txt"),
+        ("broken.jsonl", with_line(7, '{"text": "never ends'), "not valid JSON", "broken.jsonl:7"),
+        ("bytes.jsonl", with_line(4, '{"text": "\udcff"}'), "not valid UTF-8: byte 0xff", "bytes.jsonl:4"),
+        ("field.jsonl", with_line(5, '{"txt": "x"}'), "no field 'text'; there are: txt", "field.jsonl:5"),
+        ("null.jsonl", with_line(2, '{"text": null}'), "holds null, not text", "null.jsonl:2"),
+        ("long.jsonl", b'{"text": "' + b"x" * 100_000_000 + b"\n", "not valid JSON", "long.jsonl:1"),
+        ("cut.jsonl.gz", b"\x1f\x8b\x08\x00", "cannot be read", "cut.jsonl.gz"),
+        ("other.csv", b"id,body\n1,x\n", "no field 'text'; there are: body, id", "other.csv:1"),
+        ("not.parquet", b"PAR1", "not a readable Parquet file", "not.parquet"),
+        ("picture.png", b"\x89PNG", "no known format", "picture.png"),
+        ("missing.jsonl", None, "no such file", "missing.jsonl"),
+    ],
+)
+def test_text_that_cannot_be_used(place: Path, name: str, content: bytes | None, says: str, where: str) -> None:
+    path = place / name
+    if content is not None:
+        path.write_bytes(content)
+    before = (place / "store" / "manifest.json").read_bytes()
+    prepare = ["data", "prepare", place / "config.yaml", f"data.sources={path}"]
+    refused(*prepare, code=3, says=says, where=where)
+    assert (place / "store" / "manifest.json").read_bytes() == before
+    assert not [item for item in place.iterdir() if item.name.startswith(".")]  # nothing half-made is left
+
+
+def test_malformed_documents_can_be_skipped_and_are_listed(place: Path) -> None:
+    path = place / "mixed.jsonl"
+    long_but_sound = json.dumps({"text": "short", "page": "x" * 10**8}) + "\n"
+    path.write_bytes(with_line(7, '{"text": "never ends') + b'{"txt": 1}\n' + long_but_sound.encode())
+    store = place / "skipped"
+    settings = [f"data.sources={path}", f"data.store={store}", "data.bad_documents=skip"]
+    result = succeeded("data", "prepare", place / "config.yaml", *settings)
+    assert "20 documents" in result.stdout
+    assert "2 malformed documents skipped, listed in skipped.jsonl" in result.stdout
+    listed = [json.loads(line) for line in (store / "skipped.jsonl").read_text().splitlines()]
+    assert [record["where"] for record in listed] == [f"{path}:7", f"{path}:21"]
+    assert json.loads(succeeded("data", "inspect", store, "--json").stdout)["sources"][0]["skipped"] == 2
+
+
+# Config and usage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("train.stepz=3", "did you mean train.steps?"),
+        ("train.steps=many", "valid integer (given: 'many')"),
+        ("model.heads=3", "not divisible by heads"),
+        ("train.steps", "key.path=value"),
+    ],
+)
+def test_a_config_that_is_wrong(place: Path, override: str, says: str) -> None:
+    refused("train", place / "config.yaml", override, code=2, says=says, where=override)
+
+
+def test_a_config_file_with_several_mistakes_names_each_line(place: Path) -> None:
+    path = place / "typos.yaml"
+    path.write_text("base: config.yaml\nnmae: x\ntrain:\n  stesp: 3\n")
+    result = headway("config", "check", path)
+    assert result.returncode == 2
+    assert f"{path}:2" in result.stderr and "did you mean name?" in result.stderr
+    assert f"{path}:4" in result.stderr and "did you mean train.steps?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["bogus"], ["train"], ["train", "--bogus", "x"], ["eval", "x", "--rows", "0"], ["eval", "x", "--split", "test"]],
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    result = headway(*arguments)
+    assert result.returncode == 2
+    assert "Usage:" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_missing_config_and_a_missing_store(place: Path) -> None:
+    refused("train", place / "nothing.yaml", code=2, says="no such config file", where="nothing.yaml")
+    refused("train", place / "config.yaml", "data.store=nowhere", "name=x", code=3, says="no token store")
+    assert not (place / "runs" / "x").exists()
+
+
+@pytest.mark.parametrize("verb", [["runs", "show"], ["report"], ["checkpoints", "list"]])
+def test_a_run_that_is_not_there(place: Path, verb: list[str]) -> None:
+    refused(*verb, place / "runs" / "nothing", code=4, says="nothing", where="runs/nothing")
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_during_a_checkpoint_loses_nothing(place: Path) -> None:
+    train = ["train", place / "config.yaml", "name=full"]
+    says = "the checkpoint of step 4 cannot be written: No space left on device"
+    stderr = refused(*train, code=4, says=says, where="full/checkpoints", faults="enospc@checkpoint.shard:2")
+    assert "the checkpoint of step 2 is untouched" in stderr
+    assert "step-00000002" in succeeded(*train).stderr
+    assert state_hash(place / "runs" / "full") == state_hash(place / "runs" / "tiny")
+
+
+def test_a_run_that_is_in_use_is_left_alone(place: Path) -> None:
+    run = place / "runs" / "tiny"
+    before = state_hash(run)
+    lock = OwnerLock.take(run)
+    try:
+        refused("train", place / "config.yaml", code=4, says="the run is in use by", where=str(run))
+        refused("train", place / "config.yaml", "--restart", code=4, says="the run is in use by", where=str(run))
+    finally:
+        lock.release()
+    assert state_hash(run) == before
+
+
+def test_a_step_that_was_not_saved_and_a_damaged_checkpoint(place: Path) -> None:
+    run = place / "damaged"
+    shutil.copytree(place / "runs" / "tiny", run)
+    refused("eval", run, "--step", "3", code=4, says="no checkpoint of step 3", where="damaged/checkpoints")
+    (run / "checkpoints" / "step-00000010" / "shard-00000.safetensors").write_bytes(b"")
+    result = headway("checkpoints", "verify", run)
+    assert result.returncode == 4 and "step-00000010: damaged" in result.stdout
+    assert "passing over" in succeeded("export", run).stderr
+
+
+@pytest.mark.parametrize("verb", [["report", "-o"], ["export"]])
+def test_a_result_that_cannot_be_written(place: Path, verb: list[str]) -> None:
+    options = [verb[0], place / "runs" / "tiny", *verb[1:]]
+    taken = place / "store"
+    before = sorted(taken.iterdir())
+    refused(*options, taken, code=2, says="", where="store")
+    assert sorted(taken.iterdir()) == before
+
+
+def test_prompts_that_cannot_be_used(place: Path) -> None:
+    run = place / "runs" / "tiny"
+    refused("generate", run, "--prompt", "\udcff", code=2, says="not valid UTF-8", where="--prompt")
+    refused("generate", run, "--prompt", "red " * 3000, code=2, says="more than the model's 2,048 positions")
+
+
+def test_a_reader_that_has_enough(place: Path) -> None:
+    command = [sys.executable, "-m", "headway", "generate", str(place / "runs" / "tiny"), "-n", "400", "-p", "red"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.read(3) == b"red"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", "check", "config.yaml"],
+        ["tokenizer", "inspect", "store"],
+        ["runs", "list", "runs"],
+        ["runs", "show", "runs/tiny"],
+        ["eval", "runs/tiny"],
+    ],
+)
+def test_json_stands_alone_on_standard_output(place: Path, arguments: list[str]) -> None:
+    assert json.loads(succeeded(*arguments, "--json", cwd=place).stdout)
