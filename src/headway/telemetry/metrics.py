@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import CheckpointError
-from headway.core.files import ends_with_newline, read_json_lines
+from headway.core.files import ends_with_newline, parse_json_lines, read_json_lines
 
 FILE_NAME = "metrics.jsonl"
 
@@ -216,10 +216,4 @@ def _tail(path: Path) -> Iterator[dict[str, Any]]:
         file.seek(start)
         lines = file.read().splitlines()
     # The first line is cut off, unless the file is short.
-    for line in lines[1:] if start else lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+    yield from parse_json_lines(lines[1:] if start else lines)
