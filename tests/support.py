@@ -84,3 +84,9 @@ def manifest(run: Path, step: int | None = None) -> dict[str, Any]:
 def state_hash(run: Path, step: int | None = None) -> str:
     """SHA-256 over weights, moments and cursor of a checkpoint."""
     return str(manifest(run, step)["state_sha256"])
+
+
+def store_contents(folder: Path) -> dict[str, bytes]:
+    """The files of a token store, without what only preparation needs."""
+    names = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+    return {name: file.read_bytes() for name, file in names.items() if not name.startswith(".work/")}

@@ -15,7 +15,7 @@ STEPS = 50
 def test_losses_agree_with_a_plain_transformers_loop(tiny: Callable[..., Path], tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
-    from headway.data.feed import TokenFeed
+    from headway.data.feeding.feed import TokenFeed
     from headway.data.store import TokenStore
     from headway.models.build import build_model
     from headway.models.huggingface import export_model

@@ -14,19 +14,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.support import store_contents
 
 # PIECE_BYTES is lowered so that a small corpus has many pieces; spawned workers read what the parent cut.
 SCRIPT = """
 import sys
 from headway.config.schema import DataConfig
 from headway.core.errors import HeadwayError
-from headway.data import sources
-from headway.data.prepare import prepare
+from headway.data.reading import sources
+from headway.data.preparing.prepare import prepare
 
 sources.PIECE_BYTES = 3000
 if __name__ == "__main__":
     data = DataConfig.model_validate(
-        {"sources": "corpus.jsonl", "store": "store", "shard_tokens": 1000, "tokenizer": {"vocab_size": 300}}
+        {"sources": "corpus.jsonl", "store": "store", "shard_bytes": 3000, "tokenizer": {"vocab_size": 300}}
     )
     try:
         prepare(data, workers=int(sys.argv[1]))
@@ -56,10 +57,6 @@ def prepare(
     )
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 def hidden(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
@@ -70,10 +67,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("reference")
     write_corpus(folder, "rivers")
     assert prepare(folder).returncode == 0
-    return contents(folder / "store")
+    return store_contents(folder / "store")
 
 
-@pytest.mark.parametrize("point", ["data.shard:2", "data.piece:5", "data.publish"])
+@pytest.mark.parametrize("point", ["data.shard:2", "data.piece:5", "data.unit", "data.publish", "data.published"])
 @pytest.mark.parametrize("existing", [False, True])
 def test_killed_preparation_is_made_good_by_the_same_command(
     tmp_path: Path, reference: dict[str, bytes], point: str, existing: bool
@@ -81,28 +78,31 @@ def test_killed_preparation_is_made_good_by_the_same_command(
     if existing:
         write_corpus(tmp_path, "mountains")
         assert prepare(tmp_path).returncode == 0
-    before = contents(tmp_path / "store")
+    before = store_contents(tmp_path / "store")
     write_corpus(tmp_path, "rivers")
     assert prepare(tmp_path, f"kill@{point}").returncode == -signal.SIGKILL
-    assert ".store.preparing" in hidden(tmp_path)
-    if point != "data.publish":
-        assert contents(tmp_path / "store") == before
+    if point == "data.published":
+        # Everything is done but clearing away what was there before.
+        assert store_contents(tmp_path / "store") == reference and hidden(tmp_path) in ([], [".store.replaced"])
+    elif point != "data.publish":
+        assert ".store.preparing" in hidden(tmp_path)
+        assert store_contents(tmp_path / "store") == before
     assert prepare(tmp_path).returncode == 0
-    assert contents(tmp_path / "store") == reference
+    assert store_contents(tmp_path / "store") == reference
     assert hidden(tmp_path) == []
 
 
 def test_a_store_that_stepped_aside_is_put_back_before_anything_can_fail(tmp_path: Path) -> None:
     write_corpus(tmp_path, "mountains")
     assert prepare(tmp_path).returncode == 0
-    before = contents(tmp_path / "store")
+    before = store_contents(tmp_path / "store")
     write_corpus(tmp_path, "rivers")
     assert prepare(tmp_path, "kill@data.publish").returncode == -signal.SIGKILL
     assert not (tmp_path / "store").exists()
     with (tmp_path / "corpus.jsonl").open("a") as file:
         file.write("\nbroken")
     assert prepare(tmp_path).returncode == 3
-    assert contents(tmp_path / "store") == before
+    assert store_contents(tmp_path / "store") == before
 
 
 def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, reference: dict[str, bytes]) -> None:
@@ -123,7 +123,7 @@ def test_full_disk_is_said_and_harms_nothing(tmp_path: Path, kind: str, existing
     if existing:
         write_corpus(tmp_path, "mountains")
         assert prepare(tmp_path).returncode == 0
-    before = contents(tmp_path / "store")
+    before = store_contents(tmp_path / "store")
     write_corpus(tmp_path, "rivers")
 
     def limit_file_size() -> None:
@@ -136,5 +136,5 @@ def test_full_disk_is_said_and_harms_nothing(tmp_path: Path, kind: str, existing
     assert result.returncode == 3, result.stderr
     assert "the token store cannot be written" in result.stderr
     assert "where: store" in result.stderr and "data.store" in result.stderr
-    assert contents(tmp_path / "store") == before
+    assert store_contents(tmp_path / "store") == before
     assert hidden(tmp_path) == []

@@ -52,11 +52,11 @@ def as_utf8(text: str, where: str) -> str:
     return text
 
 
-def load(path: Path, overrides: list[str] | None) -> Config:
-    """The resolved config behind a verb's arguments."""
+def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Config:
+    """The resolved config behind a verb's arguments; a verb that does not train needs no `train.steps`."""
     from headway.config import load_config
 
-    return load_config(path, overrides or [])
+    return load_config(path, overrides or [], trains=trains)
 
 
 def print_json(value: Any) -> None:

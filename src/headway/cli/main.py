@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -25,6 +26,7 @@ VERBS = (
     "export",
     "checkpoints",
     "runs",
+    "ledger",
     "report",
     "verify",
 )
@@ -71,10 +73,13 @@ for _verb in VERBS:
 
 def main() -> None:
     """Entry point; deliberate errors become three lines and an exit code, never a traceback."""
+    # What is imported stays: looking through it for garbage again and again would take a tenth of a short command.
+    gc.set_threshold(100_000, 20, 20)
     try:
         try:
             app()
         finally:
+            gc.freeze()
             sys.stdout.flush()
     except HeadwayError as error:
         print(error.render(), file=sys.stderr, flush=True)

@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def quickstart(overrides: OverridesArgument = None) -> None:
     """The verb."""
     from headway.config import load_config
-    from headway.data.prepare import prepare
+    from headway.data.preparing.prepare import prepare
 
     config = load_config("quickstart", overrides or [])
     _stage(1, "preparing text")

@@ -1,4 +1,4 @@
-"""`headway tokenizer`: train a vocabulary, and look into one."""
+"""`headway tokenizer`: train a vocabulary, look into one, and compare several."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import typer
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
 
 if TYPE_CHECKING:
-    from headway.data.tokenizer import Tokenizer
+    from headway.config.data import DataConfig
+    from headway.data.tokenizing.statistics import TokenizerFigures
+    from headway.data.tokenizing.tokenizer import Tokenizer
 
-tokenizer = typer.Typer(no_args_is_help=True, help="Train a tokenizer, and look into one.")
+tokenizer = typer.Typer(no_args_is_help=True, help="Train a tokenizer, look into one, and compare several.")
 
 _SAMPLE_BYTES = 1_000_000
 
@@ -33,14 +35,15 @@ def train(
     [bold]Examples[/bold]
 
     headway tokenizer train run.yaml data.tokenizer.vocab_size=32768 --output tokenizers/code-32k
-    """
-    from headway.data.sources import find_sources
-    from headway.data.tokenizer import train_tokenizer
 
-    settings = load(config, overrides).data
-    trained = train_tokenizer(
-        find_sources(settings.sources), settings.tokenizer.vocab_size, settings.tokenizer.training_bytes
-    )
+    headway tokenizer train run.yaml data.tokenizer.pattern=llama3 -o tokenizers/llama3-pattern
+    """
+    from headway.data.reading.sources import find_sources
+    from headway.data.tokenizing.train import train_tokenizer
+
+    settings = load(config, overrides, trains=False).data
+    wanted = settings.tokenizer
+    trained = train_tokenizer(find_sources(settings.sources), wanted.vocab_size, wanted.training_bytes, wanted.pattern)
     with writing(output):
         trained.save(output)
     facts = _facts(trained, str(output))
@@ -56,7 +59,7 @@ def inspect(
         Path,
         typer.Argument(
             metavar="PATH|CONFIG",
-            help="A tokenizer.json, a folder with one, a token store, or YAML file of a run.",
+            help="A tokenizer (tokenizer.json, .model, .tiktoken, a folder, a token store), or YAML file of a run.",
             show_default=False,
         ),
     ],
@@ -69,17 +72,22 @@ def inspect(
     [bold]Examples[/bold]
 
     headway tokenizer inspect data/quickstart --text "def main():"
+
+    headway tokenizer inspect tokenizer.model
+
     headway tokenizer inspect run.yaml
     """
-    from headway.data.sources import find_sources
-    from headway.data.tokenizer import Tokenizer, sample_text
+    from headway.data.reading.sources import find_sources
+    from headway.data.tokenizing.tokenizer import Tokenizer
+    from headway.data.tokenizing.train import sample_text
 
     sample = [as_utf8(text, "--text")] if text is not None else []
-    if not path.is_dir() and path.suffix != ".json":
-        settings = load(path, overrides).data
+    if not path.is_dir() and path.suffix in (".yaml", ".yml"):
+        settings = load(path, overrides, trains=False).data
         sample = sample or list(sample_text(find_sources(settings.sources), _SAMPLE_BYTES))
-        path = settings.tokenizer.path or settings.store
-    loaded = Tokenizer.load(path)
+        loaded, path = _own(settings)
+    else:
+        loaded = Tokenizer.load(path)
     facts = _facts(loaded, str(path)) | _measured(loaded, sample)
     if text is not None:
         facts["tokens"] = [[number, loaded.decode([number])] for number in loaded.encode_batch([text])[0]]
@@ -87,6 +95,79 @@ def inspect(
         print_json(facts)
     else:
         _print_facts(facts)
+
+
+@tokenizer.command()
+def compare(
+    config: ConfigArgument,
+    tokenizers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PATH|KEY=VALUE",
+            help="Tokenizers: files or folders of any format, token stores; and overrides. "
+            "The config's own one when no tokenizer is given.",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[str, typer.Option("--sample", help="Text to look at, an equal share from each source.")] = "4 MB",
+    json: JsonOption = False,
+) -> None:
+    """Compare tokenizers on a config's sources: tokens, fertility, what they do not know or use, speed, what is lost.
+
+    [bold]Examples[/bold]
+
+    headway tokenizer compare run.yaml
+
+    headway tokenizer compare run.yaml tokenizers/ours-32k tokenizer.model cl100k_base.tiktoken
+
+    headway tokenizer compare run.yaml data/first data/second --sample "20 MB" --json
+    """
+    from headway.data.reading.sources import find_sources
+    from headway.data.tokenizing.statistics import measure
+    from headway.data.tokenizing.tokenizer import Tokenizer
+    from headway.data.tokenizing.train import sample_text
+
+    overrides, paths = _sorted_arguments(tokenizers or [])
+    settings = load(config, overrides, trains=False).data
+    sources = find_sources(settings.sources)
+    share = _bytes(sample) // len(sources)
+    samples = {source.name: list(sample_text([source], share)) for source in sources}
+    loaded = [(str(path), Tokenizer.load(path, settings.tokenizer.pattern)) for path in paths]
+    if not loaded:
+        own, path = _own(settings)
+        loaded = [(str(path), own)]
+    special = settings.tokenizer.special_tokens_in_text
+    results = [(name, measure(one, samples, special_tokens_in_text=special)) for name, one in loaded]
+    if json:
+        print_json([{"tokenizer": name, **figures.to_json()} for name, figures in results])
+    else:
+        _print_comparison(results)
+
+
+def _sorted_arguments(arguments: list[str]) -> tuple[list[str], list[Path]]:
+    """Overrides, and paths: whatever exists, or has no `=`."""
+    paths = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
+    return [argument for argument in arguments if argument not in paths], [Path(path) for path in paths]
+
+
+def _bytes(text: str) -> int:
+    from pydantic import TypeAdapter, ValidationError
+
+    from headway.config.units import Bytes
+    from headway.core.errors import ConfigError
+
+    try:
+        return max(1, int(TypeAdapter(Bytes).validate_python(text)))
+    except ValidationError as error:
+        raise ConfigError(str(error.errors()[0]["msg"]), where="--sample", fix='give for example "4 MB"') from None
+
+
+def _own(settings: DataConfig) -> tuple[Tokenizer, Path]:
+    """A config's tokenizer, and where it is: the given one, or that of its store."""
+    from headway.data.tokenizing.tokenizer import Tokenizer
+
+    path = settings.tokenizer.path or settings.store
+    return Tokenizer.load(path, settings.tokenizer.pattern), path
 
 
 def _facts(loaded: Tokenizer, where: str) -> dict[str, Any]:
@@ -106,16 +187,48 @@ def _measured(loaded: Tokenizer, texts: list[str]) -> dict[str, Any]:
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
-    special = ", ".join(f"{token} ({number})" for token, number in facts["special_tokens"].items())
+    special = [f"{token} ({number})" for token, number in facts["special_tokens"].items()]
+    more = f", and {len(special) - 10:,} more" if len(special) > 10 else ""
     print(f"tokenizer        {facts['tokenizer']}")
     print(f"vocabulary       {facts['vocab_size']:,} token ids")
     print(f"end of text      {facts['end_of_text']}")
-    print(f"special tokens   {special or 'none'}")
+    print(f"special tokens   {', '.join(special[:10]) or 'none'}{more}")
     print(f"fingerprint      {facts['fingerprint']}")
     if "bytes_per_token" in facts:
         print(f"bytes per token  {facts['bytes_per_token']:.2f} on {facts['sample_bytes']:,} bytes")
     if "tokens" in facts:
         print("tokens           " + " ".join(f"{number}:{text!r}" for number, text in facts["tokens"]))
+
+
+def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
+    from headway.cli.common import print_table
+
+    rows = []
+    for name, figures in results:
+        parts = {**figures.sources, **({"all": figures.total} if len(figures.sources) > 1 else {})}
+        for source, part in parts.items():
+            unknown = f"{part.unknown / part.tokens:.3%}" if part.tokens else "n/a"
+            rates = [f"{rate:.3f}" if rate is not None else "n/a" for rate in (part.bytes_per_token, part.fertility)]
+            rows.append([name, source, f"{part.text_bytes:,}", f"{part.tokens:,}", *rates, unknown])
+    headers = ["tokenizer", "source", "bytes", "tokens", "bytes/token", "tokens/word", "unknown"]
+    print_table(headers, rows, numeric=range(2, 7))
+    print()
+    rows = [
+        [
+            name,
+            f"{figures.vocab_size:,}",
+            f"{figures.unused:,} ({figures.unused / figures.vocab_size:.0%})",
+            figures.encoder,
+            f"{figures.tokens_per_second / 1e6:.1f}M",
+            f"{figures.round_trips:,} of {figures.round_trips_tried:,}",
+        ]
+        for name, figures in results
+    ]
+    headers = ["tokenizer", "vocabulary", "unused here", "encoder", "tokens/s", "texts that come back"]
+    print_table(headers, rows, numeric=(1, 2, 4, 5))
+    for name, figures in results:
+        if figures.lost is not None:
+            print(f"\n{name} does not give back {figures.lost!r}...")
 
 
 def register(app: typer.Typer) -> None:

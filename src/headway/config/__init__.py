@@ -1,20 +1,18 @@
 """What a run is: the schema, how it is read, and what follows from it."""
 
+from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceConfig, StageConfig, TokenizerConfig
 from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, override
 from headway.config.schema import (
     CheckpointConfig,
     Config,
-    DataConfig,
     EvaluationConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
     ScheduleConfig,
-    SourceConfig,
     TelemetryConfig,
-    TokenizerConfig,
     TrainConfig,
 )
 from headway.config.shapes import SHAPES
@@ -25,14 +23,17 @@ __all__ = [
     "CheckpointConfig",
     "Config",
     "DataConfig",
+    "DedupConfig",
     "EvaluationConfig",
     "Interval",
     "LaneGrid",
+    "MixtureConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
     "ScheduleConfig",
     "SourceConfig",
+    "StageConfig",
     "TelemetryConfig",
     "TokenizerConfig",
     "TrainConfig",

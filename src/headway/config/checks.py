@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from headway.config.lanes import resolve_lanes
+from headway.config.data import named_sources
+from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +22,13 @@ REFERENCE = "see docs/config-reference.md"
 
 def find_problems(config: Config) -> list[ConfigError]:
     """Everything that contradicts itself across sections; empty when all is well."""
-    return [*_training_length(config), *_sequence_length(config), *_source_names(config), *_workers(config)]
+    return [
+        *_training_length(config),
+        *_sequence_length(config),
+        *_source_names(config),
+        *_stages(config),
+        *_workers(config),
+    ]
 
 
 def combined(problems: Sequence[ConfigError], place_of: Callable[[str], str] | None = None) -> ConfigError:
@@ -68,6 +76,43 @@ def _source_names(config: Config) -> Iterator[ConfigError]:
         yield ConfigError(
             f"{times[name]} sources are named '{name}'", where=", ".join(keys), fix="give each a name of its own"
         )
+
+
+def _stages(config: Config) -> Iterator[ConfigError]:
+    train, before = config.train, -1
+    steps = train.steps or -(-(train.tokens or 0) // train.tokens_per_step)
+    for number, stage in enumerate(config.data.mixture.stages):
+        key, first = f"data.mixture.stages.{number}", stage.first_step(steps, train.tokens_per_step)
+        if first <= before:
+            yield ConfigError(
+                f"a stage that begins at step {first:,} comes after one that begins at step {before:,}",
+                where=f"{key}.start",
+                fix="put the stages in the order of their starts, each at a step of its own",
+            )
+        before = first
+        if stage.weights is not None:
+            yield from _stage_weights(config, stage.weights, f"{key}.weights")
+        if stage.sequence_length and train.sequence_length % stage.sequence_length:
+            near = nearest(stage.sequence_length, divisors(train.sequence_length))
+            yield ConfigError(
+                f"rows of {train.sequence_length} tokens cannot be cut into rows of {stage.sequence_length}",
+                where=f"{key}.sequence_length, train.sequence_length",
+                fix=f"sequence_length: {near}",
+            )
+
+
+def _stage_weights(config: Config, weights: dict[str, float], key: str) -> Iterator[ConfigError]:
+    names = [str(source.name) for source in named_sources(config.data.sources)]
+    for name in (name for name in weights if name not in names):
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        yield ConfigError(f"there is no source '{name}'", where=key, fix=f"{hint}known sources: {', '.join(names)}")
+    missing = [name for name in names if name not in weights]
+    if missing:
+        what = f"a stage has weights, but none for: {', '.join(missing)}"
+        yield ConfigError(what, where=key, fix=f"add {', '.join(f'{name}: 0' for name in missing)}")
+    if not any(weights.values()):
+        yield ConfigError("a stage has no source with a weight", where=key, fix="give one a weight above 0")
 
 
 def _workers(config: Config) -> Iterator[ConfigError]:

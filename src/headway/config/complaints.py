@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from headway.config.document import Entry
+from headway.config.reference import sections_of
 from headway.config.schema import Config
 from headway.core.errors import ConfigError
 
@@ -26,9 +27,8 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[st
     """Dotted names of all keys of the schema, sections included."""
     for name, info in model.model_fields.items():
         yield prefix + name
-        for kind in (info.annotation, *get_args(info.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from known_keys(kind, f"{prefix}{name}.")
+        for kind in sections_of(info.annotation):
+            yield from known_keys(kind, f"{prefix}{name}.")
 
 
 def _key_of(tree: Entry, detail: Mapping[str, Any]) -> str:
@@ -37,7 +37,7 @@ def _key_of(tree: Entry, detail: Mapping[str, Any]) -> str:
     for part in detail["loc"]:
         below = entry.child(part)
         if below is None:
-            break
+            continue
         entry = below
         key.append(str(part))
     if detail["type"] == "missing":
@@ -52,6 +52,15 @@ def _complaint(key: str, details: list[Mapping[str, Any]]) -> ConfigError:
     if kind == "conflict":
         keys = [f"{key}.{name}" for name in context["keys"]] or [key]
         return ConfigError(f"{key}: {context['text']}", where=", ".join(keys))
+    if kind == "union_tag_invalid":
+        names = re.findall(r"'([^']*)'", context["expected_tags"])
+        near = difflib.get_close_matches(context["tag"], names, n=1)
+        nearest = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
+        name = context["discriminator"].strip("'")
+        return ConfigError(f"{key}: there is no {name} '{context['tag']}'", where=key, fix=nearest)
+    if kind == "union_tag_not_found":
+        name = context["discriminator"].strip("'")
+        return ConfigError(f"{key}: '{name}' is missing, which says what this is", where=key, fix=f"give {key}.{name}")
     if kind == "missing":
         return ConfigError(f"{key} is missing", where=key, fix=f"give {key}")
     given = details[0]["input"]

@@ -43,7 +43,7 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
         raise ConfigError(
             f"{lanes} lanes cannot be shared evenly by {workers} workers",
             where="train.lanes, parallel.workers",
-            fix=f"parallel.workers={_nearest(workers, _divisors(lanes))}"
+            fix=f"parallel.workers={nearest(workers, divisors(lanes))}"
             + "".join(f", or train.lanes={n}" for n in _lane_choices(rows, workers, elastic, near=lanes)),
         )
     per_lane = rows // lanes
@@ -52,7 +52,7 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
         raise ConfigError(
             f"a lane of {per_lane} rows cannot be cut into micro-batches of {micro_batch} rows",
             where="train.micro_batch, train.lanes, train.global_batch",
-            fix=f"train.micro_batch={_nearest(micro_batch, _divisors(per_lane))}",
+            fix=f"train.micro_batch={nearest(micro_batch, divisors(per_lane))}",
         )
     return LaneGrid(lanes, per_lane // micro_batch, micro_batch)
 
@@ -77,7 +77,7 @@ def _lanes(config: Config, workers: int, rows: int) -> int:
             raise ConfigError(
                 f"a global batch of {rows} rows cannot be shared evenly by {workers} workers",
                 where="train.global_batch, parallel.workers",
-                fix=f"parallel.workers={_nearest(workers, _divisors(rows))},"
+                fix=f"parallel.workers={nearest(workers, divisors(rows))},"
                 f" or train.global_batch={_nearest_multiple(rows, workers)}",
             )
         return workers
@@ -100,19 +100,21 @@ def _lanes(config: Config, workers: int, rows: int) -> int:
 
 def _lane_choices(rows: int, workers: int, elastic: bool, near: int) -> list[int]:
     """The nearest number of lanes that would do; none if there is no such number."""
-    choices = [n for n in _divisors(rows) if n % workers == 0 and (not elastic or _is_power_of_two(n))]
-    return [_nearest(near, choices)] if choices else []
+    choices = [n for n in divisors(rows) if n % workers == 0 and (not elastic or _is_power_of_two(n))]
+    return [nearest(near, choices)] if choices else []
 
 
 def _is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """All divisors, rising."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _nearest(wanted: int, choices: Iterable[int]) -> int:
+def nearest(wanted: int, choices: Iterable[int]) -> int:
+    """The choice that is closest to what was wanted; the smaller of two."""
     return min(choices, key=lambda n: (abs(n - wanted), n))
 
 

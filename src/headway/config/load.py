@@ -28,17 +28,21 @@ _REPLACES = {
 }
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, trains: bool = True) -> Config:
     """Read a config, merge what it is based on, apply overrides, check everything, and fill in what follows.
 
     Args:
         path: A YAML file, or the name of a built-in preset.
         overrides: `key.path=value` strings with YAML values; later ones win.
+        trains: It has to say how long to train; without that, `train.steps` is 1 where it does not.
 
     Raises:
         ConfigError: with every problem found, the places, and the nearest known keys.
     """
-    return _validated(_with_overrides(_read(_find(str(path), None), ()), overrides))
+    tree = _with_overrides(_read(_find(str(path), None), ()), overrides)
+    if not trains and not (_has(tree, "train.steps") or _has(tree, "train.tokens")):
+        tree = _with_overrides(tree, ["train.steps=1"])
+    return _validated(tree)
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
@@ -125,7 +129,8 @@ def _with_overrides(tree: Entry, overrides: Sequence[str]) -> Entry:
     parsed = [_parse_override(text) for text in overrides]
     _make_room(tree, (key for key, value in parsed if key in _REPLACES and value.value is not None))
     for key, value in parsed:
-        _expand_sources(tree)
+        _expand(tree, "sources", "path")
+        _expand(tree, "clean", "step")
         _set(tree, key, value)
     return tree
 
@@ -164,14 +169,14 @@ def _put(entry: Entry, part: str, value: Entry, key: str) -> None:
         )
 
 
-def _expand_sources(tree: Entry) -> None:
+def _expand(tree: Entry, name: str, key: str) -> None:
     """Write `sources: a.jsonl` out as `sources: [{path: a.jsonl}]`, so that overrides can reach into it."""
     data = tree.child("data")
-    sources = data.child("sources") if data else None
-    if sources is None or sources.value is None:
+    given = data.child(name) if data else None
+    if given is None or given.value is None:
         return
-    items = sources.value if isinstance(sources.value, list) else [Entry(sources.value, sources.place)]
-    sources.value = [Entry({"path": item}, item.place) if isinstance(item.value, str) else item for item in items]
+    items = given.value if isinstance(given.value, list) else [Entry(given.value, given.place)]
+    given.value = [Entry({key: item}, item.place) if isinstance(item.value, str) else item for item in items]
 
 
 def _make_room(tree: Entry, keys: Iterable[str]) -> None:

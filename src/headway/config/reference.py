@@ -32,15 +32,23 @@ def reference() -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a config file, for editors: the schema's keys, `base`, and sources given by their paths alone."""
+    """JSON Schema of a config file, for editors: with `base`, and with sources and steps given by their names alone."""
     schema = Config.model_json_schema(schema_generator=_SchemaGenerator)
     base = {"type": "string", "description": "File beside this one, or built-in preset, that this config starts from."}
     schema["properties"] = {"base": base, **schema["properties"]}
-    sources = schema["$defs"]["DataConfig"]["properties"]["sources"]
-    path_or_source = {"anyOf": [{"type": "string"}, sources.pop("items")]}
-    array = {"type": sources.pop("type"), "items": path_or_source, "minItems": sources.pop("minItems")}
-    sources["anyOf"] = [array, *path_or_source["anyOf"]]
+    data = schema["$defs"]["DataConfig"]["properties"]
+    for field in (data["sources"], data["clean"], schema["$defs"]["DecontaminateStep"]["properties"]["sets"]):
+        _accept_names(field)
     return schema
+
+
+def _accept_names(field: dict[str, Any]) -> None:
+    """Let a list of sections be given as one section, and each section by its name alone."""
+    item = {"anyOf": [{"type": "string"}, field.pop("items")]}
+    array = {"type": field.pop("type"), "items": item}
+    if "minItems" in field:
+        array["minItems"] = field.pop("minItems")
+    field["anyOf"] = [array, *item["anyOf"]]
 
 
 class _SchemaGenerator(GenerateJsonSchema):
@@ -51,24 +59,27 @@ class _SchemaGenerator(GenerateJsonSchema):
 
 
 def _sections(info: FieldInfo, path: str) -> Iterator[tuple[str, type[BaseModel], str]]:
-    for model in _models(info.annotation):
-        yield f"`{path}`", model, f"{path}."
+    for model in sections_of(info.annotation):
+        # One of several kinds of section is told by a key of its own: `step: length`.
+        kind = model.model_fields.get("step")
+        yield f"`{path}`" + (f", `step: {kind.default}`" if kind else ""), model, f"{path}."
         for name, child in model.model_fields.items():
             yield from _sections(child, f"{path}.{name}")
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that a field may hold, by itself, in lists or as one of several."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
-        yield from _models(argument)
+        yield from sections_of(argument)
 
 
 def _table(title: str, model: type[BaseModel], prefix: str) -> str:
     rows = [
         f"| `{prefix}{name}` | {_field_type(info)} | {_default(info)} | {_meaning(info)} |"
         for name, info in model.model_fields.items()
-        if not list(_models(info.annotation)) or prefix
+        if not list(sections_of(info.annotation)) or prefix
     ]
     intro = _cell((model.__doc__ or "").strip())
     return "\n".join([f"\n## {title}\n\n{intro}\n", "| key | type | default | meaning |", "|---|---|---|---|", *rows])
@@ -90,7 +101,7 @@ def _type(annotation: Any) -> str:
         inner = ", ".join(dict.fromkeys(_type(a) for a in typing.get_args(annotation) if a is not Ellipsis))
         return f"list of {inner}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation.__name__.removesuffix("Config").lower()
+        return annotation.__name__.removesuffix("Config").removesuffix("Step").lower()
     names = {int: "integer", float: "number", bool: "boolean", str: "text", Interval: "interval"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
 
@@ -103,13 +114,15 @@ def _default(info: FieldInfo) -> str:
         return "not set"
     if isinstance(value, BaseModel):
         return "see below"
+    if value == []:
+        return "none"
     if isinstance(value, list) and all(isinstance(item, BaseModel) for item in value):
         return "`" + ", ".join(str(getattr(item, "path", item)) for item in value) + "`"
     return f"`{value}`"
 
 
 def _meaning(info: FieldInfo) -> str:
-    sections = [model.__doc__ or "" for model in _models(info.annotation)]
+    sections = [model.__doc__ or "" for model in sections_of(info.annotation)]
     return _cell(info.description or "".join(sections))
 
 

@@ -6,99 +6,21 @@ filled in by `Config.resolved`, so that a resolved config is complete: running i
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     PositiveInt,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
+from headway.config.base import Section, Share, conflict
 from headway.config.checks import combined, find_problems
+from headway.config.data import DataConfig, named_sources
 from headway.config.shapes import SHAPES
-from headway.config.units import Bytes, Interval, Tokens, parse_count
-
-
-class Section(BaseModel):
-    """A part of the config; unknown keys are errors, values do not change once set."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_sections_are_left_out(cls, values: Any) -> Any:
-        """`train:` with nothing under it (or only comments) reads as null in YAML."""
-        if not isinstance(values, dict):
-            return values
-        sections = {key for key, info in cls.model_fields.items() if isinstance(info.default, Section)}
-        return {key: value for key, value in values.items() if value is not None or key not in sections}
-
-
-def _conflict(text: str, *keys: str) -> PydanticCustomError:
-    """A refusal that names the keys of its section that do not go together, so that the loader can tell their lines."""
-    return PydanticCustomError("conflict", "{text}", {"text": text, "keys": keys})
-
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class SourceConfig(Section):
-    """One source of text."""
-
-    path: str
-    """File, folder or glob; `stdlib:` is the source text of this Python's standard library."""
-    name: str | None = None
-    """Name in manifests and reports; the last part of the path when not given."""
-    format: Literal["auto", "text", "jsonl", "parquet", "csv"] = "auto"
-    """`auto` goes by the file's ending, under `.gz` and `.zst`. A text file is one document."""
-    field: str = "text"
-    """The field (JSON Lines), column (Parquet, CSV) that holds a document's text."""
-
-
-def _source_list(value: Any) -> Any:
-    """Accept one source, or paths in place of sources: `sources: corpus/*.jsonl`."""
-    values = value if isinstance(value, list) else [value]
-    return [{"path": item} if isinstance(item, str) else item for item in values]
-
-
-class TokenizerConfig(Section):
-    """The vocabulary: an existing one, or one trained on the sources."""
-
-    path: Path | None = None
-    """A `tokenizer.json` or a folder with one. When not given, a byte-level BPE is trained."""
-    vocab_size: Annotated[int, Field(ge=258)] = 8192
-    """Vocabulary of a trained tokenizer, special tokens included."""
-    training_bytes: Bytes = 256_000_000
-    """Text that a trained tokenizer sees, at most; spread evenly over the sources."""
-
-
-class DataConfig(Section):
-    """From text to the token store."""
-
-    sources: Annotated[list[SourceConfig], BeforeValidator(_source_list), Field(min_length=1)] = [
-        SourceConfig(path="stdlib:")
-    ]
-    """Where the text comes from: a list of sources or paths."""
-    store: Path = Path("data/{name}")
-    """Folder of the token store; `{name}` is the run's name."""
-    tokenizer: TokenizerConfig = TokenizerConfig()
-    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
-    """Share of documents held out, chosen by a hash of the text, so equal documents are never on both sides."""
-    shard_tokens: Tokens = 100_000_000
-    """Length of one shard of the store."""
-    bad_documents: Literal["fail", "skip"] = "fail"
-    """What to do with malformed documents; skipped ones are counted, and listed in the store."""
-    workers: PositiveInt | Literal["auto"] = "auto"
-    """Processes that prepare data; the bytes written do not depend on it."""
+from headway.config.units import Interval, Tokens, parse_count, share_or_interval
 
 
 class ModelConfig(Section):
@@ -146,7 +68,7 @@ class ModelConfig(Section):
             return values
         name = str(values["preset"]).lower()
         if name not in SHAPES:
-            raise _conflict(f"unknown model preset '{name}'; known ones: {', '.join(SHAPES)}", "preset")
+            raise conflict(f"unknown model preset '{name}'; known ones: {', '.join(SHAPES)}", "preset")
         return {
             **SHAPES[name],
             **{key: value for key, value in values.items() if value is not None},
@@ -159,15 +81,15 @@ class ModelConfig(Section):
             return self
         missing = [key for key in ("dim", "layers", "heads", "ffn_dim") if getattr(self, key) is None]
         if missing:
-            raise _conflict(f"set a preset (for example 'preset: 4m'), or also: {', '.join(missing)}")
+            raise conflict(f"set a preset (for example 'preset: 4m'), or also: {', '.join(missing)}")
         assert self.dim and self.heads
         if self.head_dim is None and self.dim % self.heads:
-            raise _conflict(f"dim {self.dim} is not divisible by heads {self.heads}; set head_dim", "dim", "heads")
+            raise conflict(f"dim {self.dim} is not divisible by heads {self.heads}; set head_dim", "dim", "heads")
         if self.heads % (self.kv_heads or self.heads):
             text = f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}"
-            raise _conflict(text, "heads", "kv_heads")
+            raise conflict(text, "heads", "kv_heads")
         if (self.head_dim or self.dim // self.heads) % 2:
-            raise _conflict("the width of a head must be even for the rotary embedding", "head_dim", "dim", "heads")
+            raise conflict("the width of a head must be even for the rotary embedding", "head_dim", "dim", "heads")
         return self
 
 
@@ -214,7 +136,7 @@ class TrainConfig(Section):
         tokens = parse_count(self.global_batch, "tokens")
         if tokens % self.sequence_length:
             near = max(1, round(tokens / self.sequence_length)) * self.sequence_length
-            raise _conflict(
+            raise conflict(
                 f"global_batch of {tokens} tokens is no whole number of rows of {self.sequence_length} tokens;"
                 f" the nearest is {near} tokens",
                 "global_batch",
@@ -231,10 +153,10 @@ class TrainConfig(Section):
     def _length_is_given_once(self) -> Self:
         rows = self.global_batch_rows
         if self.steps is not None and self.tokens is not None:
-            raise _conflict("give steps or tokens, not both", "steps", "tokens")
+            raise conflict("give steps or tokens, not both", "steps", "tokens")
         if self.micro_batch is not None and rows % self.micro_batch:
             text = f"global_batch ({rows} rows) is not divisible by micro_batch ({self.micro_batch})"
-            raise _conflict(text, "global_batch", "micro_batch")
+            raise conflict(text, "global_batch", "micro_batch")
         return self
 
 
@@ -278,15 +200,7 @@ class ScheduleConfig(Section):
     @field_validator("warmup", "decay", mode="before")
     @classmethod
     def _share_or_interval(cls, value: Any) -> Any:
-        """A number up to 1 with a point is a share; whole numbers are steps ('1' is one step, '1.0' is all)."""
-        if isinstance(value, str) and value.strip().endswith("%"):
-            return float(value.strip()[:-1]) / 100
-        if isinstance(value, float) or value == 0:
-            return float(value)
-        interval = Interval.parse(value)
-        if interval.unit == "seconds":
-            raise ValueError("a schedule is a function of the step; give steps, tokens or a share, not a time")
-        return interval
+        return share_or_interval(value)
 
 
 class ParallelConfig(Section):
@@ -391,27 +305,5 @@ class Config(Section):
             )
         length = {"steps": steps, "tokens": None, "global_batch": train.global_batch_rows}
         store = Path(str(self.data.store).replace("{name}", self.name))
-        data = self.data.model_copy(update={"sources": _named(self.data.sources), "store": store})
+        data = self.data.model_copy(update={"sources": named_sources(self.data.sources), "store": store})
         return self.model_copy(update={"train": train.model_copy(update=length), "model": model, "data": data})
-
-
-def _named(sources: list[SourceConfig]) -> list[SourceConfig]:
-    """Every source with a name of its own: `a/train.jsonl` and `b/train.jsonl` become "train" and "train-2"."""
-    taken = {source.name for source in sources}
-    named = []
-    for source in sources:
-        name = source.name or source_name(source.path)
-        if source.name is None and name in taken:
-            name = next(f"{name}-{number}" for number in count(2) if f"{name}-{number}" not in taken)
-        taken.add(name)
-        named.append(source.model_copy(update={"name": name}))
-    return named
-
-
-def source_name(path: str) -> str:
-    """A source's name from the last part of its path that says something: `corpus/*.jsonl` is "corpus"."""
-    for part in reversed(path.rstrip("/:").split("/")):
-        name = part.split("*")[0].split(".")[0].strip("-_ ")
-        if name:
-            return name
-    return "source"

@@ -139,3 +139,58 @@ class Interval:
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         return {"type": ["integer", "string"], "examples": [500, "1B tokens", "10 min"]}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """So much of a source: a number of documents, or of bytes of text."""
+
+    amount: int
+    unit: Literal["documents", "bytes"]
+
+    @classmethod
+    def parse(cls, value: Any) -> Amount:
+        """From "10k documents", "2 GB" or an Amount.
+
+        Raises:
+            ValueError: not such an amount, or not positive.
+        """
+        if isinstance(value, Amount):
+            return value
+        documents = isinstance(value, str) and value.strip().lower().rstrip("s").endswith("document")
+        if not documents and not (isinstance(value, str) and value.strip().lower().endswith(("b", "byte", "bytes"))):
+            raise ValueError(f"'{value}' says neither documents nor bytes; write for example '10k documents' or '2 GB'")
+        unit: Literal["documents", "bytes"] = "documents" if documents else "bytes"
+        amount = parse_count(value, unit)
+        if amount < 1:
+            raise ValueError(f"'{value}' must be at least one {unit.rstrip('s')}")
+        return cls(amount, unit)
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.unit}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return {"type": "string", "examples": ["10k documents", "2 GB"]}
+
+
+def share_or_interval(value: Any) -> float | Interval:
+    """A number up to 1 with a point is a share; whole numbers are steps ('1' is one step, '1.0' is all).
+
+    Raises:
+        ValueError: not an amount of steps or tokens.
+    """
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return float(Decimal(value.strip()[:-1]) / 100)
+    if isinstance(value, float) or value == 0:
+        return float(value)
+    interval = Interval.parse(value)
+    if interval.unit == "seconds":
+        raise ValueError("a schedule is a function of the step; give steps, tokens or a share, not a time")
+    return interval

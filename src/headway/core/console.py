@@ -112,6 +112,11 @@ class Progress:
             self._shown = now
             self._show(live)
 
+    def skip(self, amount: float) -> None:
+        """Take `amount` units out of the total: there is nothing to do for them."""
+        if self.total is not None:
+            self.total -= amount
+
     def _show(self, live: bool) -> None:
         text = f"{self.label}: {self.describe()}"
         if live:

@@ -32,6 +32,14 @@ class Feed(Protocol):
         """Rows consumed per source by steps `first_step` to `last_step` (exclusive), for the ledger."""
         ...
 
+    def describe(self, last_step: int) -> dict[str, Any]:
+        """Plain JSON of all that the rows of the steps before `last_step` follow from, but the data itself."""
+        ...
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """What the record of a step (counted from 0) says of its rows, for `metrics.jsonl`."""
+        ...
+
 
 #: A flat, named view of everything that must survive: "model.<parameter>", "optimizer.<moment>.<parameter>".
 StateTensors = dict[str, "torch.Tensor"]

@@ -1,44 +1,42 @@
-"""What is in a token store, in numbers and in a sample."""
+"""What is in a token store, in numbers and in samples."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.data.store import TokenStore
-from headway.data.tokenizer import Tokenizer
+from headway.data.tokenizing.tokenizer import Tokenizer
 
 PERCENTILES = (5, 25, 50, 75, 95, 100)
 _SAMPLE_TOKENS = 100
+# Documents shorter than this are counted by their exact length, the few longer ones one by one.
+_COUNTED = 2**20
+# Tokens per source on which fertility is measured: from documents spread evenly over its shards.
+_FERTILITY_TOKENS = 100_000
+_WORD = re.compile(r"\w+")
 
 
 def describe_store(store: TokenStore) -> dict[str, Any]:
-    """Counts of a store as plain data.
+    """What a store holds, as plain data.
 
-    Per source: documents, tokens, characters, bytes per token, what was left out. Per split and source: documents,
-    tokens, percentiles of document length in tokens.
+    Per source: documents read, kept and left out, tokens, bytes per token, what the cleaning did. Per split and source:
+    documents, tokens, shards, percentiles of document length in tokens and a histogram of it.
     """
+    inputs = store.inputs()
+    cleaned = {source["name"]: source.get("clean") for source in inputs.get("sources", [])}
     sources = [
         {
-            "name": source["name"],
-            "files": len(source["files"]),
-            "input_bytes": sum(file["bytes"] for file in source["files"]),
-            **{key: source[key] for key in ("documents", "tokens", "characters", "text_bytes", "skipped", "empty")},
-            "bytes_per_token": source["text_bytes"] / source["tokens"] if source["tokens"] else None,
+            **source,
+            # An imported store does not know how long its texts were.
+            "bytes_per_token": source["text_bytes"] / source["tokens"] if source.get("text_bytes") else None,
+            "clean": cleaned.get(source["name"]),
         }
         for source in store.manifest["sources"]
-    ]
-    splits = [
-        {
-            "split": split,
-            "source": source,
-            "documents": len(store.documents(split, source)) - 1,
-            "tokens": store.tokens(split, source),
-            "length_percentiles": _length_percentiles(store, split, source),
-        }
-        for split in store.splits
-        for source in store.sources(split)
     ]
     return {
         "store": str(store.path),
@@ -46,21 +44,82 @@ def describe_store(store: TokenStore) -> dict[str, Any]:
         "tokenizer": store.manifest["tokenizer"],
         "dtype": store.manifest["dtype"],
         "sources": sources,
-        "splits": splits,
+        "splits": [_split(store, split, source) for split in store.splits for source in store.sources(split)],
+        "duplicates": inputs.get("duplicates"),
     }
 
 
-def _length_percentiles(store: TokenStore, split: str, source: str) -> dict[str, int]:
+def _split(store: TokenStore, split: str, source: str) -> dict[str, Any]:
+    counts, long = _lengths(store, split, source)
+    values = np.concatenate([np.flatnonzero(counts), np.unique(long)])
+    times = np.concatenate([counts[counts > 0], np.unique(long, return_counts=True)[1]])
+    return {
+        "split": split,
+        "source": source,
+        "documents": int(times.sum()),
+        "tokens": store.tokens(split, source),
+        "shards": len(store.shards(split, source)),
+        "length_percentiles": _percentiles(values, times),
+        "length_histogram": _histogram(values, times),
+    }
+
+
+def _lengths(store: TokenStore, split: str, source: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many documents have each length below `_COUNTED`, and the lengths of the others."""
+    counts = np.zeros(_COUNTED, dtype=np.int64)
+    long = [np.empty(0, dtype=np.int64)]
+    for number in range(len(store.shards(split, source))):
+        lengths = np.diff(store.shard_documents(split, source, number)).astype(np.int64)
+        short = lengths[lengths < _COUNTED]
+        found = np.bincount(short)
+        counts[: len(found)] += found
+        long.append(lengths[lengths >= _COUNTED])
+    return counts, np.concatenate(long)
+
+
+def _percentiles(values: NDArray[np.int64], times: NDArray[np.int64]) -> dict[str, int]:
     """Document lengths in tokens, the end-of-text token included: the p-th percentile is one that occurs."""
-    lengths = np.diff(store.documents(split, source))
-    values = np.percentile(lengths, PERCENTILES, method="inverted_cdf")
-    return {str(percentile): int(value) for percentile, value in zip(PERCENTILES, values, strict=True)}
+    below = np.cumsum(times)
+    ranks = [max(1, -(-int(below[-1]) * percentile // 100)) for percentile in PERCENTILES]
+    return {str(p): int(values[np.searchsorted(below, rank)]) for p, rank in zip(PERCENTILES, ranks, strict=True)}
+
+
+def _histogram(values: NDArray[np.int64], times: NDArray[np.int64]) -> list[list[int]]:
+    """Documents by length: [lower end, upper end (exclusive), documents], in half octaves; empty bins left out."""
+    edges = np.unique(np.round(2.0 ** np.arange(0, int(values.max()).bit_length() + 1, 0.5)).astype(np.int64))
+    found = np.bincount(np.searchsorted(edges, values, side="right") - 1, weights=times, minlength=len(edges))
+    return [[int(edges[i]), int(edges[i + 1]), int(count)] for i, count in enumerate(found) if count]
+
+
+def fertility(store: TokenStore, split: str, source: str) -> float | None:
+    """Tokens per word on a sample of a source; None when it has no words."""
+    tokenizer = Tokenizer.load(store.tokenizer_folder)
+    tokens = words = 0
+    for ids in _sample_documents(store, split, source):
+        tokens += len(ids)
+        words += len(_WORD.findall(tokenizer.decode(ids)))
+    return tokens / words if words else None
+
+
+def _sample_documents(store: TokenStore, split: str, source: str) -> Iterator[NDArray[np.integer[Any]]]:
+    """The beginnings of documents, the end-of-text token left out, spread evenly over the shards."""
+    shards = store.shards(split, source)
+    quota = max(1, _FERTILITY_TOKENS // min(len(shards), 50))
+    for number in np.unique(np.linspace(0, len(shards) - 1, 50).astype(int)).tolist():
+        bounds = store.shard_documents(split, source, number).astype(np.int64)
+        left = quota
+        for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            if left <= 0:
+                break
+            count = min(end - start - 1, left)
+            left -= count
+            yield store.read(split, source, start, count)
 
 
 def sample_text(store: TokenStore, number: int = 0) -> str:
     """The beginning of document `number` of the first training source, decoded."""
     source = store.sources("train")[0]
-    bounds = store.documents("train", source)
+    bounds = store.shard_documents("train", source, 0)
     start, end = (int(bounds[number]), int(bounds[number + 1]))
     ids = store.read("train", source, start, min(end - start, _SAMPLE_TOKENS))
     return Tokenizer.load(store.tokenizer_folder).decode(ids)

@@ -3,22 +3,56 @@
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, sha256_file
 
 FORMAT = "headway-token-store"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
-INDEX = "documents.idx"
+#: What went in: files with their hashes, counts, what was left out and why. The manifest has its hash.
+INPUTS = "inputs.json"
+#: Endings of a shard's two files: token ids, and where its documents start.
+TOKENS, INDEX = ".bin", ".idx"
+# Shards that one source keeps mapped: each holds a file descriptor, of which a process has 1,024 by default.
+_MAPPED = 128
+
+Tokens = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A run of a source's tokens in one file."""
+
+    file: str
+    """Name of the file with the token ids, in `<split>/<source>/`."""
+    tokens: int
+    documents: int
+    first_token: int
+    """Tokens of the source in the shards before it."""
+    first_document: int
+    sha256: str
+    index_sha256: str
+
+    @property
+    def index(self) -> str:
+        """Name of the file that says where documents start."""
+        return self.file.removesuffix(TOKENS) + INDEX
+
+
 PREPARE = "headway data prepare CONFIG"
 
 
@@ -28,11 +62,14 @@ class TokenStore:
     Attributes:
         path: Folder of the store.
         manifest: The parsed `manifest.json`.
+        at_hand: Tokens are on this machine; where they are not, `want` brings those of many rows at once.
     """
+
+    at_hand = True
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
-        self._streams: dict[tuple[str, str], _Stream] = {}
+        self._streams: dict[tuple[str, str], ShardStream] = {}
 
     @classmethod
     def open(cls, path: Path | str, *, check: bool = True) -> TokenStore:
@@ -49,9 +86,24 @@ class TokenStore:
         path = Path(path)
         store = cls(path, read_manifest(path))
         if check:
-            for split, source in store._parts():
-                store._stream(split, source)
+            store.check()
         return store
+
+    def check(self) -> None:
+        """Look whether every shard is there in its full length.
+
+        Raises:
+            DataError: one is not.
+        """
+        width = self.dtype.itemsize
+        for split, source in self._parts():
+            folder = self.path / split / source
+            sizes = _sizes(folder)  # one look at the folder: asking for ten thousand files one by one takes a while
+            for shard in self._part(split, source)["shards"]:
+                size = shard["tokens"] * width
+                if sizes.get(shard["file"]) != size:
+                    file = folder / shard["file"]
+                    raise _damaged(file, file_problem(file, size, None) or "it changes while it is looked at")
 
     @property
     def fingerprint(self) -> str:
@@ -94,22 +146,58 @@ class TokenStore:
         names = self.sources(split) if source is None else [source]
         return sum(int(self._part(split, name)["tokens"]) for name in names)
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of token ids on disk: little-endian uint16 or uint32."""
+        kind: np.dtype[Any] = np.dtype(self.manifest["dtype"]).newbyteorder("<")
+        return kind
+
+    def inputs(self) -> dict[str, Any]:
+        """What the store was made from: files, counts, cleaning, duplicates. Empty when it was imported.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        if "inputs_sha256" not in self.manifest:
+            return {}
+        return dict(json.loads(self._content(INPUTS, None, self.manifest["inputs_sha256"])))
+
+    def shards(self, split: str, source: str) -> list[Shard]:
+        """The shards of a source in a split, in order."""
+        return self._stream(split, source).shards
+
     def documents(self, split: str, source: str) -> NDArray[np.uint64]:
         """Where documents start in the source's tokens, and the end of the last: uint64 (documents + 1,)."""
-        file = self.path / split / source / INDEX
-        count = int(self._part(split, source)["documents"]) + 1
-        try:
-            return np.memmap(file, dtype="<u8", mode="r", shape=(count,))
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot read a document index: {error}", where=str(file), fix=PREPARE) from None
+        parts = [self.shard_documents(split, source, n)[:-1] for n in range(len(self.shards(split, source)))]
+        return np.concatenate([*parts, np.array([self.tokens(split, source)], dtype="<u8")])
+
+    def shard_documents(self, split: str, source: str, number: int) -> NDArray[np.uint64]:
+        """The same for the documents that lie in shard `number`: uint64 (documents of the shard + 1,).
+
+        Raises:
+            DataError: the index is missing or has another length than the manifest says.
+        """
+        shard = self.shards(split, source)[number]
+        file = self.path / split / source / shard.index
+        length = (shard.documents + 1) * 8
+        starts = np.frombuffer(
+            self._content(f"{split}/{source}/{shard.index}", length, shard.index_sha256), dtype="<u8"
+        )
+        if len(starts) != shard.documents + 1 or starts[-1] != shard.tokens:
+            raise _damaged(file, "it does not belong to its shard")
+        return np.asarray(starts + np.uint64(shard.first_token), dtype=np.uint64)
 
     def read(self, split: str, source: str, start: int, count: int) -> NDArray[np.integer[Any]]:
         """Tokens [start, start + count) of a source: uint16 or uint32 (count,), across shards.
 
         Raises:
             IndexError: the range is not inside the source.
+            DataError: a shard is missing or has another length than the manifest says.
         """
         return self._stream(split, source).read(start, count)
+
+    def want(self, split: str, source: str, starts: NDArray[np.int64], count: int) -> None:
+        """Tokens [start, start + count) of a source are about to be read, for each start, int64 (n,)."""
 
     @property
     def size_bytes(self) -> int:
@@ -127,7 +215,7 @@ class TokenStore:
         """
         problems = []
         for name, size, digest in self._files():
-            problem = _problem(self.path / name, size, digest)
+            problem = file_problem(self.path / name, size, digest)
             if problem:
                 problems.append(f"{name}: {problem}")
             if progress:
@@ -137,13 +225,19 @@ class TokenStore:
     def _files(self) -> list[tuple[str, int | None, str]]:
         """Name, length (of shards and indexes) and SHA-256 of every file."""
         files: list[tuple[str, int | None, str]] = [("tokenizer/tokenizer.json", None, self.tokenizer_fingerprint)]
-        width = np.dtype(self.manifest["dtype"]).itemsize
-        for split, source in self._parts():
-            part = self._part(split, source)
+        if "inputs_sha256" in self.manifest:
+            files.append((INPUTS, None, self.manifest["inputs_sha256"]))
+        width = self.dtype.itemsize
+        for split, source, shard in self._shards():
             folder = f"{split}/{source}"
-            files += [(f"{folder}/{s['file']}", s["tokens"] * width, s["sha256"]) for s in part["shards"]]
-            files.append((f"{folder}/{INDEX}", (part["documents"] + 1) * 8, part["index_sha256"]))
+            files.append((f"{folder}/{shard.file}", shard.tokens * width, shard.sha256))
+            files.append((f"{folder}/{shard.index}", (shard.documents + 1) * 8, shard.index_sha256))
         return files
+
+    def _shards(self) -> Iterator[tuple[str, str, Shard]]:
+        for split, source in self._parts():
+            for shard in self.shards(split, source):
+                yield split, source, shard
 
     def _parts(self) -> list[tuple[str, str]]:
         return [(split, source) for split in self.splits for source in self.sources(split)]
@@ -160,42 +254,105 @@ class TokenStore:
             ) from None
         return part
 
-    def _stream(self, split: str, source: str) -> _Stream:
+    def _stream(self, split: str, source: str) -> ShardStream:
         key = (split, source)
         if key not in self._streams:
-            self._streams[key] = _Stream(self.path / split / source, self._part(split, source), self.manifest["dtype"])
+            self._streams[key] = self._make_stream(split, source)
         return self._streams[key]
 
+    def _make_stream(self, split: str, source: str) -> ShardStream:
+        folder, dtype = self.path / split / source, self.dtype
+        return ShardStream(self._part(split, source), lambda shard: _map(folder, shard, dtype), _MAPPED)
 
-class _Stream:
-    """The shards of one source in one split, read as one array."""
+    def _content(self, name: str, size: int | None, digest: str) -> bytes:
+        """The content of a file that is not mapped. Where the length is known, the hash is left to `verify`."""
+        file = self.path / name
+        problem = file_problem(file, size, digest if size is None else None)
+        if problem:
+            raise _damaged(file, problem)
+        return file.read_bytes()
 
-    def __init__(self, folder: Path, part: dict[str, Any], dtype: str) -> None:
-        kind = np.dtype(dtype).newbyteorder("<")
-        self._shards: list[NDArray[np.integer[Any]]] = []
-        for shard in part["shards"]:
-            file = folder / shard["file"]
-            problem = _problem(file, shard["tokens"] * kind.itemsize, None)
-            if problem:
-                raise DataError(f"a shard of the token store is damaged: {problem}", where=str(file), fix=PREPARE)
-            self._shards.append(np.memmap(file, dtype=kind, mode="r", shape=(shard["tokens"],)))
-        self._starts = list(accumulate((len(shard) for shard in self._shards), initial=0))
+
+def _map(folder: Path, shard: dict[str, Any], dtype: np.dtype[Any]) -> Tokens:
+    file = folder / shard["file"]
+    problem = file_problem(file, shard["tokens"] * dtype.itemsize, None)
+    if problem:
+        raise _damaged(file, problem)
+    # A plain array over the mapping: slices of `np.memmap` itself cost microseconds each.
+    return np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(shard["tokens"],)))
+
+
+class ShardStream:
+    """The shards of one source in one split, read as one array; a shard is mapped when it is first read.
+
+    Args:
+        part: The source's entry in the manifest.
+        map_shard: Maps a shard, given its entry there.
+        keep: Shards that stay mapped here.
+    """
+
+    def __init__(self, part: dict[str, Any], map_shard: Callable[[dict[str, Any]], Tokens], keep: int) -> None:
+        self._part, self._map_shard, self._keep = part, map_shard, keep
+        self._starts = list(accumulate((shard["tokens"] for shard in part["shards"]), initial=0))
+        self._mapped: OrderedDict[int, Tokens] = OrderedDict()
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """Made when they are asked for: reading tokens does without."""
+        documents = accumulate((shard["documents"] for shard in self._part["shards"]), initial=0)
+        return [
+            Shard(**shard, first_token=token, first_document=document)
+            for shard, token, document in zip(self._part["shards"], self._starts, documents, strict=False)
+        ]
 
     def read(self, start: int, count: int) -> NDArray[np.integer[Any]]:
+        """Tokens [start, start + count), (count,)."""
         if start < 0 or count < 0 or start + count > self._starts[-1]:
             raise IndexError(f"tokens [{start}, {start + count}) are not inside [0, {self._starts[-1]})")
-        number = min(bisect_right(self._starts, start), len(self._shards)) - 1
+        number = min(bisect_right(self._starts, start), len(self._starts) - 1) - 1
         offset = start - self._starts[number]
-        parts = [self._shards[number][offset : offset + count]]
-        found = len(parts[0])
+        part = self._map(number)[offset : offset + count]
+        if len(part) == count:
+            return part
+        parts, found = [part], len(part)
         while found < count:
             number += 1
-            parts.append(self._shards[number][: count - found])
+            parts.append(self._map(number)[: count - found])
             found += len(parts[-1])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.concatenate(parts)
+
+    def _map(self, number: int) -> Tokens:
+        array = self._mapped.get(number)
+        if array is None:
+            array = self._map_shard(self._part["shards"][number])
+            if self._keep:
+                self._mapped[number] = array
+                if len(self._mapped) > self._keep:
+                    self._mapped.popitem(last=False)
+        return array
+
+    def shards_with(self, starts: NDArray[np.int64], count: int) -> list[int]:
+        """Numbers of the shards that have tokens of [start, start + count) for any of the starts, (n,)."""
+        first = np.searchsorted(self._starts, starts, side="right") - 1
+        last = np.searchsorted(self._starts, starts + max(0, count - 1), side="right") - 1
+        numbers = {n for low, high in zip(first.tolist(), last.tolist(), strict=True) for n in range(low, high + 1)}
+        return sorted(number for number in numbers if number < len(self._starts) - 1)
 
 
-def _problem(file: Path, size: int | None, digest: str | None) -> str | None:
+def _damaged(file: Path, problem: str) -> DataError:
+    return DataError(f"the token store is damaged: {problem}", where=str(file), fix=PREPARE)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of every file in a folder; of none when there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries}
+    except OSError:
+        return {}
+
+
+def file_problem(file: Path, size: int | None, digest: str | None) -> str | None:
     """What is wrong with a file, if anything; a length or hash of None is not looked at."""
     try:
         actual = file.stat().st_size
@@ -218,17 +375,31 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        manifest = json.loads(file.read_bytes())
-        kind, version = manifest["format"], manifest["version"]
+        content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise DataError("there is no token store here", where=str(path), fix=PREPARE) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
         what = f"the manifest of the token store cannot be read: {error!r}"
         raise DataError(what, where=str(file), fix=PREPARE) from None
+    return parse_manifest(content, str(file))
+
+
+def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
+    """The manifest from the bytes of its file.
+
+    Raises:
+        DataError: it is no JSON, or of another format or version.
+    """
+    try:
+        manifest = orjson.loads(content)  # of a large store it is megabytes
+        kind, version = manifest["format"], manifest["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"the manifest of the token store cannot be read: {error!r}"
+        raise DataError(what, where=where, fix=PREPARE) from None
     if (kind, version) != (FORMAT, VERSION):
         raise DataError(
             f"this is a store of format {kind} version {version}; this Headway reads {FORMAT} version {VERSION}",
-            where=str(file),
+            where=where,
             fix=f"{PREPARE} --force",
         )
     return dict(manifest)

@@ -76,9 +76,9 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
 
 def _train(config: Config, restart: bool, accept_changes: bool) -> None:
     # Checked before torch is imported: a missing store should be said at once.
-    from headway.data.store import TokenStore
+    from headway.data.remote_store import open_store
 
-    store = TokenStore.open(config.data.store)
+    store = open_store(config.data, processes=config.parallel.workers)
     from headway.launch.attempt import Wishes
     from headway.launch.session import run_in_this_process
     from headway.models.build import complete
@@ -146,7 +146,7 @@ class Trainer:
         return _finished(self.config)
 
     def _task(self, grid: Any) -> Task:
-        from headway.data.feed import DatasetEvaluationFeed, DatasetFeed
+        from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed
         from headway.training.task import Objective, Task
 
         feed = DatasetFeed(

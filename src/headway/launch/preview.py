@@ -6,12 +6,16 @@ import os
 
 from headway.config import Config, resolve_lanes, resolve_threads
 from headway.core.format import format_count
-from headway.data.feed import TokenFeed
-from headway.data.store import TokenStore
+from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.plan import MixedPlan, RowPlan
+from headway.data.remote_store import open_store
 from headway.models.build import complete
 from headway.models.facts import count_parameters, flops_per_token
 from headway.parallel.world import pick_device
 from headway.telemetry.record import is_run, open_run
+
+# Segments of a mixture that are listed.
+_SEGMENTS = 8
 
 
 def preview(config: Config) -> str:
@@ -22,17 +26,10 @@ def preview(config: Config) -> str:
     """
     workers, train = config.parallel.workers, config.train
     assert train.steps is not None
-    store = TokenStore.open(config.data.store)
+    store = open_store(config.data, processes=workers)
     grid = resolve_lanes(config, workers)
     model = complete(config.model, store.vocab_size)
-    feed = TokenFeed(
-        store,
-        sequence_length=train.sequence_length,
-        seed=config.seed,
-        lanes=grid.lanes,
-        micro_batches=grid.micro_batches,
-        micro_batch=grid.micro_batch,
-    )
+    feed = TokenFeed.of(config, grid, store)
     tokens = train.steps * train.tokens_per_step
     epochs = tokens / (feed.rows * train.sequence_length)
     parameters = count_parameters(model).total
@@ -46,6 +43,7 @@ def preview(config: Config) -> str:
             f"model      {format_count(parameters)} parameters,"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
             f"data       {config.data.store}: {format_count(feed.rows)} rows of {train.sequence_length} tokens",
+            *_mixture(feed.plan),
             f"training   {train.steps:,} steps of {train.tokens_per_step:,} tokens:"
             f" {format_count(tokens)} tokens, {epochs:.2f} epochs",
             f"grid       {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows",
@@ -54,3 +52,22 @@ def preview(config: Config) -> str:
             f"promise    determinism {config.determinism}",
         ]
     )
+
+
+def _mixture(plan: RowPlan) -> list[str]:
+    """Shares at the start, and at the first step of up to so many changes; none without a mixture."""
+    if not isinstance(plan, MixedPlan):
+        return []
+    segments = plan.mixture.segments
+    lines = []
+    for segment in segments if len(segments) <= _SEGMENTS else [segments[0], segments[-1]]:
+        shares = ", ".join(
+            f"{name} {float(share):.1%}" for name, share in zip(plan.sources, segment.shares, strict=True)
+        )
+        lines.append(
+            f"           step {segment.first_step:,}: {shares}, rows of {segment.phase.sequence_length} tokens"
+        )
+    between = len(segments) - len(lines)
+    if between:
+        lines.insert(1, f"           ... {between} changes of shares between ...")
+    return [lines[0].replace("          ", "mixture   ", 1), *lines[1:]]

@@ -7,7 +7,7 @@ K key-value heads, G query heads per key-value head, H width of a head, F inner 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -16,23 +16,22 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
+from headway.models.attention import (
+    PackedDocuments,
+    Positions,
+    attend,
+    attention_mask,
+    document_kernel,
+    packed_positions,
+    rotary_tables,
+    rotate,
+)
 from headway.models.cache import KVCache
 from headway.models.loss import linear_cross_entropy
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
-
-
-class Positions(NamedTuple):
-    """Where the tokens of a forward pass are, and what they may look at; the same for every layer."""
-
-    cos: torch.Tensor
-    """(T, 1, 1, H), from `rotary_tables`."""
-    sin: torch.Tensor
-    mask_TS: torch.Tensor | None
-    """From `attention_mask`, as `is_causal`."""
-    is_causal: bool
 
 
 class RMSNorm(nn.Module):
@@ -74,29 +73,8 @@ class Attention(nn.Module):
         v = v_BTK1H.squeeze(3)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        shared = self.group > 1
-        if shared and not kernels_share_heads(q.device.type, q.dtype, positions.mask_TS is not None):
-            k, v = (x.unsqueeze(3).expand(-1, -1, -1, self.group, -1).flatten(2, 3) for x in (k, v))
-            shared = False
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=positions.mask_TS,
-            is_causal=positions.is_causal,
-            enable_gqa=shared,
-        )
-        y_BTD = self.output(y.transpose(1, 2).reshape(B, T, -1))
+        y_BTD = self.output(attend(q, k, v, positions).flatten(2))
         return F.dropout(y_BTD, self.dropout, self.training)
-
-
-def kernels_share_heads(device: str, dtype: torch.dtype, masked: bool) -> bool:
-    """Whether a fast attention kernel takes fewer key-value heads than query heads.
-
-    On CUDA only flash attention does, and it takes neither fp32 nor a mask. The kernel that does would be passed over
-    for the one that writes out all scores; repeating the heads for it is far cheaper than that.
-    """
-    return device == "cpu" or (dtype != torch.float32 and not masked)
 
 
 class FeedForward(nn.Module):
@@ -128,19 +106,6 @@ class Layer(nn.Module):
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions, cache)
         y_BTD: torch.Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
         return y_BTD
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding (Su et al. 2021, section 3.4.2), pairing element i with i + head_dim / 2 as Hugging Face does.
-
-    Args:
-        x: (B, T, K, G, H).
-        cos, sin: From `rotary_tables`, (T, 1, 1, H).
-
-    Returns:
-        As `x`, in the wider of the dtypes.
-    """
-    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 class Decoder(nn.Module):
@@ -203,7 +168,11 @@ class Decoder(nn.Module):
         return KVCache(self.shape, rows, capacity, dtype or weight.dtype, weight.device)
 
     def forward(
-        self, ids_BT: torch.Tensor, targets_BT: torch.Tensor | None = None, cache: KVCache | None = None
+        self,
+        ids_BT: torch.Tensor,
+        targets_BT: torch.Tensor | None = None,
+        cache: KVCache | None = None,
+        documents: PackedDocuments | None = None,
     ) -> torch.Tensor:
         """Loss or logits.
 
@@ -211,14 +180,15 @@ class Decoder(nn.Module):
             ids_BT: int64 token ids, (B, T).
             targets_BT: int64, (B, T); `IGNORE_TARGET` takes no part.
             cache: Positions seen before, which `ids_BT` continue; they are added to it.
+            documents: Documents that share rows and are to be computed as if each were alone; without a cache only.
 
         Returns:
             With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V).
 
         Raises:
-            ConfigError: the sequence is longer than `max_sequence_length`.
+            ConfigError: the sequence is longer than `max_sequence_length`, or there are both a cache and documents.
         """
-        x_BTD = self.hidden_states(ids_BT, cache)
+        x_BTD = self.hidden_states(ids_BT, cache, documents)
         if targets_BT is None:
             return self.logits(x_BTD)
         return linear_cross_entropy(x_BTD.flatten(0, 1), self.projection, targets_BT.flatten())
@@ -232,9 +202,24 @@ class Decoder(nn.Module):
         """Logits (B, T, V) of final hidden states."""
         return F.linear(x_BTD, self.projection)
 
-    def hidden_states(self, ids_BT: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+    def hidden_states(
+        self, ids_BT: torch.Tensor, cache: KVCache | None = None, documents: PackedDocuments | None = None
+    ) -> torch.Tensor:
         """Normalised output of the last layer, (B, T, D); arguments and errors as in `forward`."""
-        T = ids_BT.shape[1]
+        positions = self._positions(ids_BT, cache, documents)
+        x_BTD: torch.Tensor = self.embedding(ids_BT)
+        for layer in self.layers:
+            if self.activation_checkpointing and torch.is_grad_enabled() and cache is None:
+                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False)
+            else:
+                x_BTD = layer(x_BTD, positions, cache)
+        if cache is not None:
+            cache.length += ids_BT.shape[1]
+        x_BTD = self.norm(x_BTD)
+        return x_BTD  # noqa: RET504 (the name gives the type)
+
+    def _positions(self, ids_BT: torch.Tensor, cache: KVCache | None, documents: PackedDocuments | None) -> Positions:
+        T, device = ids_BT.shape[1], ids_BT.device
         start = 0 if cache is None else cache.length
         limit = self.config.max_sequence_length if cache is None else cache.capacity
         if start + T > min(limit, self.config.max_sequence_length):
@@ -243,50 +228,17 @@ class Decoder(nn.Module):
                 where="model.max_sequence_length" if cache is None else "the capacity of the key-value cache",
                 fix="use shorter sequences, or raise the limit",
             )
-        mask_TS, is_causal = attention_mask(start, T, self.config.sliding_window, ids_BT.device)
-        positions = Positions(self.cos[start : start + T], self.sin[start : start + T], mask_TS, is_causal)
-        x_BTD: torch.Tensor = self.embedding(ids_BT)
-        for layer in self.layers:
-            if self.activation_checkpointing and torch.is_grad_enabled() and cache is None:
-                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False)
-            else:
-                x_BTD = layer(x_BTD, positions, cache)
+        window = self.config.sliding_window
+        if documents is None:
+            mask_TS, is_causal = attention_mask(start, T, window, device)
+            return Positions(self.cos[start : start + T], self.sin[start : start + T], mask_TS, is_causal)
         if cache is not None:
-            cache.length += T
-        x_BTD = self.norm(x_BTD)
-        return x_BTD  # noqa: RET504 (the name gives the type)
-
-
-def rotary_tables(length: int, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables for `rotate` at positions 0 to `length`, fp32, each (length, 1, 1, head_dim), on the CPU.
-
-    The first half of the sines is negated: the rotation of a pair (a, b) is (a cos - b sin, b cos + a sin).
-    """
-    with torch.device("cpu"):
-        frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)[:, None, None, :]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def attention_mask(
-    start: int, length: int, window: int | None, device: torch.device
-) -> tuple[torch.Tensor | None, bool]:
-    """How queries at positions `start` to `start + length` may look at keys from position 0 on.
-
-    Returns:
-        A mask (length, start + length), true where a query sees a key, or None where none is needed; and whether
-        attention is plainly causal, which kernels do faster than a mask.
-    """
-    end = start + length
-    windowed = window is not None and end > window
-    if start == 0 and not windowed:
-        return None, True
-    if length == 1 and not windowed:
-        return None, False
-    query_T1 = torch.arange(start, end, device=device)[:, None]
-    key_S = torch.arange(end, device=device)
-    mask_TS = key_S <= query_T1
-    if window is not None:
-        mask_TS &= key_S > query_T1 - window
-    return mask_TS, False
+            raise ConfigError(
+                "a key-value cache holds one document per row",
+                where="Decoder.forward, documents",
+                fix="leave out the cache, or give each document a row of its own",
+            )
+        autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if autocast else self.embedding.weight.dtype
+        kernel = document_kernel(device, dtype, self.shape.head_dim)
+        return packed_positions(self.cos, self.sin, documents, window, kernel)

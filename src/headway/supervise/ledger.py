@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
-from headway.core.files import append_json_line, read_json_lines
+from headway.core.files import append_json_line, fingerprint, read_json_lines
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,20 @@ class Commit:
     """Rows consumed per source."""
     checkpoint: str
     """Name of the checkpoint that holds their effect."""
+    plan: str | None = None
+    """Fingerprint of the data and of all that says which rows these steps and those before them hold."""
+    epoch_rows: int | None = None
+    """Rows in one epoch of all sources, of the length that rows have at the start."""
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """Steps that were done again from an older checkpoint."""
+
+    to_step: int
+    reason: str
+    struck: tuple[Commit, ...]
+    """The commits that this has taken out of force."""
 
 
 class Ledger:
@@ -41,20 +55,31 @@ class Ledger:
         Raises:
             CheckpointError: the lines do not join, so they tell nothing certain.
         """
+        return self.history()[0]
+
+    def history(self) -> tuple[list[Commit], list[Rollback]]:
+        """The commits in force, and what was rolled back.
+
+        Raises:
+            CheckpointError: the lines do not join, so they tell nothing certain.
+        """
         commits: list[Commit] = []
+        rollbacks: list[Rollback] = []
         for record in read_json_lines(self.path):
             try:
                 if record["kind"] == "rollback":
-                    commits = [commit for commit in commits if commit.last_step <= record["to_step"]]
+                    struck = tuple(commit for commit in commits if commit.last_step > record["to_step"])
+                    rollbacks.append(Rollback(record["to_step"], str(record["reason"]), struck))
+                    commits = commits[: len(commits) - len(struck)]
                     continue
-                commit = Commit(**{name: record[name] for name in Commit.__dataclass_fields__})
+                commit = _commit_of(record)
                 joined = commit.first_step == (commits[-1].last_step if commits else 0) < commit.last_step
             except (KeyError, TypeError):
                 raise self._broken(f"holds a line that is no commit: {record}") from None
             if not joined:
                 raise self._broken(f"has a gap or an overlap before step {commit.first_step}")
             commits.append(commit)
-        return commits
+        return commits, rollbacks
 
     @property
     def committed_step(self) -> int:
@@ -69,6 +94,8 @@ class Ledger:
         last_step: int,
         rows_by_source: Mapping[str, int],
         checkpoint: str,
+        plan: str | None = None,
+        epoch_rows: int | None = None,
     ) -> None:
         """Record that the steps `first_step` to `last_step` (exclusive) are safe in a checkpoint.
 
@@ -82,8 +109,9 @@ class Ledger:
                 where=str(self.path),
                 fix="this is a mistake in the program that writes the ledger",
             )
-        commit = Commit(attempt, first_step, last_step, dict(rows_by_source), checkpoint)
-        self._append({"kind": "commit", **vars(commit)})
+        commit = Commit(attempt, first_step, last_step, dict(rows_by_source), checkpoint, plan, epoch_rows)
+        known = {name: value for name, value in vars(commit).items() if value is not None}
+        self._append({"kind": "commit", **known})
 
     def rollback(self, to_step: int, reason: str) -> None:
         """Strike the commits beyond `to_step`: the run goes on from an older checkpoint and consumes them again.
@@ -109,3 +137,20 @@ class Ledger:
             where=str(self.path),
             fix="restore ledger.jsonl from a copy, or choose another name=... for a new run",
         )
+
+
+def plan_fingerprint(data: Mapping[str, str], plan: Mapping[str, Any]) -> str:
+    """What a commit keeps of its plan.
+
+    Args:
+        data: Fingerprints of the data, as the task has them.
+        plan: What the feed's `describe` says.
+    """
+    return fingerprint({"data": dict(data), "plan": dict(plan)})
+
+
+def _commit_of(record: dict[str, Any]) -> Commit:
+    """The commit in a line of the ledger; `KeyError` when something is missing that every commit has."""
+    fields = Commit.__dataclass_fields__.values()
+    values: dict[str, Any] = {f.name: record[f.name] if f.default is MISSING else record.get(f.name) for f in fields}
+    return Commit(**values)

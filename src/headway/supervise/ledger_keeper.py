@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.store import CheckpointInfo
-from headway.supervise.ledger import Ledger
+from headway.supervise.ledger import Ledger, plan_fingerprint
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -34,4 +34,6 @@ class LedgerKeeper(Callback):
     def _commit(self, job: Job, step: int, attempt: int) -> None:
         first = self._ledger.committed_step
         if step > first:
-            self._ledger.commit(attempt, first, step, job.task.feed.rows_by_source(first, step), f"step-{step:08d}")
+            feed, name = job.task.feed, f"step-{step:08d}"
+            plan = plan_fingerprint(job.task.fingerprints, feed.describe(step))
+            self._ledger.commit(attempt, first, step, feed.rows_by_source(first, step), name, plan, feed.rows)

@@ -30,13 +30,13 @@ Steps = NDArray[np.int64]
 #: Series in a comparison that get a colour of their own; further ones start over with another dash.
 SERIES_COLOURS = 8
 
-_INK, _MUTED, _RULE = "#000001", "#000002", "#000003"
-_SERIES = tuple(f"#0000{number:02x}" for number in range(0x10, 0x10 + SERIES_COLOURS))
+_INK, MUTED, _RULE = "#000001", "#000002", "#000003"
+SERIES = tuple(f"#0000{number:02x}" for number in range(0x10, 0x10 + SERIES_COLOURS))
 _VARIABLES = {
     _INK: "var(--ink)",
-    _MUTED: "var(--muted)",
+    MUTED: "var(--muted)",
     _RULE: "var(--rule)",
-    **{colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES)},
+    **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
 }
 _Kind = Literal["solid", "dashed", "dotted", "faint", "dots"]
 _DASHES: tuple[_Kind, ...] = ("solid", "dashed", "dotted")
@@ -51,7 +51,7 @@ _RC = {
     "svg.fonttype": "none",
     "font.size": 12,
     "axes.edgecolor": _RULE,
-    "axes.labelcolor": _MUTED,
+    "axes.labelcolor": MUTED,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -61,8 +61,8 @@ _RC = {
     "text.color": _INK,
     "xtick.color": _RULE,
     "ytick.color": _RULE,
-    "xtick.labelcolor": _MUTED,
-    "ytick.labelcolor": _MUTED,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
     "xtick.labelsize": 11,
     "ytick.labelsize": 11,
     "lines.solid_capstyle": "round",
@@ -128,16 +128,16 @@ def loss_chart(run: Run) -> Chart | None:
     evaluated, validation = run.metrics.finite("evaluation/loss")
     if not len(steps) and not len(evaluated):
         return None
-    with _figure(1040, 380) as (figure, axes):
+    with drawing(1040, 380) as (figure, axes):
         legend = _curve(axes, steps, losses, "training loss")
         if len(evaluated):
-            axes.plot(evaluated, validation, color=_SERIES[1], linewidth=1.2, marker="o", markersize=4.5, zorder=4)
+            axes.plot(evaluated, validation, color=SERIES[1], linewidth=1.2, marker="o", markersize=4.5, zorder=4)
             legend.append(Entry("validation loss", 1, "dots"))
         _mark_attempts(axes, run, numbered=True)
         _uniform_guess(axes, run.vocab_size, losses)
         axes.set_ylabel("loss (nats per token)")
         _step_axis(axes, run.tokens_per_step)
-        return Chart("Loss", _svg(figure, "Loss by step"), tuple(legend), wide=True)
+        return Chart("Loss", as_svg(figure, "Loss by step"), tuple(legend), wide=True)
 
 
 def metric_chart(
@@ -156,7 +156,7 @@ def metric_chart(
     steps, values = run.metrics.finite(name)
     if not len(steps):
         return None
-    with _figure(340, 240) as (figure, axes):
+    with drawing(340, 240) as (figure, axes):
         _curve(axes, steps, values, title)
         if may_be_log and values.min() > 0 and values.max() > 30 * values.min():
             axes.set_yscale("log")
@@ -164,22 +164,22 @@ def metric_chart(
             axes.set_ylim(bottom=0, top=values.max() * 1.08 or 1)
         _mark_attempts(axes, run, numbered=False)
         axes.set_ylabel(unit)
-        axes.yaxis.set_major_formatter(_ticks(short_number))
+        axes.yaxis.set_major_formatter(ticks(short_number))
         _step_axis(axes, None)
-        return Chart(title, _svg(figure, f"{title} by step"))
+        return Chart(title, as_svg(figure, f"{title} by step"))
 
 
 def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Chart | None:
     """Smoothed training losses of several runs, by name, over one axis; their validation losses are dots."""
     legend: list[Entry] = []
-    with _figure(1040, 380) as (figure, axes):
+    with drawing(1040, 380) as (figure, axes):
         for index, (name, run) in enumerate(runs.items()):
             factor = 1 if by == "step" else run.tokens_per_step
             steps, losses = run.metrics.finite("train/loss")
             if not len(steps) or factor is None:
                 continue
             dash = _DASHES[index // SERIES_COLOURS % len(_DASHES)]
-            colour = _SERIES[index % SERIES_COLOURS]
+            colour = SERIES[index % SERIES_COLOURS]
             at, mean = thin(steps, smooth(losses, half_window(len(losses))))
             axes.plot(at * factor, mean, color=colour, linewidth=1.8, linestyle=dash)
             evaluated, validation = run.metrics.finite("evaluation/loss")
@@ -187,10 +187,10 @@ def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Cha
             legend.append(Entry(name, index % SERIES_COLOURS, dash))
         axes.set_ylabel("loss (nats per token)")
         axes.set_xlabel(by)
-        axes.xaxis.set_major_formatter(_ticks(short_number))
+        axes.xaxis.set_major_formatter(ticks(short_number))
         axes.margins(x=0.01)
         title = f"Training loss by {by}, validation loss as dots"
-        return Chart(title, _svg(figure, title), tuple(legend), wide=True) if legend else None
+        return Chart(title, as_svg(figure, title), tuple(legend), wide=True) if legend else None
 
 
 def short_number(value: float) -> str:
@@ -205,7 +205,7 @@ def short_number(value: float) -> str:
 
 
 @contextmanager
-def _figure(width: int, height: int) -> Iterator[tuple[Figure, Axes]]:
+def drawing(width: int, height: int) -> Iterator[tuple[Figure, Axes]]:
     """A figure of `width` x `height` CSS pixels with one pair of axes; the block draws in the page's style."""
     try:
         import matplotlib
@@ -226,7 +226,7 @@ def _curve(axes: Axes, steps: Steps, values: Floats, label: str) -> list[Entry]:
         axes.plot(
             steps,
             values,
-            color=_SERIES[0],
+            color=SERIES[0],
             linewidth=1.8,
             marker="o" if len(values) < 40 else "",
             markersize=3.5,
@@ -235,12 +235,12 @@ def _curve(axes: Axes, steps: Steps, values: Floats, label: str) -> list[Entry]:
     if len(values) > 2 * _POINTS:
         middles, low, high = envelope(steps, values, _POINTS)
         # The outline keeps a spike visible where the band is thinner than a pixel.
-        axes.fill_between(middles, low, high, color=_SERIES[0], alpha=0.22, linewidth=0.7)
+        axes.fill_between(middles, low, high, color=SERIES[0], alpha=0.22, linewidth=0.7)
         behind = "lowest to highest"
     else:
-        axes.plot(steps, values, color=_SERIES[0], alpha=0.3, linewidth=0.8)
+        axes.plot(steps, values, color=SERIES[0], alpha=0.3, linewidth=0.8)
         behind = "every step"
-    axes.plot(*thin(steps, smooth(values, half)), color=_SERIES[0], linewidth=1.8)
+    axes.plot(*thin(steps, smooth(values, half)), color=SERIES[0], linewidth=1.8)
     return [Entry(f"{label}, mean over {2 * half + 1:,} steps", 0), Entry(behind, 0, "faint")]
 
 
@@ -249,11 +249,11 @@ def _uniform_guess(axes: Axes, vocab_size: int | None, losses: Floats) -> None:
     if vocab_size is None or vocab_size < 2 or not len(losses) or losses.max() < 0.6 * math.log(vocab_size):
         return
     level = math.log(vocab_size)
-    axes.axhline(level, color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    axes.axhline(level, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
         f"uniform guess: ln {vocab_size:,} = {level:.2f}",
         (1, level), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",
-        ha="right", color=_MUTED, fontsize=11,
+        ha="right", color=MUTED, fontsize=11,
     )  # fmt: skip
 
 
@@ -262,11 +262,11 @@ def _mark_attempts(axes: Axes, run: Run, *, numbered: bool) -> None:
     first, *later = sorted(run.metrics.spans) or [0]
     for number in later:
         step = run.metrics.spans[number].first_step - 1
-        axes.axvline(step, color=_MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
         if numbered and number - first < _NUMBERED_ATTEMPTS:
             axes.annotate(
                 f"attempt {number}", (step, 1), xycoords=("data", "axes fraction"), xytext=(4, -20),
-                textcoords="offset points", color=_MUTED, fontsize=10, rotation=90, va="top",
+                textcoords="offset points", color=MUTED, fontsize=10, rotation=90, va="top",
             )  # fmt: skip
 
 
@@ -276,24 +276,24 @@ def _step_axis(axes: Axes, tokens_per_step: int | None) -> None:
     axes.set_xlabel("step")
     axes.margins(x=0.01)
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto" if tokens_per_step else 4, integer=True))
-    axes.xaxis.set_major_formatter(_ticks(short_number))
+    axes.xaxis.set_major_formatter(ticks(short_number))
     if tokens_per_step:
         per_step = float(tokens_per_step)
         scales: Any = (lambda step: step * per_step, lambda tokens: tokens / per_step)
         top = axes.secondary_xaxis("top", functions=scales)
-        top.xaxis.set_major_formatter(_ticks(short_number))
+        top.xaxis.set_major_formatter(ticks(short_number))
         top.set_xlabel("tokens")
         top.spines["top"].set_visible(False)
         top.tick_params(length=0)
 
 
-def _ticks(label: Callable[[float], str]) -> Any:
+def ticks(label: Callable[[float], str]) -> Any:
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: label(value))
 
 
-def _svg(figure: Figure, label: str) -> str:
+def as_svg(figure: Figure, label: str) -> str:
     """The figure as one SVG element without fixed size, in the page's colours."""
     import matplotlib
 

@@ -12,7 +12,7 @@ from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 
 if TYPE_CHECKING:
     from headway.config import Interval
-    from headway.data.prefetch import Prefetcher
+    from headway.data.feeding.prefetch import Prefetcher
     from headway.training.loop import Job
     from headway.training.step import StepResult
 

@@ -13,9 +13,11 @@ from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, load_config
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
-from headway.data.feed import EvaluationFeed
+from headway.data.feeding.feed import EvaluationFeed
+from headway.data.remote_store import open_store
+from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
-from headway.data.tokenizer import Tokenizer
+from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_model
 from headway.models.huggingface import import_model
 from headway.parallel.world import World, pick_device
@@ -86,7 +88,7 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
                 where=str(info.path),
                 fix=f"take another step; headway checkpoints verify {path} tells which are good",
             )
-    tokenizer_folder = config.data.store / "tokenizer"
+    tokenizer_folder = folder_of(config.data)
     tokenizer = Tokenizer.load(tokenizer_folder)
     model_config = config.model.model_copy(update={"from_pretrained": None})
     model = build_model(model_config, vocab_size=tokenizer.vocab_size, seed=0, initialize=False)
@@ -134,7 +136,7 @@ def evaluate_trained(
     config = trained.config or Config()
     if store_path is None and trained.config is None:
         raise ConfigError("an exported model does not say where its data is", where=str(path), fix="--store FOLDER")
-    store = TokenStore.open(store_path or config.data.store)
+    store = TokenStore.open(store_path) if store_path else open_store(config.data)
     if store.tokenizer_fingerprint != trained.tokenizer.fingerprint:
         raise DataError(
             "the store was written with another tokenizer than the model's",
@@ -142,7 +144,15 @@ def evaluate_trained(
             fix="give a store that was prepared with data.tokenizer.path set to the model's folder",
         )
     length = sequence_length or config.train.sequence_length
-    feed = EvaluationFeed(store, split=split, sequence_length=length, limit=rows, micro_batch=8)
+    feed = EvaluationFeed(
+        store,
+        split=split,
+        sequence_length=length,
+        limit=rows,
+        micro_batch=8,
+        packing=config.data.packing,
+        document_mask=config.data.document_mask,
+    )
     world = World(0, 1, 0, next(trained.model.parameters()).device)
     result = evaluate(LANGUAGE_MODELLING, trained.model, feed, world, config.train.precision)
     return {

@@ -10,7 +10,7 @@ from headway.checkpoint.writer import CheckpointWriter
 from headway.config import Config, LaneGrid
 from headway.core.errors import DivergedError, Preempted
 from headway.core.faults import fault_point
-from headway.data.prefetch import Prefetcher
+from headway.data.feeding.prefetch import Prefetcher
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.callbacks import Callback

@@ -37,6 +37,7 @@ class Recorder(Callback):
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """One record and perhaps one line."""
+        metrics.update(job.task.feed.metrics(step - 1))
         price = job.config.telemetry.usd_per_hour
         if price is not None:
             hours = (self._spent_seconds + time.monotonic() - self._start) / 3600

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from headway.core.console import notice
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
 
 if TYPE_CHECKING:
@@ -61,9 +62,16 @@ class Task:
 
 
 def language_model_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
-    """Cross-entropy summed over the micro-batch's targets."""
-    loss: torch.Tensor = model(batch["ids"], batch["targets"])
-    return loss
+    """Cross-entropy summed over the micro-batch's targets; each document by itself where the micro-batch tells them
+    apart (`data.document_mask`)."""
+    if "documents" not in batch:
+        loss: torch.Tensor = model(batch["ids"], batch["targets"])
+        return loss
+    from headway.models.attention import PackedDocuments
+
+    documents = PackedDocuments(batch["documents"], batch["positions"], batch["document_bounds"])
+    masked_loss: torch.Tensor = model(batch["ids"], batch["targets"], documents=documents)
+    return masked_loss
 
 
 def count_targets(batch: MicroBatch) -> int:
@@ -76,35 +84,42 @@ LANGUAGE_MODELLING = Objective(language_model_loss, count_targets)
 
 def language_model_task(config: Config, grid: LaneGrid) -> Task:
     """The native decoder on a token store, as the config says. The model is on the CPU."""
-    from headway.data.feed import EvaluationFeed, TokenFeed
-    from headway.data.store import TokenStore
+    from headway.data.feeding.feed import EvaluationFeed, TokenFeed
+    from headway.data.feeding.packing import total_figures
+    from headway.data.feeding.rows import packing_notice
+    from headway.data.remote_store import open_store
     from headway.models.build import build_model
     from headway.models.facts import flops_per_token
 
-    store = TokenStore.open(config.data.store)
+    store = open_store(config.data)
     model = build_model(config.model, vocab_size=store.vocab_size, seed=config.seed)
     model.set_activation_checkpointing(config.train.activation_checkpointing)
     length = config.train.sequence_length
-    feed = TokenFeed(
-        store,
-        sequence_length=length,
-        seed=config.seed,
-        lanes=grid.lanes,
-        micro_batches=grid.micro_batches,
-        micro_batch=grid.micro_batch,
-    )
     evaluation = None
     if "validation" in store.splits:
         evaluation = EvaluationFeed(
-            store, sequence_length=length, limit=config.evaluation.rows, micro_batch=grid.micro_batch
+            store,
+            sequence_length=length,
+            limit=config.evaluation.rows,
+            micro_batch=grid.micro_batch,
+            packing=config.data.packing,
+            document_mask=config.data.document_mask,
         )
+    feed = TokenFeed.of(config, grid, store)
+    attention_length = length
+    if config.data.packing != "concat" or config.data.document_mask:
+        figures = feed.packing_figures()
+        notice(packing_notice(figures, config.data.packing))
+        if config.data.document_mask:
+            # Attention does not cross documents, so what it would cost if it did is no work done.
+            attention_length = round(total_figures(figures.values()).attention_length)
     return Task(
         model=model,
         feed=feed,
         objective=LANGUAGE_MODELLING,
         evaluation=evaluation,
         fingerprints={"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint},
-        flops_per_item=flops_per_token(config.model, length),
+        flops_per_item=flops_per_token(config.model, attention_length),
         vocab_size=store.vocab_size,
     )
 

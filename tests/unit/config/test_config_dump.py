@@ -50,7 +50,7 @@ sections: dict[str, st.SearchStrategy[Any]] = {
     "determinism": st.sampled_from(["off", "run", "elastic"]),
     "data": st.fixed_dictionaries(
         {"sources": st.lists(texts, min_size=1, max_size=3)},
-        optional={"store": texts.map(Path), "shard_tokens": st.integers(1, 10**12), "workers": st.just("auto")},
+        optional={"store": texts.map(Path), "shard_bytes": st.integers(1, 10**12), "workers": st.just("auto")},
     ),
     "model": st.sampled_from([{"preset": "1m"}, {"preset": "8b", "dropout": 0.1}, {"from_pretrained": "off"}]),
     "optimizer": st.fixed_dictionaries({}, optional={"learning_rate": positive, "eps": positive}),

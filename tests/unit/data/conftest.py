@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from headway.config.schema import DataConfig
-from headway.data.prepare import prepare
+from headway.data.preparing.prepare import prepare
+from headway.data.reading import sources as source_module
 from headway.data.store import TokenStore
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "rain", "falls", "on", "hills"]
@@ -64,10 +65,11 @@ def config(tmp_path: Path) -> Callable[..., DataConfig]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, config: Callable[..., DataConfig]) -> TokenStore:
+def store(tmp_path: Path, config: Callable[..., DataConfig], monkeypatch: pytest.MonkeyPatch) -> TokenStore:
     """Two sources in several shards."""
+    monkeypatch.setattr(source_module, "PIECE_BYTES", 1000)
     write_jsonl(tmp_path / "first.jsonl", make_documents(60, seed=1))
     write_jsonl(tmp_path / "second.jsonl", make_documents(40, seed=2))
-    data = config([tmp_path / "first.jsonl", tmp_path / "second.jsonl"], shard_tokens=700, validation=0.2)
+    data = config([tmp_path / "first.jsonl", tmp_path / "second.jsonl"], shard_bytes=3000, validation=0.2)
     prepare(data, workers=1)
     return TokenStore.open(data.store)

@@ -1,0 +1,171 @@
+"""`headway data inspect` and `headway data report`: what is in a token store, and what became of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.cli.common import JsonOption, OverridesArgument, load, print_json, print_table, writing
+
+if TYPE_CHECKING:
+    from headway.data.store import TokenStore
+
+StoreArgument = Annotated[
+    Path, typer.Argument(metavar="STORE|CONFIG", help="Token store, or YAML file of a run.", show_default=False)
+]
+
+
+def inspect(
+    store: StoreArgument,
+    overrides: OverridesArgument = None,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="Examples per cleaning step.")] = 2,
+    json: JsonOption = False,
+) -> None:
+    """Show what is in a store: documents, tokens, lengths; and for each cleaning step what it dropped or changed.
+
+    [bold]Examples[/bold]
+
+    headway data inspect data/quickstart
+    headway data inspect run.yaml --examples 5
+    headway data inspect run.yaml --json
+    """
+    from headway.data.inspect import describe_store, sample_text
+
+    opened = open_store(store, overrides)
+    facts = describe_store(opened)
+    if json:
+        print_json({**facts, "sample": sample_text(opened)})
+        return
+    vocabulary = facts["tokenizer"]
+    print(f"{facts['store']}: {vocabulary['vocab_size']:,} token ids as {facts['dtype']},", end=" ")
+    print(f"documents end with {vocabulary['end_of_text']}, fingerprint {facts['fingerprint'][:16]}\n")
+    _print_sources(facts["sources"])
+    for source in facts["sources"]:
+        _print_cleaning(source, examples)
+    _print_duplicates(facts["duplicates"])
+    print()
+    _print_splits(facts["splits"])
+    print(f"\nfirst training document:\n{sample_text(opened)}")
+
+
+def report(
+    store: StoreArgument,
+    overrides: OverridesArgument = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write; report.html in the store otherwise.")
+    ] = None,
+) -> None:
+    """Write a store's report: one HTML page with its sources, lengths, cleaning, duplicates and tokenizer.
+
+    Given a config, it also shows the share of training that each source will have.
+
+    [bold]Examples[/bold]
+
+    headway data report data/quickstart
+    headway data report run.yaml --output data.html
+    """
+    from headway.data.inspect import describe_store, fertility
+    from headway.telemetry.data_report import write_data_report
+
+    opened = open_store(store, overrides)
+    facts = describe_store(opened)
+    asked = {} if store.is_dir() else _asked_shares(store, overrides, opened)
+    for source in facts["sources"]:
+        split = "train" if source["name"] in opened.sources("train") else "validation"
+        if source["name"] in opened.sources(split):
+            source["fertility"] = fertility(opened, split, source["name"])
+        source["asked_share"] = asked.get(source["name"])
+    target = output or opened.path / "report.html"
+    with writing(target):
+        print(write_data_report(facts, target))
+
+
+def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) -> dict[str, float]:
+    """Each source's share of all rows of the run."""
+    from headway.data.feeding.feed import training_rows
+    from headway.data.feeding.plan import MixedPlan, plan_of
+
+    settings = load(config, overrides, trains=False)
+    assert settings.train.steps is not None
+    plan = plan_of(settings, training_rows(settings, store))
+    # Without a mixture every row is used equally often, and counting them one by one would take long.
+    counts = plan.counts(0, settings.train.steps) if isinstance(plan, MixedPlan) else plan.epoch_rows(0)
+    return {name: count / max(1, sum(counts)) for name, count in zip(plan.sources, counts, strict=True)}
+
+
+def _print_sources(sources: list[dict[str, Any]]) -> None:
+    headers = ["SOURCE", "FILES", "READ", "DOCUMENTS", "TOKENS", "BYTES/TOKEN", "MALFORMED", "EMPTY"]
+    rows = []
+    for source in sources:
+        counts = [_count(source.get(key)) for key in ("files", "read", "documents", "tokens")]
+        ratio = f"{source['bytes_per_token']:.2f}" if source.get("bytes_per_token") else "n/a"
+        rows.append([source["name"], *counts, ratio, _count(source.get("skipped")), _count(source.get("empty"))])
+    print_table(headers, rows, numeric=range(1, len(headers)))
+
+
+def _print_cleaning(source: dict[str, Any], examples: int) -> None:
+    steps = (source.get("clean") or {}).get("steps", [])
+    if not steps:
+        return
+    print(f"\ncleaning of {source['name']}:")
+    headers = ["STEP", "IN", "OUT", "DROPPED", "CHANGED", "BYTES IN", "BYTES OUT", "MOST FREQUENT REASONS"]
+    rows = []
+    for step in steps:
+        dropped = step["documents_in"] - step["documents_out"]
+        counts = [step["documents_in"], step["documents_out"], dropped, step["changed"]]
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in list(step["reasons"].items())[:3])
+        sizes = [step["bytes_in"], step["bytes_out"]]
+        rows.append([step["name"], *(f"{n:,}" for n in (*counts, *sizes)), reasons])
+    print_table(headers, rows, numeric=range(1, 7))
+    for step in steps:
+        for example in step["examples"][:examples]:
+            print(f"  {step['name']}, {example['kind']}: {example['reason']}\n    {example['text']!r}")
+
+
+def _print_duplicates(found: dict[str, Any] | None) -> None:
+    if not found:
+        return
+    print("\nduplicates:")
+    for key, value in found.items():
+        if not isinstance(value, (dict, list)):
+            print(f"  {key.replace('_', ' ')}: {value:.2%}" if isinstance(value, float) else f"  {key}: {value}")
+        elif isinstance(value, dict):
+            print(f"  {key.replace('_', ' ')}: " + ", ".join(f"{name} {item}" for name, item in value.items()))
+
+
+def _print_splits(splits: list[dict[str, Any]]) -> None:
+    percentiles = list(splits[0]["length_percentiles"])
+    headers = ["SPLIT", "SOURCE", "SHARDS", "DOCUMENTS", "TOKENS", *(f"P{percentile}" for percentile in percentiles)]
+    rows = [
+        [
+            part["split"],
+            part["source"],
+            *(f"{part[key]:,}" for key in ("shards", "documents", "tokens")),
+            *(f"{length:,}" for length in part["length_percentiles"].values()),
+        ]
+        for part in splits
+    ]
+    print("tokens per document at percentiles:")
+    print_table(headers, rows, numeric=range(2, len(headers)))
+
+
+def _count(value: int | None) -> str:
+    return "n/a" if value is None else f"{value:,}"
+
+
+def open_store(path: Path, overrides: list[str] | None, *, check: bool = True) -> TokenStore:
+    """The store in a folder, or the one of a config."""
+    from headway.data import remote_store
+    from headway.data.store import TokenStore
+
+    if path.is_dir():
+        return TokenStore.open(path, check=check)
+    return remote_store.open_store(load(path, overrides, trains=False).data, check=check)
+
+
+def register(data: typer.Typer) -> None:
+    """Add the verbs."""
+    data.command()(inspect)
+    data.command()(report)

@@ -1,0 +1,96 @@
+"""`headway data preview`: exactly what a step will see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+
+if TYPE_CHECKING:
+    from headway.data.feeding.preview import RowView, StepView
+
+#: Stands where a document ends within a row.
+_END = " ⏹ "
+
+
+def preview(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    step: Annotated[int, typer.Option("--step", "-s", min=0, help="Which step, counted from 0.")] = 0,
+    rows: Annotated[int, typer.Option("--rows", "-r", min=0, help="Rows shown of each lane; 0 shows all.")] = 4,
+    characters: Annotated[int, typer.Option("--characters", min=1, help="Text shown of a row, at most.")] = 200,
+    json: JsonOption = False,
+) -> None:
+    """Show exactly what a step will see, or has seen: rows lane by lane, decoded, with where they come from.
+
+    Also says which shares the sources have there: as the config asks, in the step, and so far. ⏹ stands where a
+    document ends. With --json, texts are whole and tokens are listed.
+
+    [bold]Examples[/bold]
+
+    headway data preview run.yaml --step 1200
+    headway data preview run.yaml --step 1200 --rows 1 --characters 60
+    headway data preview run.yaml data.mixture.temperature=2 --json
+    """
+    from dataclasses import asdict
+
+    from headway.config import resolve_lanes
+    from headway.data.feeding.preview import preview_step
+    from headway.data.remote_store import open_store
+
+    settings = load(config, overrides)
+    grid = resolve_lanes(settings, settings.parallel.workers)
+    view = preview_step(settings, grid, open_store(settings.data), step, rows or None)
+    if json:
+        print_json(asdict(view))
+    else:
+        _print(view, characters)
+
+
+def _print(view: StepView, characters: int) -> None:
+    from headway.core.format import UNKNOWN
+
+    size = f"{view.lanes} lanes of {view.micro_batches} micro-batches of {view.micro_batch} rows"
+    print(f"step {view.step:,} of {view.steps:,}: {size} of {view.sequence_length:,} tokens")
+    if len(view.sources) > 1:
+        print(f"shares of steps {view.first_step:,} to {view.last_step - 1:,}:")
+    table = [
+        [
+            source.name,
+            f"{source.asked:.2%}",
+            f"{source.step:.2%}",
+            UNKNOWN if source.so_far is None else f"{source.so_far:.2%}",
+            f"{source.epochs:.3f}",
+        ]
+        for source in view.sources
+    ]
+    print_table(["SOURCE", "ASKED", "THIS STEP", "SO FAR", "EPOCHS"], table, numeric=range(1, 5))
+    in_lane = view.micro_batches * view.micro_batch
+    for lane in range(view.lanes):
+        shown = [row for row in view.rows if row.lane == lane]
+        print(f"\nlane {lane}" + (f" ({len(shown)} of {in_lane} rows)" if len(shown) < in_lane else ""))
+        for row in shown:
+            print(f"  {_place(row)}\n    {_shortened(_END.join(row.documents), characters)}")
+
+
+def _place(row: RowView) -> str:
+    place = "" if row.first_token is None else f", tokens from {row.first_token:,} on"
+    padding = f", {row.padding:,} tokens of padding" if row.padding else ""
+    return f"{row.micro_batch}.{row.row} {row.source}: epoch {row.epoch}, row {row.source_row:,}{place}{padding}"
+
+
+def _shortened(text: str, characters: int) -> str:
+    """On one line; of a long text both ends, since documents mostly end within a row."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if len(text) <= characters:
+        return text
+    head = (characters - 1) * 2 // 3
+    tail = characters - 1 - head
+    return f"{text[:head]}…{text[len(text) - tail :]}"
+
+
+def register(data: typer.Typer) -> None:
+    """Add the verb to `headway data`."""
+    data.command("preview")(preview)

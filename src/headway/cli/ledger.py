@@ -1,0 +1,108 @@
+"""`headway ledger`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+
+if TYPE_CHECKING:
+    from headway.supervise.ledger_proof import LedgerProof
+
+HELP = """Prove that a run used every row of its plan exactly once, whatever died on the way.
+
+Reads ledger.jsonl, the config and the token store's manifest: the commits must join from step 0 to the newest
+checkpoint, and the rows, computed anew, must be those that the ledger counts, in each epoch of each source none twice
+and none left out. Exits with 0 when that is proven and with 4 when it is not.
+
+[bold]Examples[/bold]
+
+headway ledger runs/quickstart
+headway ledger runs/quickstart --json
+headway ledger runs/big --every-row
+headway ledger /backup/runs/big --store /data/store
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("ledger", help=HELP)(ledger)
+
+
+def ledger(
+    run: RunArgument,
+    store: Annotated[Path | None, typer.Option("--store", help="Token store, if it has been moved.")] = None,
+    every_row: Annotated[
+        bool | None,
+        typer.Option(
+            "--every-row/--counts-only",
+            help="Look at every single row, or trust counts; by default the first up to 100M rows.",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """The verb."""
+    from headway.core.errors import CheckpointError
+    from headway.supervise.ledger_proof import prove
+
+    proof = prove(run, store, every_row)
+    if json:
+        print_json(_plain(proof))
+    else:
+        _print(proof)
+    if proof.problems:
+        raise CheckpointError(
+            "not proven: " + "; ".join(proof.problems),
+            where=str(run / "ledger.jsonl"),
+            fix="restore what was changed from a copy; what went wrong while training stays in the ledger",
+        )
+
+
+def _print(proof: LedgerProof) -> None:
+    if proof.epochs:
+        several = any(epoch.first_step for epoch in proof.epochs)
+        headers = ["SOURCE", *(["FROM STEP"] if several else []), "EPOCHS", "ROWS IN PLAN", "USED", "TWICE", "SKIPPED"]
+        rows = [
+            [
+                epoch.source,
+                *([f"{epoch.first_step:,}"] if several else []),
+                str(epoch.first_epoch)
+                if epoch.first_epoch == epoch.last_epoch
+                else f"{epoch.first_epoch} to {epoch.last_epoch}",
+                f"{epoch.rows:,}",
+                f"{epoch.used:,}",
+                f"{epoch.twice:,}",
+                f"{epoch.skipped:,}",
+            ]
+            for epoch in proof.epochs
+        ]
+        print_table(headers, rows, numeric=range(1, len(headers)))
+    for rollback in proof.rollbacks:
+        for commit in rollback.struck:
+            steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,} of attempt {commit.attempt}"
+            print(f"rolled back: {steps} ({rollback.reason})")
+    if not proof.problems:
+        print(f"proven for steps 0 to {proof.steps - 1:,}, {proof.rows:,} rows:")
+        print("\n".join(f"  {line}" for line in proof.basis))
+
+
+def _plain(proof: LedgerProof) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "run": str(proof.run),
+        "proven": not proof.problems,
+        "problems": proof.problems,
+        "steps": proof.steps,
+        "rows": proof.rows,
+        "checkpoint_step": proof.checkpoint_step,
+        "looked_at_rows": proof.looked_at,
+        "basis": proof.basis if not proof.problems else [],
+        "epochs": [{**asdict(epoch), "sound": epoch.sound} for epoch in proof.epochs],
+        "commits": [asdict(commit) for commit in proof.commits],
+        "rollbacks": [asdict(rollback) for rollback in proof.rollbacks],
+    }

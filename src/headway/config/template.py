@@ -1,0 +1,49 @@
+"""Templates that render several fields of a record into one document: `Question: {question}\\nAnswer: {answer}`."""
+
+from __future__ import annotations
+
+import string
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """Literal text, and the field that follows it."""
+
+    literal: str
+    field: str | None
+    """A field's name, dots between the levels of a nested one; None at the template's end."""
+
+
+def parse_template(template: str) -> tuple[Part, ...]:
+    """The parts of a template, in order. `{{` and `}}` stand for braces.
+
+    Raises:
+        ValueError: its braces do not match, it names no field, or asks for a conversion or format.
+    """
+    parts = []
+    try:
+        for literal, name, form, conversion in string.Formatter().parse(template):
+            if name is not None and (form or conversion):
+                raise ValueError(f"'{{{name}}}' cannot have a format or conversion; name the field alone")
+            if name is not None and not name.strip():
+                raise ValueError("'{}' names no field; write for example {question}, or {{}} for literal braces")
+            if name is not None and ("[" in name or "]" in name):
+                raise ValueError(f"'{{{name}}}': nested fields are written with dots, as {{meta.title}}")
+            parts.append(Part(literal, name))
+    except ValueError as error:
+        text = str(error)
+        # The standard library's own words for unbalanced braces.
+        text = f"{text}; literal braces are written {{{{ and }}}}" if not text.startswith("'") else text
+        raise ValueError(f"not a template: {text}") from None
+    if not any(part.field for part in parts):
+        raise ValueError("the template names no field; write for example 'Question: {question}'")
+    return tuple(parts)
+
+
+def template_fields(template: str) -> list[str]:
+    """The fields that a template names, each once, in order.
+
+    Raises:
+        ValueError: see `parse_template`.
+    """
+    return list(dict.fromkeys(part.field for part in parse_template(template) if part.field))

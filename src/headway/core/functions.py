@@ -1,0 +1,45 @@
+"""Functions of the user, named in a config."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ConfigError
+
+
+def load_function(name: str, where: str) -> tuple[Any, Callable[[str], Any]]:
+    """The module and the function of `package.module:function`; modules in the working directory are found too.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such function.
+    """
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"the module {module_name} cannot be imported: {type(error).__name__}: {error}",
+            where=where,
+            fix="give package.module:function, importable from the working directory",
+        ) from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    try:
+        function = reduce(getattr, attribute.split("."), module)
+    except AttributeError:
+        function = None
+    if not callable(function):
+        raise ConfigError(
+            f"the module {module_name} has no function {attribute}", where=where, fix="check the function's name"
+        )
+    return module, function

@@ -1,0 +1,6 @@
+"""Cleaning: ordered, counted steps that change a document's text or drop it."""
+
+from headway.data.clean.cleaner import Cleaner, describe_steps
+from headway.data.clean.counts import CleanCounts, Example, StepCounts
+
+__all__ = ["Cleaner", "describe_steps", "CleanCounts", "StepCounts", "Example"]

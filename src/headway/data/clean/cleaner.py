@@ -1,0 +1,128 @@
+"""A config's cleaning steps, carried out on one document after the other."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headway.config.clean import CleanStep
+from headway.data.clean.base import Step, utf8_size
+from headway.data.clean.contamination import Decontaminate
+from headway.data.clean.counts import CleanCounts, Drop
+from headway.data.clean.function import PythonFunction
+from headway.data.clean.gopher import GopherQuality
+from headway.data.clean.language import Language
+from headway.data.clean.pii import Pii
+from headway.data.clean.repetition import GopherRepetition
+from headway.data.clean.simple import Length, Unicode
+from headway.data.clean.web import C4, Fineweb
+
+_STEPS: dict[str, Callable[[Any], Step]] = {
+    "unicode": Unicode,
+    "length": Length,
+    "gopher_quality": GopherQuality,
+    "gopher_repetition": GopherRepetition,
+    "c4": C4,
+    "fineweb": Fineweb,
+    "language": Language,
+    "pii": Pii,
+    "python": PythonFunction,
+    "decontaminate": Decontaminate,
+}
+_NOTHING_LEFT = Drop("nothing left", "nothing left of the text")
+
+
+class Cleaner:
+    """Takes documents through all steps in order and counts what each step does.
+
+    What comes out depends on the text and the steps alone, not on the documents before it.
+
+    Raises:
+        ConfigError: a step needs a package that is not installed, or a function that is not there.
+        DataError: an evaluation set or word list cannot be read.
+    """
+
+    def __init__(self, steps: Sequence[CleanStep]) -> None:
+        self._steps = _opened(steps)
+        self._names = _names(steps)
+        self._counts = CleanCounts.of(self._names)
+        self.take_counts()
+
+    def clean(self, text: str) -> str | None:
+        """The document as it goes on, or None when a step drops it; counted.
+
+        Raises:
+            DataError: a function of the user failed.
+        """
+        size = utf8_size(text)
+        for step, counts in zip(self._steps, self._counts.steps, strict=True):
+            counts.documents_in += 1
+            counts.bytes_in += size
+            result = step.apply(text)
+            if isinstance(result, Drop) or not result:
+                counts.drop(result if isinstance(result, Drop) else _NOTHING_LEFT, text)
+                return None
+            if result is not text and result != text:
+                counts.changed += 1
+                if counts.wants("changed"):
+                    counts.show("changed", "changed", step.example(text, result))
+                text, size = result, utf8_size(result)
+            counts.documents_out += 1
+            counts.bytes_out += size
+        return text
+
+    def clean_kept(self, text: str) -> str | None:
+        """What `clean` gives for a document that it keeps, without asking the filters again; not counted.
+
+        Raises:
+            DataError: a function of the user failed, or now drops the document.
+        """
+        for step in self._steps:
+            text = step.change(text)
+            if not text:
+                return None
+        return text
+
+    def take_counts(self) -> CleanCounts:
+        """Counts since the last call."""
+        taken, self._counts = self._counts, CleanCounts.of(self._names)
+        for step, counts in zip(self._steps, self._counts.steps, strict=True):
+            step.counts = counts
+        return taken
+
+
+def describe_steps(steps: Sequence[CleanStep]) -> dict[str, Any]:
+    """All that the outcome of the steps depends on, for fingerprints: plain JSON without paths.
+
+    Besides the settings these are the versions of the rules, of the Unicode tables and of libraries, and the hashes of
+    a user function's source, of word lists and of evaluation sets.
+
+    Raises:
+        ConfigError: as `Cleaner`.
+        DataError: as `Cleaner`.
+    """
+    described = []
+    for config, step in zip(steps, _opened(steps), strict=True):
+        settings = config.model_dump(mode="json", exclude=_PLACES.get(config.step))
+        described.append({**settings, "version": step.version, **step.describe()})
+    return {"steps": described, "unicode": unicodedata.unidata_version} if described else {"steps": []}
+
+
+#: Where things lie does not matter; the hashes of what is there stand for them.
+_PLACES: dict[str, Any] = {"c4": {"blocked_words"}, "decontaminate": {"sets"}}
+
+
+def _opened(steps: Sequence[CleanStep]) -> list[Step]:
+    return [_STEPS[step.step](step) for step in steps]
+
+
+def _names(steps: Sequence[CleanStep]) -> list[str]:
+    """The steps' names; a second `length` is "length-2"."""
+    seen: Counter[str] = Counter()
+    names = []
+    for step in steps:
+        seen[step.step] += 1
+        names.append(step.step if seen[step.step] == 1 else f"{step.step}-{seen[step.step]}")
+    return names

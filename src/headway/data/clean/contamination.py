@@ -1,0 +1,199 @@
+"""Overlap of documents with evaluation sets."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from headway.config.clean import DecontaminateStep, EvaluationSet
+from headway.config.data import SourceConfig, source_name
+from headway.core.console import warning
+from headway.core.errors import DataError
+from headway.data.clean.base import Step, around
+from headway.data.clean.counts import Drop
+from headway.data.clean.ngrams import Hashes, longer
+from headway.data.reading.readers import read_batches
+from headway.data.reading.sources import find_sources, pieces_of
+
+_WORD = re.compile(r"\w+")
+_CACHED_WORDS = 2**18
+
+
+class _WordHashes(dict[str, int]):
+    """64-bit hashes of words, the same on every machine; the words met most lately are remembered."""
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= _CACHED_WORDS:
+            self.clear()
+        value = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        self[word] = value
+        return value
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What a document and an evaluation set have in common."""
+
+    name: str
+    count: int
+    """N-grams of the document that the set holds."""
+    ngram: str
+    """The first of them."""
+    position: int
+    """Where it begins in the text."""
+
+
+class Decontaminate(Step):
+    """Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C: documents that share an n-gram of 13
+    words with an evaluation set; an example of fewer words, but at least 8, is looked for whole.
+
+    Words are runs of letters, digits and underscores in lower case, so punctuation and white space do not count. Where
+    the paper cuts 200 characters around an overlap out of a document, here the whole document goes. Memory is 8 bytes
+    for each different n-gram of the sets.
+
+    Raises:
+        DataError: an evaluation set cannot be read, or holds nothing to look for.
+    """
+
+    def __init__(self, config: DecontaminateStep) -> None:
+        super().__init__()
+        self._config = config
+        self._shortest = min(config.min_ngram, config.ngram)
+        self._word_hashes = _WordHashes()
+        self._names = _names(config.sets)
+        self._digests: list[str] = []
+        grams = [self._read(item, name) for item, name in zip(config.sets, self._names, strict=True)]
+        self._lengths = sorted({length for by_length in grams for length in by_length})
+        # Per n-gram length: which hashes are worth a closer look, and each set's sorted hashes.
+        self._filters = {n: _Filter(np.concatenate([g[n] for g in grams if n in g])) for n in self._lengths}
+        self._sets = grams
+
+    def apply(self, text: str) -> str | Drop:
+        """Count the overlap with each set by the set's name."""
+        overlaps = self.overlaps(text)
+        if not overlaps:
+            return text
+        for overlap in overlaps:
+            self.counts.reasons[overlap.name] += 1
+        reason = "; ".join(f"{o.name}: {o.count} n-grams, the first: {o.ngram}" for o in overlaps)
+        if self._config.action == "remove":
+            return Drop("removed", reason, around(text, overlaps[0].position))
+        self.counts.show("found", reason, around(text, overlaps[0].position))
+        return text
+
+    def overlaps(self, text: str) -> list[Overlap]:
+        """With which sets the text overlaps, in the order of the config."""
+        words = _WORD.findall(text.lower())
+        hits: dict[str, list[tuple[int, int]]] = {}
+        for length, grams in _all_grams(self._hashes(words), self._lengths):
+            places = self._filters[length].candidates(grams)
+            for name, by_length in zip(self._names, self._sets, strict=True):
+                if len(places) and length in by_length:
+                    found = places[_is_in(grams[places], by_length[length])].tolist()
+                    hits.setdefault(name, []).extend((place, length) for place in found)
+        return [
+            self._overlap(text, words, name, hits[name]) for name in self._names if self._is_enough(hits.get(name, []))
+        ]
+
+    def _is_enough(self, hits: list[tuple[int, int]]) -> bool:
+        """A short example is looked for whole, so one match is all that it can have."""
+        config = self._config
+        return len(hits) >= config.min_matches or any(length < config.ngram for _, length in hits)
+
+    def _overlap(self, text: str, words: Sequence[str], name: str, hits: list[tuple[int, int]]) -> Overlap:
+        place, length = min(hits)
+        match = next(islice(_WORD.finditer(text), place, None), None)
+        ngram = " ".join(words[place : place + length])
+        return Overlap(name, len(hits), ngram, match.start() if match else 0)
+
+    def _hashes(self, words: Sequence[str]) -> Hashes:
+        return np.fromiter(map(self._word_hashes.__getitem__, words), np.uint64, len(words))
+
+    def _read(self, item: EvaluationSet, name: str) -> dict[int, Hashes]:
+        """A set's different n-gram hashes, sorted, by n-gram length."""
+        grams: dict[int, list[Hashes]] = {}
+        digest = hashlib.sha256()
+        examples = short = 0
+        for text in _texts(item):
+            digest.update(hashlib.sha256(text.encode()).digest())
+            words = self._hashes(_WORD.findall(text.lower()))
+            examples += 1
+            length = min(self._config.ngram, len(words))
+            if length < self._shortest:
+                short += 1
+                continue
+            grams.setdefault(length, []).extend(value for _, value in _all_grams(words, [length]))
+        if not grams:
+            raise DataError(
+                f"the evaluation set '{name}' holds no text of {self._shortest} words or more",
+                where=item.path,
+                fix="check its field or template, or lower min_ngram",
+            )
+        if short:
+            warning(f"evaluation set '{name}': {short:,} of {examples:,} examples are too short to be looked for")
+        self._digests.append(digest.hexdigest())
+        return {length: np.unique(np.concatenate(values)) for length, values in grams.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Names and hashes of the evaluation sets."""
+        return {"sets": [list(pair) for pair in zip(self._names, self._digests, strict=True)]}
+
+
+class _Filter:
+    """Tells nearly all n-grams that are in no set by one look into a table of bits."""
+
+    def __init__(self, hashes: Hashes) -> None:
+        bits = min(26, max(12, len(hashes).bit_length() + 4))
+        self._shift = np.uint64(64 - bits)
+        self._table = np.zeros(1 << bits, np.bool_)
+        self._table[hashes >> self._shift] = True
+
+    def candidates(self, hashes: Hashes) -> Any:
+        """Places of hashes that may be in a set."""
+        return np.flatnonzero(self._table[hashes >> self._shift])
+
+
+def _is_in(values: Hashes, ordered: Hashes) -> Any:
+    places = np.searchsorted(ordered, values)
+    return ordered[np.minimum(places, len(ordered) - 1)] == values
+
+
+def _all_grams(words: Hashes, lengths: Sequence[int]) -> Iterator[tuple[int, Hashes]]:
+    """Hashes of a document's n-grams of all the given lengths, ascending."""
+    grams, wanted = words, set(lengths)
+    for length in range(1, min(max(lengths), len(words)) + 1):
+        grams = longer(grams, words, length) if length > 1 else words
+        if length in wanted:
+            yield length, grams
+
+
+def _texts(item: EvaluationSet) -> Iterator[str]:
+    values = item.model_dump(exclude={"name"}, exclude_unset=True)
+    for piece in pieces_of(find_sources([SourceConfig(**values)])):
+        for batch in read_batches(piece):
+            if batch.bad:
+                raise batch.bad[0].error()
+            yield from batch.texts
+
+
+def _names(sets: Sequence[EvaluationSet]) -> list[str]:
+    """Every set with a name of its own, from its path where none is given."""
+    taken = {item.name for item in sets if item.name}
+    names = []
+    for item in sets:
+        name = item.name
+        if name is None:
+            name = base = source_name(item.path)
+            number = 1
+            while name in taken:
+                number += 1
+                name = f"{base}-{number}"
+            taken.add(name)
+        names.append(name)
+    return names

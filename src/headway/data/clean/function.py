@@ -1,0 +1,63 @@
+"""A user's function as a cleaning step."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from headway.config.clean import PythonStep
+from headway.core.errors import DataError
+from headway.core.files import sha256_file
+from headway.core.functions import load_function
+from headway.data.clean.base import Step, named
+from headway.data.clean.counts import Drop
+
+
+class PythonFunction(Step):
+    """Calls `package.module:function` with each text; it returns the new text, or true or false: keep or drop.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+
+    def __init__(self, config: PythonStep) -> None:
+        super().__init__()
+        self._name = config.function
+        self._module, self._function = load_function(config.function, "data.clean: python.function")
+
+    def apply(self, text: str) -> str | Drop:
+        """Ask the function."""
+        result = self._call(text)
+        return Drop("dropped by the function", f"dropped by {self._name}") if result is None else result
+
+    def change(self, text: str) -> str:
+        """Ask again: the function's answer is its filter and its change in one."""
+        result = self._call(text)
+        if result is None:
+            raise self._error(
+                text, "dropped a document that it has kept before: its answer must depend on the text alone"
+            )
+        return result
+
+    def _call(self, text: str) -> str | None:
+        try:
+            result = self._function(text)
+        except Exception as error:
+            raise self._error(text, f"failed: {type(error).__name__}: {error}") from error
+        if result is None or isinstance(result, bool):
+            return text if result else None
+        if isinstance(result, str):
+            return str(result)
+        raise self._error(text, f"returned {type(result).__name__}, not text, true, false or None")
+
+    def _error(self, text: str, what: str) -> DataError:
+        return DataError(f"the cleaning function {self._name} {what}", where=named(text), fix="repair the function")
+
+    def describe(self) -> dict[str, Any]:
+        """The hash of the module's source; what the module imports is the user's to watch."""
+        source = getattr(self._module, "__file__", None)
+        if source is None:
+            return {"source": f"built into Python {sys.version_info.major}.{sys.version_info.minor}"}
+        return {"source": sha256_file(Path(inspect.getsourcefile(self._module) or source))}

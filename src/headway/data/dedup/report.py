@@ -1,0 +1,89 @@
+"""What deduplication found, in numbers and examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.config.data import DedupConfig
+from headway.data.dedup.clusters import compare
+from headway.data.dedup.corpus import Corpus
+from headway.data.dedup.minhash import collision_probability
+from headway.data.dedup.workspace import Workspace
+
+# Clusters, the largest ones, and documents of each besides the kept one, that are given as examples.
+_CLUSTERS = 5
+_DOCUMENTS = 5
+
+
+def empty_counts() -> dict[str, int]:
+    """Counts of one source."""
+    names = ("documents", "bytes", "exact", "near", "emptied", "removed", "removed_bytes")
+    return dict.fromkeys((*names, "paragraphs", "paragraphs_removed"), 0)
+
+
+def count_clusters(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace) -> dict[str, Any]:
+    """Clusters of documents that say the same: how many, and the largest ones.
+
+    Args:
+        corpus: The documents.
+        kept_copy: int64 (documents,), the number of the document kept instead of each. A document that equals one that
+            went itself is passed on to the one that stayed.
+        workspace: Bounds the memory.
+    """
+    sizes = workspace.table(corpus.count, np.int64)
+    for start, stop in corpus.ranges():
+        kept_copy[start:stop] = kept_copy[kept_copy[start:stop]]
+        np.add.at(sizes, kept_copy[start:stop], 1)
+    count, largest = 0, np.zeros(0, dtype=np.int64)
+    for start, stop in corpus.ranges():
+        found = start + np.flatnonzero(sizes[start:stop] > 1)
+        count += len(found)
+        largest = np.concatenate([largest, found])
+        largest = largest[np.lexsort((largest, -sizes[largest]))][:_CLUSTERS]
+    examples = [_example(corpus, kept_copy, int(leader), int(sizes[leader]), workspace) for leader in largest]
+    return {"count": count, "largest": examples}
+
+
+def _example(
+    corpus: Corpus, kept_copy: NDArray[np.int64], leader: int, size: int, workspace: Workspace
+) -> dict[str, Any]:
+    """A cluster with its kept document and the first of the others, each as unit and number within it."""
+    others: list[int] = []
+    for start, stop in corpus.ranges():
+        members = start + np.flatnonzero(kept_copy[start:stop] == leader)
+        others += [number for number in members.tolist() if number != leader]
+        if len(others) >= _DOCUMENTS:
+            break
+    others = others[:_DOCUMENTS]
+    equal = (corpus.take("hashes", np.array(others)) == corpus.take("hashes", np.array([leader]))).all(axis=1)
+    similarity = np.ones(len(others))
+    unequal = np.flatnonzero(~equal)
+    similarity[unequal] = compare(corpus, np.array(others)[unequal], np.full(len(unequal), leader), workspace)
+    return {
+        "documents": size,
+        "share": size / corpus.count,
+        "kept": list(corpus.place(leader)),
+        "removed": [
+            {
+                "document": list(corpus.place(number)),
+                "similarity": round(float(estimate), 3),
+                "equal": bool(is_equal),
+            }
+            for number, is_equal, estimate in zip(others, equal, similarity, strict=True)
+        ],
+    }
+
+
+def whole_report(counts: dict[str, dict[str, int]], clusters: dict[str, Any], config: DedupConfig) -> dict[str, Any]:
+    """The report, plain JSON: settings, totals, counts of each source, clusters."""
+    total = empty_counts()
+    for each in counts.values():
+        for key, value in each.items():
+            total[key] += value
+    settings = config.model_dump(mode="json")
+    if config.near:
+        settings["found_at_similarity"] = round(collision_probability(config.similarity, config.bands, config.rows), 4)
+    return {"settings": settings, "total": total, "sources": counts, "clusters": clusters}

@@ -1,0 +1,1 @@
+"""From a token store to batches: mixtures, order, rows, packing."""

@@ -1,0 +1,269 @@
+"""Batches as a pure function of (step, lane), from a token store or from any map-style dataset.
+
+A step takes the next rows of an endless sequence (`headway.data.feeding.plan`): lane by lane, micro-batch by
+micro-batch. So which rows a step holds depends neither on the number of workers, nor on how a lane is cut into
+micro-batches, nor on how far ahead batches are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from headway.core.errors import DataError
+from headway.core.types import MicroBatch
+from headway.data.feeding.packing import PackingFigures
+from headway.data.feeding.plan import Picks, PlainPlan, RowPlan, plan_of
+from headway.data.feeding.prefetch import Prefetcher
+from headway.data.feeding.rows import RowBlock, micro_batch_of
+from headway.data.feeding.split import SplitRows
+from headway.data.store import TokenStore
+
+if TYPE_CHECKING:
+    from headway.config import Config, LaneGrid
+
+__all__ = ["TokenFeed", "EvaluationFeed", "DatasetFeed", "DatasetEvaluationFeed", "Prefetcher"]
+
+
+class _PlannedFeed:
+    """What feeds have in common: a plan, and how the rows of a step are cut into lanes and micro-batches.
+
+    Args:
+        plan: Which rows each step holds.
+        micro_batches: Micro-batches of a lane.
+        micro_batch: Rows of a micro-batch, where a row is `row_tokens` long; of shorter rows it has more.
+        row_tokens: Tokens per row, or 1.
+    """
+
+    def __init__(self, plan: RowPlan, micro_batches: int, micro_batch: int, row_tokens: int = 1) -> None:
+        self.plan = plan
+        self._micro_batches, self._micro_tokens, self._row_tokens = micro_batches, micro_batch * row_tokens, row_tokens
+
+    @property
+    def rows(self) -> int:
+        """Rows in one epoch of all sources, of the length at the start."""
+        return sum(self.plan.epoch_rows(0))
+
+    def picks(self, step: int, lane: int) -> list[Picks]:
+        """The rows of one lane of one step, by micro-batch."""
+        size = self._micro_tokens // self.plan.sequence_length(step)
+        start = lane * self._micro_batches * size
+        picks = self.plan.picks(step, start, start + self._micro_batches * size)
+        return [picks[i : i + size] for i in range(0, len(picks), size)]
+
+    def rows_by_source(self, first_step: int, last_step: int) -> dict[str, int]:
+        """Rows of each source that steps `first_step` to `last_step` (exclusive) consume."""
+        return dict(zip(self.plan.sources, self.plan.counts(first_step, last_step), strict=True))
+
+    def describe(self, last_step: int) -> dict[str, Any]:
+        """Plain JSON of all that the rows of the steps before `last_step` follow from, but the data itself."""
+        return self.plan.describe(last_step)
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """What a step's record says of its rows: each source's share of them, and how often it was gone through."""
+        plan, counts = self.plan, self.plan.counts(step, step + 1)
+        several = len(plan.sources) > 1
+        shares = {f"data/share/{n}": c / sum(counts) for n, c in zip(plan.sources, counts, strict=True) if several}
+        epochs = zip(plan.sources, plan.epochs(step), strict=True)
+        return {**shares, **{f"data/epochs/{name}": value for name, value in epochs}}
+
+
+class TokenFeed(_PlannedFeed):
+    """Training rows of a token store, all sources shuffled together.
+
+    Args:
+        store: The store.
+        split: Which split.
+        sequence_length: Tokens per row, T.
+        seed: Seed of the run: decides the order of rows.
+        lanes: Lanes of a step.
+        micro_batches: Micro-batches of a lane.
+        micro_batch: Rows of a micro-batch.
+
+    Raises:
+        DataError: no source has enough tokens for one row.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        split: str = "train",
+        sequence_length: int,
+        seed: int,
+        lanes: int,
+        micro_batches: int,
+        micro_batch: int,
+    ) -> None:
+        rows = SplitRows(store, split, sequence_length)
+        step_rows = lanes * micro_batches * micro_batch
+        plan = PlainPlan(rows.sources, rows.counts(sequence_length), seed, step_rows, sequence_length)
+        self._start(rows, plan, micro_batches, micro_batch, sequence_length)
+
+    @classmethod
+    def of(cls, config: Config, grid: LaneGrid, store: TokenStore) -> Self:
+        """The feed of a resolved config: its mixture, packing and masks.
+
+        Raises:
+            ConfigError: sources are used up before the last step, or the config and the store have other sources.
+            DataError: no source, or one with a weight has not enough tokens for one row.
+        """
+        feed, rows = cls.__new__(cls), training_rows(config, store)
+        feed._start(rows, plan_of(config, rows), grid.micro_batches, grid.micro_batch, config.train.sequence_length)
+        return feed
+
+    def _start(self, rows: SplitRows, plan: RowPlan, micro_batches: int, micro_batch: int, length: int) -> None:
+        super().__init__(plan, micro_batches, micro_batch, length)
+        self._rows = rows
+
+    def packing_figures(self) -> dict[str, PackingFigures]:
+        """How each source's documents fill the rows of the first step's length."""
+        return self._rows.figures(self.plan.sequence_length(0))
+
+    def describe(self, last_step: int) -> dict[str, Any]:
+        """Plain JSON of all that the rows of the steps before `last_step` follow from, but the store."""
+        return describe_rows(self.plan, self._rows, last_step)
+
+    def batch(self, step: int, lane: int) -> list[MicroBatch]:
+        """Micro-batches of one lane of one step: `ids` and `targets`, int64 (micro_batch, T) each.
+
+        In a stage with rows of T / k tokens they are (micro_batch * k, T / k).
+        """
+        return [micro_batch_of(self.read(step, picks)) for picks in self.picks(step, lane)]
+
+    def read(self, step: int, picks: Picks) -> RowBlock:
+        """Some rows of a step."""
+        return self._rows.read(self.plan.sequence_length(step), picks.sources, picks.rows)
+
+
+def describe_rows(plan: RowPlan, rows: SplitRows, last_step: int) -> dict[str, Any]:
+    """What `TokenFeed.describe` says."""
+    return {**plan.describe(last_step), "packing": rows.packing, "document_mask": rows.document_mask}
+
+
+def training_rows(config: Config, store: TokenStore) -> SplitRows:
+    """The training rows of a store, of all lengths that a resolved config has."""
+    stages = [stage.sequence_length for stage in config.data.mixture.stages]
+    lengths = dict.fromkeys([config.train.sequence_length, *(length for length in stages if length)])
+    data = config.data
+    return SplitRows(store, "train", *lengths, packing=data.packing, document_mask=data.document_mask)
+
+
+class EvaluationFeed:
+    """The same held-out rows each time, evenly spaced over a split.
+
+    Args:
+        store: The store.
+        split: Which split.
+        sequence_length: Tokens per row, T.
+        limit: Rows at most; all when None.
+        micro_batch: Rows of a micro-batch; the last one may have fewer.
+        packing: `data.packing`.
+        document_mask: `data.document_mask`.
+
+    Tokens at a source's end that fill no row are left out; but when not even one row is full, the longest source gives
+    one shorter row, so that a tiny split can still be evaluated.
+
+    Raises:
+        DataError: the split has no two tokens.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        split: str = "validation",
+        sequence_length: int,
+        limit: int | None = None,
+        micro_batch: int,
+        packing: Literal["concat", "best_fit", "pad"] = "concat",
+        document_mask: bool = False,
+    ) -> None:
+        longest = max((store.tokens(split, name) for name in store.sources(split)), default=0)
+        if longest < 2:
+            raise DataError(
+                f"split '{split}' holds no text to evaluate on", where=str(store.path), fix="raise data.validation"
+            )
+        self._length, self._micro_batch = min(sequence_length, longest - 1), micro_batch
+        self._rows = SplitRows(store, split, self._length, packing=packing, document_mask=document_mask)
+        self._starts = np.cumsum([0, *self._rows.counts(self._length)])
+        self._total = int(self._starts[-1])
+        self.rows = self._total if limit is None else min(limit, self._total)
+        """Rows of one evaluation."""
+
+    def __len__(self) -> int:
+        """Micro-batches of one evaluation."""
+        return -(-self.rows // self._micro_batch)
+
+    def batch(self, index: int) -> MicroBatch:
+        """Micro-batch `index`: `ids` and `targets`, int64 (rows, T) each."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"micro-batch {index} of {len(self)}")
+        places = range(index * self._micro_batch, min((index + 1) * self._micro_batch, self.rows))
+        chosen = np.array([place * self._total // self.rows for place in places], dtype=np.int64)
+        sources = np.searchsorted(self._starts, chosen, side="right") - 1
+        return micro_batch_of(self._rows.read(self._length, sources, chosen - self._starts[sources]))
+
+
+class DatasetFeed(_PlannedFeed):
+    """Rows of any map-style dataset: an object with `__len__` and `__getitem__` that is a pure function of the index.
+
+    Args:
+        dataset: The dataset.
+        seed: Seed of the run: decides the order of rows.
+        lanes: Lanes of a step.
+        micro_batches: Micro-batches of a lane.
+        micro_batch: Rows of a micro-batch.
+        collate: Makes a micro-batch from a list of rows; torch's default when not given.
+
+    Raises:
+        DataError: the dataset is empty.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        lanes: int,
+        micro_batches: int,
+        micro_batch: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        if not len(dataset):
+            raise DataError("the dataset has no rows", where=type(dataset).__name__)
+        self._dataset, self._collate = dataset, collate or default_collate
+        plan = PlainPlan(["dataset"], [len(dataset)], seed, lanes * micro_batches * micro_batch)
+        super().__init__(plan, micro_batches, micro_batch)
+
+    def batch(self, step: int, lane: int) -> Sequence[Any]:
+        """Micro-batches of one lane of one step, as `collate` makes them."""
+        return [self._collate([self._dataset[i] for i in p.rows.tolist()]) for p in self.picks(step, lane)]
+
+
+class DatasetEvaluationFeed:
+    """All rows of a map-style dataset in their order.
+
+    Args:
+        dataset: The dataset.
+        micro_batch: Rows of a micro-batch; the last one may have fewer.
+        collate: Makes a micro-batch from a list of rows; torch's default when not given.
+    """
+
+    def __init__(self, dataset: Any, *, micro_batch: int, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        self._dataset, self._micro_batch, self._collate = dataset, micro_batch, collate or default_collate
+
+    def __len__(self) -> int:
+        """Micro-batches of one evaluation."""
+        return -(-len(self._dataset) // self._micro_batch)
+
+    def batch(self, index: int) -> Any:
+        """Micro-batch `index`, as `collate` makes it."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"micro-batch {index} of {len(self)}")
+        start = index * self._micro_batch
+        end = min(start + self._micro_batch, len(self._dataset))
+        return self._collate([self._dataset[row] for row in range(start, end)])

@@ -1,0 +1,323 @@
+"""Which share of training each source has at each step: weights, temperature, limits on epochs, and stages.
+
+All of it is worked out once, into a short list of segments: stretches of steps in which shares are constant. A segment
+knows how many rows each source has given before it, so that everything else about a step follows without looking at
+the steps before (`headway.data.feeding.lattice`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from headway.core.errors import ConfigError, DataError
+from headway.data.feeding.lattice import MAX_ROWS, boundaries, counts_between
+
+if TYPE_CHECKING:
+    from headway.config import Config
+    from headway.config.data import DataConfig
+
+#: A linear change of weights is made in at most this many constant parts of equal length.
+RAMP_PARTS = 64
+
+Shares = tuple[Fraction, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps whose rows have one length. Each phase goes through the sources anew."""
+
+    number: int
+    sequence_length: int
+    step_rows: int
+    """Rows of a step."""
+    counts: tuple[int, ...]
+    """Rows that each source has, of this length."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps `first_step` to `last_step` (exclusive), in which shares are constant."""
+
+    phase: Phase
+    first_step: int
+    last_step: int
+    shares: Shares
+    used: tuple[int, ...]
+    """Rows of each source that the phase has used before `first_step`."""
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """The shares as intervals, see `headway.data.feeding.lattice.boundaries`."""
+        return boundaries(self.shares, self.phase.step_rows)
+
+    def counts(self, first: int, last: int) -> list[int]:
+        """Rows of each source in those of the steps `first` to `last` (exclusive) that are in this segment."""
+        first, last = max(first, self.first_step), min(last, self.last_step)
+        return counts_between(self.bounds, first, last) if first < last else [0] * len(self.shares)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The segments of a run, in order and without gaps."""
+
+    sources: tuple[str, ...]
+    segments: tuple[Segment, ...]
+
+    @property
+    def steps(self) -> int:
+        """Where the plan ends."""
+        return self.segments[-1].last_step
+
+    def segment_at(self, step: int) -> Segment:
+        """The segment that a step is in.
+
+        Raises:
+            IndexError: the run has no such step.
+        """
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} is not one of the {self.steps} of the mixture")
+        return self.segments[bisect_right(self.segments, step, key=lambda segment: segment.first_step) - 1]
+
+    def counts(self, first: int, last: int) -> list[int]:
+        """Rows of each source in steps `first` to `last` (exclusive), whatever their length."""
+        parts = [segment.counts(first, last) for segment in self.segments]
+        return [sum(column) for column in zip(*parts, strict=True)]
+
+    def used(self, step: int) -> list[int]:
+        """Rows of each source that the phase of `step` has used before it."""
+        segment = self.segment_at(step)
+        before = segment.counts(segment.first_step, step)
+        return [used + more for used, more in zip(segment.used, before, strict=True)]
+
+
+def is_mixed(data: DataConfig) -> bool:
+    """Whether anything is asked for but every row of every source equally often."""
+    mixture = data.mixture
+    return bool(
+        mixture.stages
+        or mixture.temperature != 1
+        or any(source.weight is not None or source.max_epochs is not None for source in data.sources)
+    )
+
+
+def plan_mixture(
+    config: Config, sources: Sequence[str], rows_of: Callable[[int], Sequence[int]], where: str | None = None
+) -> Mixture:
+    """Work out the segments of a run.
+
+    Args:
+        config: A resolved config.
+        sources: The sources that the store has.
+        rows_of: Rows of each of these, given the sequence length.
+        where: The store's place, for messages.
+
+    Raises:
+        ConfigError: sources are used up before the last step, or the config and the store have other sources.
+        DataError: a source that has a weight has no row.
+    """
+    return _Planner(config, tuple(sources), rows_of, where).plan()
+
+
+class _Planner:
+    """Lays one segment after the other, keeping count of what each source has given."""
+
+    def __init__(
+        self, config: Config, sources: tuple[str, ...], rows_of: Callable[[int], Sequence[int]], where: str | None
+    ) -> None:
+        assert config.train.steps is not None, "the config is resolved"
+        self._config, self._sources, self._rows_of, self._where = config, sources, rows_of, where
+        self._steps = config.train.steps
+        given = {str(source.name): source for source in config.data.sources}
+        self._weights = {name: source.weight for name, source in given.items() if source.weight is not None} or None
+        self._check_sources()
+        caps = [given[name].max_epochs if name in given else None for name in sources]
+        self._caps = [None if cap is None else exact(cap) for cap in caps]
+        self._epochs = [Fraction(0)] * len(sources)  # in phases that are over
+        self._used = [0] * len(sources)  # rows of each, in the phase that goes on
+        self._segments: list[Segment] = []
+
+    def plan(self) -> Mixture:
+        mixture = self._config.data.mixture
+        phase = self._phase(0, self._config.train.sequence_length)
+        target = self._shares(self._weights, phase)
+        weights, start = self._weights, 0
+        starts = [stage.first_step(self._steps, self._config.train.tokens_per_step) for stage in mixture.stages]
+        for stage, first in zip(mixture.stages, starts, strict=True):
+            if first >= self._steps:
+                break
+            self._hold(phase, start, first, target)
+            before, start = weights, first
+            weights = weights if stage.weights is None else stage.weights
+            length = stage.sequence_length or phase.sequence_length
+            if length != phase.sequence_length:
+                phase = self._next_phase(phase, length) if first else self._phase(0, length)
+            ending = min([s for s in starts if s > first], default=self._steps)
+            target = self._shares(weights, phase)
+            if stage.change == "linear":
+                start = min(ending, self._steps)
+                self._ramp(phase, first, start, self._shares(before, phase), target)
+        self._hold(phase, start, self._steps, target)
+        return Mixture(self._sources, tuple(self._segments))
+
+    def _check_sources(self) -> None:
+        named = {str(source.name) for source in self._config.data.sources}
+        unknown = sorted(set(self._sources) - named)
+        if self._weights is not None and unknown:
+            raise ConfigError(
+                f"the store has sources that the config gives no weight: {', '.join(unknown)}",
+                where=f"data.sources, {self._where}" if self._where else "data.sources",
+                fix="headway data prepare CONFIG",
+            )
+
+    def _phase(self, number: int, length: int) -> Phase:
+        train = self._config.train
+        rows = train.tokens_per_step // length
+        if rows > MAX_ROWS:
+            raise ConfigError(
+                f"a step of {rows:,} rows is too large for a mixture; {MAX_ROWS:,} is the most",
+                where="train.global_batch",
+                fix=f"train.global_batch={MAX_ROWS}",
+            )
+        return Phase(number, length, rows, tuple(self._rows_of(length)))
+
+    def _next_phase(self, phase: Phase, length: int) -> Phase:
+        for number, (used, count) in enumerate(zip(self._used, phase.counts, strict=True)):
+            self._epochs[number] += Fraction(used, count) if count else 0
+        self._used = [0] * len(self._sources)
+        return self._phase(phase.number + 1, length)
+
+    def _shares(self, weights: Mapping[str, float] | None, phase: Phase) -> Shares:
+        """Shares with the sum 1 from weights, or by the sources' rows and the temperature."""
+        if weights is None:
+            temperature = self._config.data.mixture.temperature
+            return normalized([powered(count, 1 / exact(temperature)) for count in phase.counts])
+        for name, weight in weights.items():
+            if weight and not dict(zip(self._sources, phase.counts, strict=True)).get(name):
+                raise DataError(
+                    f"source '{name}' has the weight {weight:g}, but not the {phase.sequence_length + 1:,} tokens of"
+                    " one row",
+                    where=self._where,
+                    fix=f"add text to it, or leave it out: weight 0 in a stage, or no source '{name}'",
+                )
+        return normalized([exact(weights.get(name, 0)) for name in self._sources])
+
+    def _ramp(self, phase: Phase, first: int, last: int, before: Shares, after: Shares) -> None:
+        """Parts of equal length, each with the shares of its middle."""
+        parts = min(RAMP_PARTS, last - first)
+        for part in range(parts):
+            way = Fraction(2 * part + 1, 2 * parts)
+            shares = tuple(b + (a - b) * way for b, a in zip(before, after, strict=True))
+            start, end = (first + number * (last - first) // parts for number in (part, part + 1))
+            self._hold(phase, start, end, shares)
+
+    def _hold(self, phase: Phase, first: int, last: int, shares: Shares) -> None:
+        """Go on with constant shares, and without the sources that are used up on the way."""
+        while first < last:
+            left = self._left(phase)
+            shares_left = [Fraction(0) if rows == 0 else share for share, rows in zip(shares, left, strict=True)]
+            if not any(shares_left):
+                raise self._used_up(phase, first, 0)
+            segment = Segment(phase, first, last, normalized(shares_left), tuple(self._used))
+            end = _within(segment, left)
+            if end > first:
+                self._append(replace(segment, last_step=end))
+            else:
+                self._append(self._last_rows(segment, left))
+                end += 1
+            first = end
+
+    def _last_rows(self, segment: Segment, left: Sequence[int | None]) -> Segment:
+        """One step that takes just what is left of the sources that end in it, and the rest from the others."""
+        rows, asked = segment.phase.step_rows, segment.shares
+        ending: dict[int, int] = {}
+        while True:
+            free = [share if number not in ending else Fraction(0) for number, share in enumerate(asked)]
+            rest = rows - sum(ending.values())
+            if not any(free):
+                raise self._used_up(segment.phase, segment.first_step, sum(ending.values()))
+            of_rest = normalized(free)
+            shares = tuple(
+                Fraction(ending[number], rows) if number in ending else of_rest[number] * rest / rows
+                for number in range(len(asked))
+            )
+            step = replace(segment, last_step=segment.first_step + 1, shares=shares)
+            more = _beyond(step, left, step.last_step)
+            if not more:
+                return step
+            ending.update(more)
+
+    def _append(self, segment: Segment) -> None:
+        counts = segment.counts(segment.first_step, segment.last_step)
+        self._used = [used + more for used, more in zip(segment.used, counts, strict=True)]
+        last = self._segments[-1] if self._segments else None
+        if last and (last.phase, last.shares) == (segment.phase, segment.shares):
+            self._segments[-1] = replace(last, last_step=segment.last_step)
+        else:
+            self._segments.append(segment)
+
+    def _left(self, phase: Phase) -> list[int | None]:
+        """Rows that each source may still give; None is as many as one likes."""
+        return [
+            None if cap is None else max(0, int((cap - epochs) * count) - used)
+            for cap, epochs, count, used in zip(self._caps, self._epochs, phase.counts, self._used, strict=True)
+        ]
+
+    def _used_up(self, phase: Phase, step: int, rows: int) -> ConfigError:
+        missing = ((self._steps - step) * phase.step_rows - rows) * phase.sequence_length
+        return ConfigError(
+            f"the sources are used up at step {step:,} of {self._steps:,}: {missing:,} tokens are missing",
+            where="data.sources.*.max_epochs, data.mixture, train.steps",
+            fix=f"allow more epochs, add text, or train.steps={max(1, step)}",
+        )
+
+
+def _beyond(segment: Segment, left: Sequence[int | None], step: int) -> dict[int, int]:
+    """Sources of which the segment takes more than is left before `step`, with what is left."""
+    counts = segment.counts(segment.first_step, step)
+    pairs = enumerate(zip(counts, left, strict=True))
+    return {number: rows for number, (count, rows) in pairs if rows is not None and count > rows}
+
+
+def _within(segment: Segment, left: Sequence[int | None]) -> int:
+    """The last step up to which no source gives more than is left, by bisection."""
+    low, high = segment.first_step, segment.last_step
+    if all(rows is None for rows in left) or not _beyond(segment, left, high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _beyond(segment, left, middle) else (middle, high)
+    return low
+
+
+def exact(number: float) -> Fraction:
+    """The number as it was written: 0.1 is a tenth."""
+    return Fraction(repr(number))
+
+
+def normalized(weights: Sequence[Fraction]) -> Shares:
+    """The same proportions with the sum 1.
+
+    Raises:
+        DataError: all are 0.
+    """
+    total = sum(weights)
+    if not total:
+        raise DataError("no source has a row to train on", fix="add text, or give a source with text a weight")
+    return tuple(weight / total for weight in weights)
+
+
+def powered(count: int, exponent: Fraction) -> Fraction:
+    """count^exponent to 30 digits, the same on every machine, which floating point does not promise."""
+    if exponent == 1 or count < 2:
+        return Fraction(count)
+    with localcontext() as context:
+        context.prec = 40
+        value = (Decimal(count).ln() * exponent.numerator / exponent.denominator).exp()
+        context.prec = 30
+        return Fraction(+value)

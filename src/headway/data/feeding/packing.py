@@ -1,0 +1,307 @@
+"""Which pieces of which documents share a row.
+
+Rows hold C = T + 1 tokens: T inputs and the target after the last. A document of n tokens has n - 1 targets of its own.
+One with more than T of them is cut into rows of T targets, each piece beginning with the token that was the last
+target of the piece before; what is left over is packed like a document. Nothing else is cut, so every token but the
+first of a document is a target exactly once, with at least the context that a row can hold. A document of one token has
+nothing to predict and is left out.
+
+`best_fit` packs by best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3),
+the longest first, each into the fullest row that still has room. Pieces of equal length go to rows of equal room
+together, as in histogram packing (Krell et al. 2021, section 3.1), which gives the very same packing with far fewer
+look-ups. Documents are packed block by block, so memory is bounded and no document moves when others far behind it do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Packing = Literal["best_fit", "pad"]
+
+#: A block has this many documents, more where they would fill fewer than `_BLOCK_ROWS` rows (so that its last, half
+#: empty rows are few among many), but never more than `_MAX_BLOCK_DOCUMENTS`; and fewer where they are very long.
+_BLOCK_DOCUMENTS = 2**16
+_BLOCK_ROWS = 2**10
+_MAX_BLOCK_DOCUMENTS = 2**22
+_MAX_BLOCK_ROWS = 2**19
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows as lists of pieces; a piece is a run of consecutive tokens of one document.
+
+    Rows are in the order of their first tokens, pieces of a row in the order of the text.
+    """
+
+    starts: NDArray[np.uint64]
+    """First token of each piece in the source's stream, (pieces,)."""
+    lengths: NDArray[np.uint32]
+    """Tokens of each piece, (pieces,)."""
+    rows: NDArray[np.uint64]
+    """Row r has the pieces rows[r] to rows[r + 1], (rows + 1,)."""
+
+
+@dataclass
+class PackingFigures:
+    """What became of a source's documents."""
+
+    documents: int = 0
+    tokens: int = 0
+    """Of the documents."""
+    rows: int = 0
+    row_tokens: int = 0
+    """Tokens that rows have room for: rows * (T + 1)."""
+    padding_tokens: int = 0
+    cut_documents: int = 0
+    """Documents that are in more than one row; `best_fit` and `pad` cut only what is longer than a row."""
+    left_out_documents: int = 0
+    """Documents of a single token."""
+    pieces: int = 0
+    """Parts of documents, a part being what one row has of one document."""
+    targets: int = 0
+    """Targets that belong to the same document as their input."""
+    attended_pairs: int = 0
+    """Sum over pieces of their targets squared: pairs of inputs of one piece."""
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the rows' tokens that are padding."""
+        return self.padding_tokens / self.row_tokens if self.row_tokens else 0.0
+
+    @property
+    def cut_share(self) -> float:
+        """Share of the documents that are cut."""
+        return self.cut_documents / self.documents if self.documents else 0.0
+
+    @property
+    def attention_length(self) -> float:
+        """Mean over targets of the targets of their piece, at most T.
+
+        The sequence length to count with where attention is kept inside documents: `flops_per_token` of it, times the
+        targets, is what the pieces would cost one by one.
+        """
+        return self.attended_pairs / self.targets if self.targets else 0.0
+
+    def add(self, other: PackingFigures) -> None:
+        """Count another part of the same source, or another source, in."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for reports, with the shares."""
+        shares = {"padding_share": self.padding_share, "cut_share": self.cut_share}
+        return {**asdict(self), **shares, "attention_length": self.attention_length}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PackingFigures:
+        """The figures of `to_json`."""
+        return cls(**{field.name: int(value[field.name]) for field in fields(cls)})
+
+
+def total_figures(parts: Iterable[PackingFigures]) -> PackingFigures:
+    """The figures of several sources together."""
+    total = PackingFigures()
+    for part in parts:
+        total.add(part)
+    return total
+
+
+def plan_rows(
+    parts: Iterable[NDArray[np.integer[Any]]], sequence_length: int, packing: Packing
+) -> Iterator[tuple[Plan, PackingFigures]]:
+    """The rows of a source, block by block; a pure function of the document lengths, T and the packing.
+
+    Args:
+        parts: Where each document starts in the source's stream, and the end of the last; ascending, (documents + 1,).
+            In any number of parts, each beginning where the one before ends, so that an index larger than memory can
+            be read as it is needed.
+        sequence_length: Inputs per row, T.
+        packing: As `data.packing`.
+
+    Yields:
+        Each block's rows (`Plan.starts` count from the stream's beginning, `Plan.rows` from the block's) with its
+        figures.
+    """
+    for bounds in _blocks(parts, sequence_length + 1):
+        yield plan_block(bounds, sequence_length, packing)
+
+
+def _blocks(parts: Iterable[NDArray[np.integer[Any]]], capacity: int) -> Iterator[NDArray[np.int64]]:
+    """Bounds of documents that are packed together, whatever parts they come in."""
+    waiting: list[NDArray[np.int64]] = []
+    bounds = np.empty(0, dtype=np.int64)
+    for part in parts:
+        waiting.append(np.asarray(part, dtype=np.int64))
+        # Joined when they would double what is there, so that many small parts are not copied over and over.
+        if sum(map(len, waiting)) > max(len(bounds), _BLOCK_DOCUMENTS):
+            bounds, waiting = _joined([bounds, *waiting]), []
+            while (size := _block_size(bounds, capacity)) < len(bounds) - 1:
+                yield bounds[: size + 1]
+                bounds = bounds[size:]
+    bounds = _joined([bounds, *waiting])
+    while len(bounds) > 1:
+        size = _block_size(bounds, capacity)
+        yield bounds[: size + 1]
+        bounds = bounds[size:]
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Bounds of consecutive parts: the end of one is the start of the next."""
+    parts = [part for part in parts if len(part)]
+    return np.concatenate([part[:-1] for part in parts[:-1]] + parts[-1:]) if parts else np.empty(0, dtype=np.int64)
+
+
+def _block_size(bounds: NDArray[np.int64], capacity: int) -> int:
+    """Documents of the first block; what follows them does not matter, unless it is all that are given."""
+    documents = len(bounds) - 1
+
+    def fill(rows: int) -> int:
+        return int(np.searchsorted(bounds, bounds[0] + rows * capacity, side="left"))
+
+    size = max(_BLOCK_DOCUMENTS, min(fill(_BLOCK_ROWS), _MAX_BLOCK_DOCUMENTS))
+    return max(1, min(size, fill(_MAX_BLOCK_ROWS), documents))
+
+
+def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing) -> tuple[Plan, PackingFigures]:
+    """The rows of some documents that are packed together; `bounds` as the parts of `plan_rows`."""
+    capacity = sequence_length + 1
+    sizes = np.diff(bounds)
+    whole = np.maximum(sizes - 1, 0) // sequence_length  # pieces that fill a row
+    rest = sizes - whole * sequence_length  # tokens left over, with the one they share with the last whole piece
+    has_rest = rest > 1
+
+    number = np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
+    whole_starts = np.repeat(bounds[:-1], whole) + number * sequence_length
+    rest_starts, rest_sizes = (bounds[:-1] + whole * sequence_length)[has_rest], rest[has_rest]
+    if packing == "best_fit":
+        row_of_rest, rest_rows = best_fit(rest_sizes, capacity)
+    else:
+        row_of_rest, rest_rows = np.arange(len(rest_sizes)), len(rest_sizes)
+
+    starts = np.concatenate([whole_starts, rest_starts])
+    lengths = np.concatenate([np.full(len(whole_starts), capacity), rest_sizes])
+    row_of = np.concatenate([np.arange(len(whole_starts)), row_of_rest + len(whole_starts)])
+    plan = _in_order(starts, lengths, row_of, len(whole_starts) + rest_rows)
+    figures = PackingFigures(
+        documents=len(sizes),
+        tokens=int(sizes.sum()),
+        rows=len(plan.rows) - 1,
+        row_tokens=(len(plan.rows) - 1) * capacity,
+        padding_tokens=(len(plan.rows) - 1) * capacity - int(lengths.sum()),
+        cut_documents=int((whole + has_rest > 1).sum()),
+        left_out_documents=int((sizes < 2).sum()),
+        pieces=len(starts),
+        targets=int((lengths - 1).sum()),
+        attended_pairs=int(((lengths - 1) ** 2).sum()),
+    )
+    return plan, figures
+
+
+def _in_order(starts: NDArray[np.int64], lengths: NDArray[np.int64], row_of: NDArray[np.int64], rows: int) -> Plan:
+    """Pieces sorted by row and place in the text, rows by their first piece."""
+    first = np.full(rows, np.iinfo(np.int64).max)
+    np.minimum.at(first, row_of, starts)
+    rank = np.empty(rows, dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(rows)
+    order = np.lexsort((starts, rank[row_of]))
+    counts = np.bincount(rank[row_of], minlength=rows)
+    bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.uint64)
+    return Plan(starts[order].astype(np.uint64), lengths[order].astype(np.uint32), bounds)
+
+
+def concat_figures(bounds: NDArray[np.integer[Any]], sequence_length: int) -> PackingFigures:
+    """The figures of documents that are joined and cut every T tokens (`concat`); `bounds` as one part of `plan_rows`.
+
+    What is left over after the last whole row is in none.
+    """
+    length, total = sequence_length, PackingFigures()
+    rows = max(0, int(bounds[-1]) - 1) // length
+    for start in range(0, len(bounds) - 1, _MAX_BLOCK_DOCUMENTS):
+        block = np.asarray(bounds[start : start + _MAX_BLOCK_DOCUMENTS + 1], dtype=np.int64)
+        # A document's targets belong to the inputs [first, last); row r has the inputs [r * T, r * T + T).
+        first, last = block[:-1], np.minimum(block[1:] - 1, rows * length)
+        first, last = first[last > first], last[last > first]
+        first_row, last_row = first // length, (last - 1) // length
+        cut = last_row > first_row
+        head = np.where(cut, (first_row + 1) * length, last) - first
+        tail = (last - last_row * length)[cut]
+        between = int((last_row - first_row - 1)[cut].sum())
+        total.add(
+            PackingFigures(
+                documents=len(block) - 1,
+                tokens=int(block[-1] - block[0]),
+                cut_documents=int(cut.sum()),
+                pieces=len(head) + len(tail) + between,
+                targets=int((last - first).sum()),
+                attended_pairs=int((head**2).sum() + (tail**2).sum()) + between * length**2,
+            )
+        )
+    total.add(PackingFigures(rows=rows, row_tokens=rows * (length + 1)))
+    return total
+
+
+def best_fit(sizes: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int64], int]:
+    """Best-fit decreasing bin packing.
+
+    Args:
+        sizes: Sizes of the pieces, 1 to `capacity`, (n,).
+        capacity: Of a bin.
+
+    Returns:
+        The bin of each piece, int64 (n,), and the number of bins.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    runs, bins = _fill(np.bincount(sizes, minlength=capacity + 1), capacity)
+    run = np.array(runs, dtype=np.int64).reshape(-1, 3)
+    first_bin, run_bins, per_bin = run[:, 0], run[:, 1], run[:, 2]
+    # Pieces of a run, in order of size, go to its bins: `per_bin` to the first, `per_bin` to the next, ...
+    in_run = run_bins * per_bin
+    place = np.arange(len(sizes)) - np.repeat(np.cumsum(in_run) - in_run, in_run)
+    bin_of = np.empty(len(sizes), dtype=np.int64)
+    bin_of[order] = np.repeat(first_bin, in_run) + place // np.repeat(per_bin, in_run)
+    return bin_of, bins
+
+
+def _fill(counts: NDArray[np.int64], capacity: int) -> tuple[list[tuple[int, int, int]], int]:
+    """Best-fit decreasing on a histogram of sizes.
+
+    Args:
+        counts: Pieces of each size, (capacity + 1,).
+        capacity: Of a bin.
+
+    Returns:
+        Runs (first bin, bins, pieces per bin) that take the pieces from the largest on; the number of bins.
+    """
+    runs: list[tuple[int, int, int]] = []
+    groups: list[list[tuple[int, int]]] = [[] for _ in range(capacity + 1)]  # by room: (first bin, bins)
+    rooms = 0  # bit r is set while `groups[r]` is not empty
+    bins = 0
+    for size in np.flatnonzero(counts)[::-1].tolist():
+        left = int(counts[size])
+        while left:
+            fitting = rooms >> size
+            if fitting:
+                # The least room that suffices. What it leaves may suffice once more, and is then the least again.
+                room = size + (fitting & -fitting).bit_length() - 1
+                first, count = groups[room].pop()
+            else:
+                room, first, count = capacity, bins, -(-left // (capacity // size))
+                bins += count
+            each = min(room // size, left)
+            used = min(count, left // each)
+            runs.append((first, used, each))
+            left -= used * each
+            if used < count:
+                groups[room].append((first + used, count - used))
+                rooms |= 1 << room
+            elif not groups[room]:
+                rooms &= ~(1 << room)
+            room -= each * size
+            groups[room].append((first, used))
+            rooms |= 1 << room
+    return runs, bins

@@ -1,0 +1,182 @@
+"""Plans of packed rows, kept on disk beside the tokens, so that only the first start has to make them.
+
+A plan is derived data: `<store>/packing/<T>-<packing>/<split>/<source>/<key>/` with `starts.bin` (little-endian
+uint64), `lengths.bin` (uint32) and `rows.bin` (uint64), which are those of `packing.Plan`, and `plan.json`, the
+figures. The key stands for everything that the plan follows from, so a plan of other tokens is never taken for it.
+The folder appears by one rename; it may be removed at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.console import notice, progress
+from headway.core.faults import fault_point
+from headway.core.files import fingerprint, sync_folder, write_json
+from headway.data.feeding.packing import Packing, PackingFigures, Plan, plan_rows
+from headway.data.store import TokenStore
+
+#: Of the packing rules and of the files; another one makes plans anew.
+_VERSION = 1
+_FILES = {"starts": "<u8", "lengths": "<u4", "rows": "<u8"}
+_ABANDONED_SECONDS = 24 * 3600
+
+
+def open_plan(
+    store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing
+) -> tuple[Plan, PackingFigures]:
+    """The rows of one source: memory-mapped when made before, else made now and kept.
+
+    Where the store cannot be written, the plan goes to the user's cache (`$XDG_CACHE_HOME/headway/packing`), and where
+    that cannot be written either, it stays in memory; a notice says so.
+    """
+    part = store.manifest["splits"][split][source]
+    key = fingerprint({"version": _VERSION, "length": sequence_length, "packing": packing, "part": part})[:24]
+    relative = Path(f"{sequence_length}-{packing}", split, source, key)
+    own, shared = store.path / "packing", _user_cache()
+    for root in (own, shared):
+        found = _read(root / relative)
+        if found is not None:
+            return found
+    job = _Job(store, split, source, sequence_length, packing)
+    reasons = []
+    for root in (own, shared):
+        try:
+            _write(root / relative, job)
+        except OSError as error:
+            reasons.append(f"{root}: {error.strerror or error}")
+            continue
+        made = _read(root / relative)
+        if made is not None:
+            if reasons:
+                notice(f"the packing of source '{source}' is kept in {root}, since {reasons[0]}")
+            if root == own:
+                _remove_others(root / relative)
+            return made
+        reasons.append(f"{root}: what was written cannot be read")
+    notice(f"the packing of source '{source}' is in memory and made again at each start, since {'; '.join(reasons)}")
+    return _in_memory(job)
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway" / "packing"
+
+
+def _read(folder: Path) -> tuple[Plan, PackingFigures] | None:
+    """The plan in a folder; None where there is none, or where it is damaged."""
+    try:
+        figures = PackingFigures.from_json(json.loads((folder / "plan.json").read_bytes()))
+        sizes = {"starts": figures.pieces, "lengths": figures.pieces, "rows": figures.rows + 1}
+        arrays = {name: _map(folder / f"{name}.bin", dtype, sizes[name]) for name, dtype in _FILES.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if arrays["rows"][-1] != figures.pieces:
+        return None
+    return Plan(**arrays), figures
+
+
+def _map(file: Path, dtype: str, count: int) -> NDArray[Any]:
+    if file.stat().st_size != count * np.dtype(dtype).itemsize:
+        raise ValueError(f"{file} has another length")
+    # As a plain array: indexing a memmap costs several times as much.
+    return np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(count,))) if count else np.empty(0, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A plan to be made."""
+
+    store: TokenStore
+    split: str
+    source: str
+    sequence_length: int
+    packing: Packing
+
+    def blocks(self) -> Iterator[tuple[Plan, PackingFigures]]:
+        """The plan, block by block, with what a person waits for."""
+        shards = self.store.shards(self.split, self.source)
+        bounds = (self.store.shard_documents(self.split, self.source, number) for number in range(len(shards)))
+        with progress(f"packing {self.source}", sum(shard.documents for shard in shards), "documents") as bar:
+            for plan, figures in plan_rows(bounds, self.sequence_length, self.packing):
+                yield plan, figures
+                bar.advance(figures.documents)
+
+
+def _write(folder: Path, job: _Job) -> None:
+    """Make the plan block by block in a folder beside `folder` and rename it into place."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    total = PackingFigures()
+    try:
+        with (
+            (temporary / "starts.bin").open("wb") as starts,
+            (temporary / "lengths.bin").open("wb") as lengths,
+            (temporary / "rows.bin").open("wb") as rows,
+        ):
+            rows.write(bytes(8))
+            for plan, figures in job.blocks():
+                starts.write(plan.starts.astype("<u8").tobytes())
+                lengths.write(plan.lengths.astype("<u4").tobytes())
+                rows.write((plan.rows[1:] + np.uint64(total.pieces)).astype("<u8").tobytes())
+                total.add(figures)
+                fault_point("packing.block")
+            for file in (starts, lengths, rows):
+                file.flush()
+                os.fsync(file.fileno())
+        write_json(temporary / "plan.json", total.to_json())
+        temporary.chmod(0o755)  # private to its maker as made by mkdtemp; a store may have several users
+        _publish(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    if _read(folder) is not None:  # another worker was quicker, with the same bytes
+        return
+    shutil.rmtree(folder, ignore_errors=True)  # damaged
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if _read(folder) is None:
+            raise
+    sync_folder(folder.parent)
+
+
+def _remove_others(folder: Path) -> None:
+    """Remove plans of tokens that are no more, and what a killed process left half made."""
+    for other in folder.parent.iterdir():
+        with suppress(OSError):
+            half_made = other.name.startswith(".making-")
+            if other != folder and (not half_made or time.time() - other.stat().st_mtime > _ABANDONED_SECONDS):
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _in_memory(job: _Job) -> tuple[Plan, PackingFigures]:
+    starts, lengths, rows = [], [], [np.zeros(1, dtype=np.uint64)]
+    total = PackingFigures()
+    for plan, figures in job.blocks():
+        starts.append(plan.starts)
+        lengths.append(plan.lengths)
+        rows.append(plan.rows[1:] + np.uint64(total.pieces))
+        total.add(figures)
+    empty = np.empty(0)
+    return (
+        Plan(
+            np.concatenate(starts or [empty.astype(np.uint64)]),
+            np.concatenate(lengths or [empty.astype(np.uint32)]),
+            np.concatenate(rows),
+        ),
+        total,
+    )

@@ -1,0 +1,176 @@
+"""What a step sees: its rows, where they come from, and their text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headway.core.errors import ConfigError
+from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.plan import MixedPlan, Picks, RowPlan
+from headway.data.store import TokenStore
+from headway.data.tokenizing.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from headway.config import Config, LaneGrid
+
+# Rows that are looked at to say what came before the step; where more would have to be, it stays unknown.
+_LOOKED_AT = 50_000_000
+
+
+@dataclass(frozen=True)
+class SourceView:
+    """One source as a step sees it."""
+
+    name: str
+    asked: float
+    """Its share by the config."""
+    step: float
+    """Its share of the step's rows."""
+    so_far: float | None
+    """Its share of the rows up to the step's end, since the row length last changed; None where that would take long to
+    find out."""
+    epochs: float
+    """How often it has been gone through by the step's end, since the row length last changed."""
+
+
+@dataclass(frozen=True)
+class RowView:
+    """One row. Numbers are counted from 0."""
+
+    lane: int
+    micro_batch: int
+    row: int
+    """Within the micro-batch."""
+    source: str
+    epoch: int
+    source_row: int
+    """Within the source."""
+    first_token: int | None
+    """Where the row begins in the source's tokens; None for packed rows, which begin at several places."""
+    padding: int
+    """Tokens at its end that belong to no document."""
+    documents: list[str]
+    """The text of the row, cut where a document ends; the token that says so is not shown."""
+    ids: list[int]
+    """The tokens that go in, (T,)."""
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One step."""
+
+    step: int
+    steps: int
+    sequence_length: int
+    lanes: int
+    micro_batches: int
+    micro_batch: int
+    first_step: int
+    """The step from which on the asked shares hold, ..."""
+    last_step: int
+    """... and the one before which they end."""
+    sources: list[SourceView]
+    rows: list[RowView]
+
+
+def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, rows: int | None = None) -> StepView:
+    """Look at a step of a resolved config's run.
+
+    Args:
+        config: The config.
+        grid: How its steps are cut.
+        store: Its store.
+        step: Which step, counted from 0.
+        rows: Rows of each lane, from its first on; all when None.
+
+    Raises:
+        ConfigError: the run has no such step.
+        DataError: the store cannot be read.
+    """
+    steps = config.train.steps or 0
+    if not 0 <= step < steps:
+        raise ConfigError(f"the run has no step {step:,}", where="train.steps", fix=f"--step 0 to --step {steps - 1}")
+    feed = TokenFeed.of(config, grid, store)
+    length = feed.plan.sequence_length(step)
+    first, last = (0, steps)
+    if isinstance(feed.plan, MixedPlan):
+        segment = feed.plan.mixture.segment_at(step)
+        first, last = segment.first_step, segment.last_step
+    reader = _RowReader(config, store, feed, step)
+    return StepView(
+        step=step,
+        steps=steps,
+        sequence_length=length,
+        lanes=grid.lanes,
+        micro_batches=grid.micro_batches,
+        micro_batch=grid.micro_batch * config.train.sequence_length // length,
+        first_step=first,
+        last_step=last,
+        sources=_sources(feed.plan, step),
+        rows=[view for lane in range(grid.lanes) for view in reader.lane(lane, rows)],
+    )
+
+
+def _sources(plan: RowPlan, step: int) -> list[SourceView]:
+    in_step, epochs, rows = plan.counts(step, step + 1), plan.epochs(step), plan.epoch_rows(step)
+    asked, so_far = [count / sum(rows) for count in rows], None
+    if isinstance(plan, MixedPlan):
+        asked = [float(share) for share in plan.mixture.segment_at(step).shares]
+        so_far = [used + more for used, more in zip(plan.mixture.used(step), in_step, strict=True)]
+    elif len(rows) == 1 or min(sum(rows), (step + 1) * plan.step_rows(step)) <= _LOOKED_AT:
+        so_far = plan.counts(0, step + 1)
+    return [
+        SourceView(
+            name=name,
+            asked=asked[number],
+            step=in_step[number] / sum(in_step),
+            so_far=so_far[number] / sum(so_far) if so_far else None,
+            epochs=epochs[number],
+        )
+        for number, name in enumerate(plan.sources)
+    ]
+
+
+class _RowReader:
+    def __init__(self, config: Config, store: TokenStore, feed: TokenFeed, step: int) -> None:
+        self._feed, self._step, self._end_of_text = feed, step, store.end_of_text_id
+        self._packed = config.data.packing != "concat"
+        self._tokenizer = Tokenizer.load(store.tokenizer_folder)
+
+    def lane(self, lane: int, rows: int | None) -> list[RowView]:
+        views: list[RowView] = []
+        for number, picks in enumerate(self._feed.picks(self._step, lane)):
+            wanted = picks[: None if rows is None else rows - len(views)]
+            if not len(wanted):
+                break
+            views += self._micro_batch(lane, number, wanted)
+        return views
+
+    def _micro_batch(self, lane: int, number: int, picks: Picks) -> list[RowView]:
+        block, length = self._feed.read(self._step, picks), self._feed.plan.sequence_length(self._step)
+        views = []
+        for row, tokens in enumerate(block.tokens[:, :-1]):
+            documents = None if block.documents is None else block.documents[row, :-1]
+            if documents is None:
+                text, ends = tokens, np.flatnonzero(tokens == self._end_of_text) + 1
+            else:
+                text, ends = tokens[documents >= 0], np.flatnonzero(np.diff(documents[documents >= 0])) + 1
+            source_row = int(picks.rows[row])
+            views.append(
+                RowView(
+                    lane=lane,
+                    micro_batch=number,
+                    row=row,
+                    source=self._feed.plan.sources[int(picks.sources[row])],
+                    epoch=int(picks.epochs[row]),
+                    source_row=source_row,
+                    first_token=None if self._packed else source_row * length,
+                    padding=len(tokens) - len(text),
+                    documents=[self._tokenizer.decode(part) for part in np.split(text, ends) if len(part)],
+                    ids=tokens.tolist(),
+                )
+            )
+        return views

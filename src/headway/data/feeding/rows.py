@@ -1,0 +1,242 @@
+"""Rows: what of a token store is one training sequence.
+
+A row has T inputs and the target after the last: T + 1 tokens. Rows are numbered within each source; which of them are
+read when is the business of `headway.data.feeding.feed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError
+from headway.core.types import IGNORE_TARGET, MicroBatch
+from headway.data.feeding.packing import Packing, PackingFigures, concat_figures
+from headway.data.feeding.packing_plans import open_plan
+from headway.data.store import TokenStore
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows, as read."""
+
+    tokens: NDArray[np.int64]
+    """Inputs and the target after the last, (n, T + 1)."""
+    documents: NDArray[np.int32] | None = None
+    """Number of each token's document within its row, -1 for padding, (n, T + 1); None where nobody asks."""
+    masked: bool = False
+    """Documents of a row are to know nothing of each other."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, rows: slice) -> RowBlock:
+        """Some of the rows, as views."""
+        documents = None if self.documents is None else self.documents[rows]
+        return RowBlock(self.tokens[rows], documents, self.masked)
+
+
+def join_blocks(blocks: Sequence[RowBlock], places: Sequence[NDArray[np.intp]]) -> RowBlock:
+    """One block of rows that were read apart (of several sources, say).
+
+    Args:
+        blocks: At least one, all of one length T and all with documents or all without.
+        places: For each block where its rows go; together every place from 0 on exactly once.
+    """
+    if len(blocks) == 1 and np.array_equal(places[0], np.arange(len(blocks[0]))):
+        return blocks[0]
+    first, count = blocks[0], sum(map(len, blocks))
+    tokens = np.empty((count, first.tokens.shape[1]), dtype=np.int64)
+    documents = None if first.documents is None else np.empty(tokens.shape, dtype=np.int32)
+    for block, place in zip(blocks, places, strict=True):
+        tokens[place] = block.tokens
+        if documents is not None and block.documents is not None:
+            documents[place] = block.documents
+    return RowBlock(tokens, documents, first.masked)
+
+
+class SourceRows(Protocol):
+    """The rows of one source in one split, numbered from 0."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def read(self, rows: NDArray[np.int64]) -> RowBlock:
+        """Rows by number, int64 (n,), in the order asked for; memory that is the caller's own."""
+        ...
+
+    def figures(self) -> PackingFigures:
+        """What became of the source's documents."""
+        ...
+
+
+def open_rows(
+    store: TokenStore,
+    split: str,
+    source: str,
+    sequence_length: int,
+    packing: str = "concat",
+    document_mask: bool = False,
+) -> SourceRows:
+    """The rows of one source.
+
+    Args:
+        store: The store.
+        split: A split of the store.
+        source: A source of it.
+        sequence_length: Inputs per row, T.
+        packing: `data.packing`. All but `concat` have a plan, made at the first start (see `packing_plans`).
+        document_mask: `data.document_mask`.
+    """
+    if packing == "concat":
+        return ConcatRows(store, split, source, sequence_length, document_mask)
+    if packing not in get_args(Packing):
+        raise ValueError(f"there is no packing '{packing}'")
+    return PackedRows(store, split, source, sequence_length, cast(Packing, packing), document_mask)
+
+
+class ConcatRows:
+    """Documents one after the other, cut at row ends: row `r` is tokens [r * T, r * T + T + 1) of the source."""
+
+    def __init__(self, store: TokenStore, split: str, source: str, sequence_length: int, masked: bool) -> None:
+        self._store, self._split, self._source = store, split, source
+        self._length, self._masked = sequence_length, masked
+        self.count = max(0, store.tokens(split, source) - 1) // sequence_length
+        # Looked up only where boundaries matter: a store need not have its index at hand for anything else.
+        self._bounds = store.documents(split, source) if masked else None
+
+    def read(self, rows: NDArray[np.int64]) -> RowBlock:
+        """Rows by number."""
+        tokens = np.empty((len(rows), self._length + 1), dtype=np.int64)
+        if not self._store.at_hand:
+            self._store.want(self._split, self._source, rows * self._length, self._length + 1)
+        for place, row in enumerate(rows.tolist()):
+            tokens[place] = self._store.read(self._split, self._source, row * self._length, self._length + 1)
+        return RowBlock(tokens, self._documents(rows), self._masked)
+
+    def _documents(self, rows: NDArray[np.int64]) -> NDArray[np.int32] | None:
+        if self._bounds is None:
+            return None
+        documents = np.zeros((len(rows), self._length + 1), dtype=np.int32)
+        starts = (rows * self._length).astype(np.uint64)  # a search with signed numbers would convert the whole index
+        first = np.searchsorted(self._bounds, starts, side="right")
+        last = np.searchsorted(self._bounds, starts + np.uint64(self._length + 1), side="left")
+        for place, (start, low, high) in enumerate(zip(starts, first.tolist(), last.tolist(), strict=True)):
+            documents[place, np.asarray(self._bounds[low:high]) - start] = 1
+        return np.cumsum(documents, axis=1, dtype=np.int32)
+
+    def figures(self) -> PackingFigures:
+        """Counted over the document index at each call."""
+        return concat_figures(self._store.documents(self._split, self._source), self._length)
+
+
+class PackedRows:
+    """Rows as a plan says: whole documents or pieces of those longer than a row, then padding (end-of-text tokens)."""
+
+    def __init__(
+        self, store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing, masked: bool
+    ) -> None:
+        self._store, self._split, self._source = store, split, source
+        self._length, self._masked = sequence_length, masked
+        self._plan, self._figures = open_plan(store, split, source, sequence_length, packing)
+        self.count = self._figures.rows
+
+    def read(self, rows: NDArray[np.int64]) -> RowBlock:
+        """Rows by number.
+
+        Raises:
+            DataError: the plan does not fit the store.
+        """
+        tokens = np.full((len(rows), self._length + 1), self._store.end_of_text_id, dtype=np.int64)
+        documents = np.full(tokens.shape, -1, dtype=np.int32)
+        low, high = self._plan.rows[rows].tolist(), self._plan.rows[rows + 1].tolist()
+        if not self._store.at_hand:
+            pieces = [self._plan.starts[first:last] for first, last in zip(low, high, strict=True)]
+            # A piece is of one document, and that in one shard.
+            self._store.want(self._split, self._source, np.concatenate(pieces).astype(np.int64), 1)
+        for place, (first, last) in enumerate(zip(low, high, strict=True)):
+            starts, lengths = self._plan.starts[first:last].tolist(), self._plan.lengths[first:last].tolist()
+            end = 0
+            for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+                piece = self._piece(start, length, self._length + 1 - end)
+                tokens[place, end : end + length] = piece
+                documents[place, end : end + length] = number
+                end += length
+        return RowBlock(tokens, documents, self._masked)
+
+    def _piece(self, start: int, length: int, room: int) -> NDArray[np.integer[Any]]:
+        try:
+            if length <= room:
+                return self._store.read(self._split, self._source, start, length)
+        except IndexError:
+            pass
+        raise DataError(
+            f"the packing of source '{self._source}' is damaged: it has {length} tokens from {start} on in a row with"
+            f" room for {room}",
+            where=str(self._store.path / "packing"),
+            fix="remove that folder (it is made again), then: headway data verify",
+        )
+
+    def figures(self) -> PackingFigures:
+        """As counted when the plan was made."""
+        return self._figures
+
+
+def packing_notice(figures: Mapping[str, PackingFigures], packing: str) -> str:
+    """One line on how the documents of each source fill their rows, for the start of a run."""
+    parts = []
+    for source, of in figures.items():
+        left_out = f", {of.left_out_documents:,} of one token left out" if of.left_out_documents else ""
+        parts.append(
+            f"{source} {of.rows:,} rows, padding {of.padding_share:.2%}, {of.cut_share:.1%} of documents cut{left_out}"
+        )
+    return f"packing {packing}: {'; '.join(parts)}".replace("%", " %")
+
+
+def micro_batch_of(block: RowBlock) -> MicroBatch:
+    """What a model trains on, from some rows.
+
+    Returns:
+        `ids` and next-token `targets`, int64 (n, T). Targets that are padding, and with the mask those that belong to
+        another document than their input, are `IGNORE_TARGET`. With the mask also `documents`, int32 (n, T), the number
+        of each input's document in its row (-1: padding); `positions`, int64 (n, T), its place in its document; and
+        `document_bounds`, int32 (segments + 1,), where documents start in the flattened inputs, and the end. The last
+        is made here, where no device has to be waited for, and filled up with its end to 2^k + 1 elements (empty
+        segments), so that compiled code meets few shapes.
+    """
+    rows = torch.from_numpy(block.tokens)
+    # Copies even of a single row, whose parts are contiguous as they are: the two must not share memory.
+    ids, targets = (part.clone(memory_format=torch.contiguous_format) for part in (rows[:, :-1], rows[:, 1:]))
+    if block.documents is None:
+        return {"ids": ids, "targets": targets}
+    now, after = block.documents[:, :-1], block.documents[:, 1:]
+    ignored = (after < 0) | (after != now) if block.masked else after < 0
+    targets[torch.from_numpy(ignored)] = IGNORE_TARGET
+    if not block.masked:
+        return {"ids": ids, "targets": targets}
+    first = np.ones(now.shape, dtype=bool)
+    first[:, 1:] = now[:, 1:] != now[:, :-1]
+    place = np.broadcast_to(np.arange(now.shape[1]), now.shape)
+    positions = place - np.maximum.accumulate(np.where(first, place, 0), axis=1)
+    return {
+        "ids": ids,
+        "targets": targets,
+        "documents": torch.from_numpy(now.copy()),
+        "positions": torch.from_numpy(positions),
+        "document_bounds": torch.from_numpy(_bounds(first)),
+    }
+
+
+def _bounds(first: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Where segments start in flattened rows, and the end, repeated up to 2^k + 1 elements."""
+    starts = np.flatnonzero(first)
+    bounds = np.full(2 ** (len(starts) - 1).bit_length() + 1, first.size, dtype=np.int32)
+    bounds[: len(starts)] = starts
+    return bounds

@@ -1,0 +1,86 @@
+"""The rows of all sources of one split, of any length."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError
+from headway.data.feeding.packing import PackingFigures
+from headway.data.feeding.rows import RowBlock, SourceRows, join_blocks, open_rows
+from headway.data.store import TokenStore
+
+
+class SplitRows:
+    """Rows by source and number.
+
+    Args:
+        store: The store.
+        split: Which split.
+        lengths: Tokens per row, one length or several; sources that have no row of any of them are left out.
+        packing: `data.packing`.
+        document_mask: `data.document_mask`.
+
+    Attributes:
+        sources: Names of the sources that have rows.
+        where: The store's place, for messages.
+
+    Raises:
+        DataError: no source has enough tokens for one row.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        split: str,
+        *lengths: int,
+        packing: Literal["concat", "best_fit", "pad"] = "concat",
+        document_mask: bool = False,
+    ) -> None:
+        self.where, self.packing, self.document_mask = str(store.path), packing, document_mask
+        opened = {
+            name: {length: open_rows(store, split, name, length, packing, document_mask) for length in lengths}
+            for name in store.sources(split)
+        }
+        self._opened = {name: rows for name, rows in opened.items() if any(r.count for r in rows.values())}
+        self.sources = tuple(self._opened)
+        if not self.sources:
+            longest = max((store.tokens(split, name) for name in store.sources(split)), default=0)
+            raise DataError(
+                f"no source has the {min(lengths) + 1:,} tokens of one row in split '{split}': the longest has"
+                f" {longest:,}",
+                where=self.where,
+                fix="prepare more text, or lower train.sequence_length",
+            )
+
+    def counts(self, length: int) -> list[int]:
+        """Rows of this length that each source has."""
+        return [rows[length].count for rows in self._opened.values()]
+
+    def figures(self, length: int) -> dict[str, PackingFigures]:
+        """How each source's documents fill rows of this length."""
+        return {name: rows[length].figures() for name, rows in self._opened.items()}
+
+    def of_source(self, source: int, length: int) -> SourceRows:
+        """The rows of one source, by its number."""
+        return self._opened[self.sources[source]][length]
+
+    def read(self, length: int, sources: NDArray[np.intp], rows: NDArray[np.int64]) -> RowBlock:
+        """Rows of any sources, in the order asked for.
+
+        Args:
+            length: Tokens per row, T.
+            sources: Numbers of sources, (n,), n at least 1.
+            rows: Numbers of rows within them, (n,).
+        """
+        first = int(sources[0])
+        if len(self.sources) == 1 or (sources == first).all():
+            return self.of_source(first, length).read(rows)
+        numbers = np.unique(sources)
+        places = [np.flatnonzero(sources == number) for number in numbers]
+        blocks = [
+            self.of_source(int(number), length).read(rows[place]) for number, place in zip(numbers, places, strict=True)
+        ]
+        return join_blocks(blocks, places)

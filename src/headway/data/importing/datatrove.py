@@ -1,0 +1,120 @@
+"""datatrove's tokenized files: `<name>.ds` with the ids, `<name>.ds.index` with where documents end.
+
+As `datatrove.pipeline.tokens` writes them: ids are little-endian uint16 or uint32; the index is the ends in tokens, as
+little-endian uint64; `<name>.ds.metadata` has in its first line the tokenizer and the bytes of an id (`gpt2|2`), in its
+second the number of tokens. Both may be missing. Marks for the loss (`<name>.ds.loss`) have no place in a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headway.core.console import warning
+from headway.core.errors import DataError
+from headway.data.importing.files import BLOCK_DOCUMENTS, Ends, ImportSource, TokenFile, damaged, size_of
+
+_ENDING = ".ds"
+# What stands for a tokenizer that the writer did not know.
+_UNKNOWN = "Unknown Tokenizer"
+
+
+def find(paths: Sequence[str], dtype: np.dtype[Any] | None) -> list[ImportSource]:
+    """One source for each path; its files are in the order of their paths.
+
+    Args:
+        paths: `.ds` files, or folders that stand for all that are below them.
+        dtype: Type of the ids in files that have neither index nor metadata; None when it is not known yet.
+
+    Raises:
+        DataError: a file is missing, cannot be read, or is damaged.
+    """
+    sources = []
+    for path in paths:
+        place = Path(path).expanduser()
+        if not place.is_dir():
+            sources.append(ImportSource(place.name.removesuffix(_ENDING), (open_file(place, dtype),)))
+            continue
+        files = sorted(file for file in place.rglob(f"*{_ENDING}") if file.is_file())
+        if not files:
+            raise DataError(f"no *{_ENDING} file is below this folder", where=str(place), fix="check the path")
+        sources.append(ImportSource(place.resolve().name, tuple(open_file(file, dtype) for file in files)))
+    return sources
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    tokenizer: str | None
+    width: int | None
+    tokens: int | None
+
+
+def open_file(path: Path, dtype: np.dtype[Any] | None) -> TokenFile:
+    """A file, checked against its metadata and its index as far as they are there.
+
+    Raises:
+        DataError: see `find`.
+    """
+    size = size_of(path)
+    about, index = _beside(path, "metadata"), _beside(path, "index")
+    facts = _metadata(about) if about.exists() else _Metadata(None, None, None)
+    indexed = _last_end(index) if index.exists() else None
+    known = indexed if indexed is not None else facts.tokens
+    width = facts.width or (size // known if known else None) or (dtype.itemsize if dtype is not None else 2)
+    if width not in (2, 4):
+        raise damaged(path, f"{size:,} bytes for {known:,} tokens are neither 2 nor 4 bytes per token")
+    tokens, rest = divmod(size, width)
+    for count, where in ((indexed, index), (facts.tokens, about)):
+        if rest or (count is not None and count != tokens):
+            by = f", but by {where.name} it has {count:,}" if count is not None else ""
+            raise damaged(path, f"{size:,} bytes are {size / width:,.1f} tokens of {width} bytes{by}")
+    if _beside(path, "loss").exists():
+        warning(f"{path}: which tokens count for the loss ({path.name}.loss) is not imported: all will count")
+    return TokenFile(
+        path,
+        np.dtype("<u2" if width == 2 else "<u4"),
+        0,
+        tokens,
+        ends=partial(_ends, index) if indexed is not None else None,
+        beside=tuple(file for file in (index, about) if file.exists()),
+        tokenizer=facts.tokenizer,
+    )
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(f"{path.name}.{ending}")
+
+
+def _metadata(path: Path) -> _Metadata:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+        name, _, width = lines[0].rpartition("|")
+        facts = _Metadata(name or None, int(width), int(lines[1]))
+    except (OSError, ValueError, IndexError):
+        raise damaged(path, "its lines are not 'tokenizer|bytes' and the number of tokens") from None
+    return _Metadata(None, facts.width, facts.tokens) if name.startswith(_UNKNOWN) else facts
+
+
+def _last_end(index: Path) -> int:
+    size = size_of(index)
+    if size % 8:
+        raise damaged(index, f"{size:,} bytes are no whole number of ends of 8 bytes")
+    return int(np.fromfile(index, dtype="<u8", offset=size - 8)[0]) if size else 0
+
+
+def _ends(index: Path) -> Ends:
+    """Where documents end, in tokens."""
+    previous = 0
+    size = size_of(index) // 8
+    for first in range(0, size, BLOCK_DOCUMENTS):
+        count = min(BLOCK_DOCUMENTS, size - first)
+        ends = np.fromfile(index, dtype="<u8", count=count, offset=8 * first).astype(np.int64)
+        if (np.diff(ends, prepend=previous) < 0).any():
+            raise damaged(index, "its documents are not in order")
+        previous = int(ends[-1])
+        yield ends

@@ -1,0 +1,200 @@
+"""From blocks of ids to documents, each in its split and ended by the end-of-text token, in shards."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.data.importing.files import TokenBlock
+from headway.data.preparing.shards import ShardWriter
+
+#: So many of a document's ids decide on which side it is, so that a longer one need not be held in memory.
+DECIDING_TOKENS = 2**20
+
+SPLIT_RULE = (
+    "the first 64 bits of SHA-256(the document's first 2^20 ids as little-endian uint32, without the end-of-text token)"
+    " < bound: validation"
+)
+
+
+@dataclass
+class Counts:
+    """What became of documents."""
+
+    documents: int = 0
+    tokens: int = 0
+    """In the store, ends of documents included."""
+    ended: int = 0
+    """Documents to which the end-of-text token was added."""
+    empty: int = 0
+    """Documents without any other token; they are left out."""
+    smallest: int = 2**64
+    """Smallest and largest document hash, where documents are held out by it."""
+    largest: int = -1
+
+
+class ShardSeries:
+    """The shards of one source in one split, written one after the other.
+
+    Args:
+        folder: `<split>/<source>` of the store in the making.
+        dtype: Of ids in the store.
+        shard_bytes: A shard is complete when a document ends beyond this.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], shard_bytes: int) -> None:
+        self._folder, self._dtype, self._limit = folder, dtype, shard_bytes // dtype.itemsize
+        self._writer: ShardWriter | None = None
+        self.entries: list[dict[str, Any]] = []
+        """As in the manifest."""
+
+    def append(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
+        """Add ids; documents end before the places `ends`, and the last may go on with the next call."""
+        while len(ids) or len(ends):
+            if self._writer is None:
+                self._writer = ShardWriter(self._folder, f"{len(self.entries):05d}")
+            over = int(np.searchsorted(ends, self._limit - self._writer.tokens))
+            cut = int(ends[over]) if over < len(ends) else len(ids)
+            self._writer.write(ids[:cut].astype(self._dtype, copy=False), ends[: over + 1])
+            if over < len(ends):
+                self.finish()
+            ids, ends = ids[cut:], ends[over + 1 :] - cut
+
+    def finish(self) -> None:
+        """Close the shard under way, if there is one. Its last document must have ended."""
+        entry = self._writer.finish() if self._writer is not None else None
+        if entry is not None:
+            self.entries.append(entry)
+        self._writer = None
+
+
+@dataclass
+class DocumentWriter:
+    """Puts the documents of a source into its splits.
+
+    Attributes:
+        series: Where training and validation documents go.
+        end: The end-of-text token.
+        bound: Training documents whose hash is below it are held out.
+        counts: What became of documents so far.
+    """
+
+    series: dict[str, ShardSeries]
+    end: int
+    bound: int
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self._open: NDArray[Any] | None = None  # ids of a document that has not ended yet, nothing of it written
+        self._begun: str | None = None  # the split of one whose beginning is written already
+        self._last = -1  # its last id
+
+    def add(self, block: TokenBlock, split: str) -> None:
+        """Add a block that belongs to a split."""
+        ids, ends = block.ids, block.ends
+        if self._begun is not None:
+            ids, ends = self._go_on(ids, ends)
+        if self._open is not None and len(self._open):
+            ids, ends = np.concatenate([self._open, ids]), ends + len(self._open)
+        whole = int(ends[-1]) if len(ends) else 0
+        self._open = ids[whole:]
+        if len(ends):
+            self._write(ids[:whole], ends, split)
+        if len(self._open) >= DECIDING_TOKENS:
+            self._begin(split)
+
+    def end_document(self, split: str) -> None:
+        """The document under way, if there is one, is complete."""
+        if self._begun is not None or (self._open is not None and len(self._open)):
+            self.add(TokenBlock(np.empty(0, dtype=np.uint16), np.zeros(1, dtype=np.int64)), split)
+
+    def finish(self) -> None:
+        """All documents have been added, the last has ended."""
+        for series in self.series.values():
+            series.finish()
+
+    def _begin(self, split: str) -> None:
+        """Write the beginning of a document too long to be held."""
+        assert self._open is not None
+        if split == "train" and self.bound:
+            split = "validation" if self._hash(self._open[:DECIDING_TOKENS].astype("<u4")) < self.bound else split
+        self.series[split].append(self._open, np.empty(0, dtype=np.int64))
+        self.counts.tokens += len(self._open)
+        self._begun, self._last, self._open = split, int(self._open[-1]), None
+
+    def _go_on(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Write what belongs to a document that was begun; gives what comes after it."""
+        assert self._begun is not None
+        count = int(ends[0]) if len(ends) else len(ids)
+        part = ids[:count]
+        self._last = int(part[-1]) if count else self._last
+        if len(ends) and self._last != self.end:
+            part = np.append(part, np.array([self.end], dtype=np.int64))
+            self.counts.ended += 1
+        self.series[self._begun].append(part, np.full(min(1, len(ends)), len(part), dtype=np.int64))
+        self.counts.tokens += len(part)
+        if len(ends):
+            self.counts.documents += 1
+            self._begun = None
+        return ids[count:], ends[1:] - count
+
+    def _write(self, ids: NDArray[Any], ends: NDArray[np.int64], split: str) -> None:
+        """Write whole documents."""
+        ids, ends = self._without_empty(ids, ends)
+        if not len(ends):
+            return
+        held_out = self._held_out(ids, ends) if split == "train" and self.bound else None
+        if held_out is None or not held_out.any():
+            self._append(ids, ends, split)
+            return
+        lengths = np.diff(ends, prepend=0)
+        for side, chosen in (("train", ~held_out), ("validation", held_out)):
+            self._append(ids[np.repeat(chosen, lengths)], np.cumsum(lengths[chosen]), side)
+
+    def _without_empty(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Leave out documents that have no token but the one that ends them."""
+        lengths = np.diff(ends, prepend=0)
+        alone = lengths == 1
+        alone[alone] = ids[ends[alone] - 1] == self.end
+        empty = alone | (lengths == 0)
+        if not empty.any():
+            return ids, ends
+        self.counts.empty += int(empty.sum())
+        return ids[np.repeat(~empty, lengths)], np.cumsum(lengths[~empty])
+
+    def _append(self, ids: NDArray[Any], ends: NDArray[np.int64], split: str) -> None:
+        """Append documents, those ended that are not."""
+        if not len(ends):
+            return
+        missing = ids[ends - 1] != self.end
+        count = int(missing.sum())
+        if count:
+            ids = np.insert(ids.astype(np.int64), ends[missing], self.end)
+            ends = ends + np.cumsum(missing)
+        self.series[split].append(ids, ends)
+        self.counts.ended += count
+        self.counts.documents += len(ends)
+        self.counts.tokens += len(ids)
+
+    def _held_out(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each document's hash is below the bound."""
+        wide = np.ascontiguousarray(ids, dtype="<u4")
+        # A document may come with the token that ends it or without.
+        last = ends - (ids[ends - 1] == self.end)
+        starts = np.concatenate([[0], ends[:-1]])
+        hashes = [
+            self._hash(wide[start : min(stop, start + DECIDING_TOKENS)])
+            for start, stop in zip(starts.tolist(), last.tolist(), strict=True)
+        ]
+        return np.array([value < self.bound for value in hashes], dtype=bool)
+
+    def _hash(self, ids: NDArray[np.uint32]) -> int:
+        value = int.from_bytes(hashlib.sha256(ids.view(np.uint8).data).digest()[:8], "big")
+        self.counts.smallest = min(self.counts.smallest, value)
+        self.counts.largest = max(self.counts.largest, value)
+        return value

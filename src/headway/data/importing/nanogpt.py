@@ -1,0 +1,122 @@
+"""Flat files of ids: nanoGPT's `train.bin` and `val.bin`, and those of llm.c and modded-nanogpt, which have a header.
+
+nanoGPT (`data/openwebtext/prepare.py`): uint16, each document followed by the end-of-text token. llm.c
+(`dev/data/data_common.py`): 256 little-endian int32 (magic, version, number of tokens, zeros), then the ids: magic
+20240520 and version 1 for uint16, 20240801 and 7 for uint32. There each document begins with the token, and a document
+that does not fit into a file goes on in the next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headway.core.errors import ConfigError, DataError
+from headway.data.importing.files import ImportSource, TokenFile, damaged, size_of, unreadable
+
+_HEADER_BYTES = 1024
+#: Magic: the one version that is known, and the type of the ids.
+_HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
+_OTHER_MAGIC = {20240522: "llm.c's evaluation data", 20240326: "an llm.c model"}
+_HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")
+
+
+def find(paths: Sequence[str], dtype: np.dtype[Any]) -> list[ImportSource]:
+    """One source for each folder, and one for all files that are named by themselves.
+
+    A file whose name has the word `val`, `valid` or `validation` is for validation. Files of a source are in the order
+    of their names.
+
+    Args:
+        paths: Files and folders; a folder stands for all `*.bin` in it.
+        dtype: Type of the ids in files without a header.
+
+    Raises:
+        DataError: a file is missing, cannot be read, or is damaged.
+    """
+    places = [Path(path).expanduser() for path in paths]
+    sources = []
+    for folder in (place for place in places if place.is_dir()):
+        files = [file for file in folder.glob("*.bin") if file.is_file()]
+        if not files:
+            raise DataError("no *.bin file is in this folder", where=str(folder), fix="check the path")
+        sources.append(_source(folder.resolve().name, files, dtype))
+    single = [place for place in places if not place.is_dir()]
+    if single:
+        sources.append(_source(_common_name(single), single, dtype))
+    return sources
+
+
+def _source(name: str, files: Sequence[Path], dtype: np.dtype[Any]) -> ImportSource:
+    ordered = sorted(files, key=lambda file: file.name)
+    held_out = [file for file in ordered if _HELD_OUT.search(file.stem.lower())]
+    train = [file for file in ordered if file not in held_out]
+    return ImportSource(
+        name, tuple(open_file(file, dtype) for file in train), tuple(open_file(file, dtype) for file in held_out)
+    )
+
+
+def _common_name(files: Sequence[Path]) -> str:
+    """What the names of files have in common, or their folder's name."""
+    stems = [file.stem for file in files]
+    same = 0
+    while same < min(map(len, stems)) and len({stem[same] for stem in stems}) == 1:
+        same += 1
+    name = re.sub(r"[^a-zA-Z]*(?:train|val)?[^a-zA-Z]*$", "", stems[0][:same])
+    return name or files[0].resolve().parent.name
+
+
+def open_file(path: Path, dtype: np.dtype[Any]) -> TokenFile:
+    """A file, its length checked.
+
+    Args:
+        path: The file.
+        dtype: Type of its ids when it has no header.
+
+    Raises:
+        DataError: see `find`.
+    """
+    size = size_of(path)
+    try:
+        with path.open("rb") as opened:
+            head = np.frombuffer(opened.read(_HEADER_BYTES)[:12].ljust(12, b"\0"), dtype="<i4")
+    except OSError as error:
+        raise unreadable(path, error) from None
+    magic, version, count = (int(value) for value in head)
+    if magic in _OTHER_MAGIC and size >= _HEADER_BYTES and version in range(1, 10):
+        raise DataError(f"this is {_OTHER_MAGIC[magic]}, no text", where=str(path), fix="leave it out")
+    if magic not in _HEADERS or size < _HEADER_BYTES:
+        if size % dtype.itemsize:
+            raise damaged(path, f"{size:,} bytes are no whole number of {dtype.name} ids")
+        return TokenFile(path, dtype, 0, size // dtype.itemsize)
+    known, kind = _HEADERS[magic]
+    if version != known:
+        raise DataError(
+            f"the header has version {version}; of files that begin with {magic} only {known} is known",
+            where=str(path),
+            fix="write it again with that version",
+        )
+    own = np.dtype(kind)
+    if size != _HEADER_BYTES + count * own.itemsize:
+        expected = _HEADER_BYTES + count * own.itemsize
+        raise damaged(path, f"{size:,} bytes, but by its header it has {expected:,} ({count:,} tokens)")
+    return TokenFile(path, own, _HEADER_BYTES, count, goes_on=True)
+
+
+def refuse_no_training(sources: Sequence[ImportSource]) -> None:
+    """Refuse when all files are for validation by their names.
+
+    Raises:
+        ConfigError: they are.
+    """
+    for source in sources:
+        if source.validation and not source.train:
+            raise ConfigError(
+                "by its name this file is for validation, and there is none for training beside it",
+                where=str(source.validation[0].path),
+                fix="name the training files too, or the folder that has both",
+            )

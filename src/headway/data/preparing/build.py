@@ -1,0 +1,339 @@
+"""From units to shards: what is known is taken, the rest is surveyed, freed of duplicates and encoded.
+
+Without a search for duplicates a unit is read once. With one it is read twice: first all documents are surveyed and
+their fingerprints kept, then it is decided which ones go, then what is left is encoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.config.data import DataConfig
+from headway.config.units import Amount
+from headway.core.console import Progress, progress
+from headway.core.faults import fault_point
+from headway.core.files import atomic_write
+from headway.data.preparing.encode import SPLITS, PieceResult, PieceWorker, Recipe, Verdict, Work
+from headway.data.preparing.inputs import InputHashes, check_unchanged, files_of
+from headway.data.preparing.records import WORK, Records, Shards, Survey, key_of
+from headway.data.preparing.shards import ShardWriter
+from headway.data.preparing.units import Unit, units_of
+from headway.data.preparing.workers import Pipeline, pipeline, prepared
+from headway.data.reading.places import stamp_of
+from headway.data.reading.sources import Source
+from headway.data.tokenizing.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from headway.data.dedup import DocumentPrints
+    from headway.data.dedup.fingerprints import Prints
+
+# Raised when the code gives other results for the same input, so that old records are not taken for new ones.
+_CODE = 1
+# What a survey keeps per document for the search for duplicates: fingerprints, and which documents were kept so far.
+_PRINTS, _KEPT = "prints", "kept.npy"
+
+
+@dataclass
+class Outcome:
+    """A unit and what became of it."""
+
+    unit: Unit
+    inputs: list[dict[str, Any]]
+    """What it was made from (see `InputHashes.of`)."""
+    key: str
+    """Of its survey."""
+    survey: Survey
+    shards: Shards
+    budget: Amount | None = None
+    """What its source's limit had left for it."""
+
+
+class Builder:
+    """Makes a store's shards.
+
+    Args:
+        data: The config.
+        sources: What `find_sources` found.
+        records: Results that are known already, and those to be kept.
+        hashes: Hashes of the inputs.
+        recipe: What all pieces have in common; its tokenizer and bound are set.
+        described_steps: The cleaning steps with all that they depend on.
+        tokenizer: The vocabulary.
+        workers: Pieces that are processed at a time.
+
+    Attributes:
+        duplicates: The report of the search for duplicates, if there was one.
+        processed: Bytes of the units that had to be read, by the key of their survey.
+    """
+
+    def __init__(
+        self,
+        data: DataConfig,
+        sources: Sequence[Source],
+        records: Records,
+        hashes: InputHashes,
+        recipe: Recipe,
+        described_steps: Any,
+        tokenizer: Tokenizer,
+        workers: int,
+    ) -> None:
+        self._data, self._sources, self.records, self._hashes = data, sources, records, hashes
+        self._recipe, self._steps, self._workers = recipe, described_steps, workers
+        self._tokenizer = tokenizer
+        self.duplicates: dict[str, Any] | None = None
+        self.processed: dict[str, int] = {}
+        self._open: set[_UnitJob] = set()
+
+    def run(self, bound: int) -> list[Outcome]:
+        """Shards of all units, in input order, with documents held out whose hash is below `bound`.
+
+        Raises:
+            DataError: the input is malformed or changed while it was read, or a safety gate refuses what the search for
+                duplicates would remove.
+            OSError: the disk is full, or the like.
+        """
+        self.records.used.clear()
+        self.records.taken.clear()
+        recipe = replace(self._recipe, bound=bound)
+        if not self._data.dedup.wanted:
+            return self._read_pass(recipe)
+        outcomes = self._read_pass(replace(recipe, tokenizer=None, fingerprints=self._data.dedup))
+        self._encode_pass(recipe, outcomes, self._search(outcomes))
+        return outcomes
+
+    def _search(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
+        """What the search for duplicates leaves of each unit."""
+        from headway.data.preparing.duplicates import Texts, search
+
+        prints = [self._load_prints(outcome) for outcome in outcomes]
+        kept = [self._load_kept(outcome) for outcome in outcomes]
+        names = [self._name(outcome) for outcome in outcomes]
+        texts = Texts([outcome.unit.pieces for outcome in outcomes], kept)
+        found = search(prints, kept, names, self._data.dedup, texts, self.records.folder / WORK)
+        self.duplicates = found.report
+        return found.verdicts
+
+    def _read_pass(self, recipe: Recipe) -> list[Outcome]:
+        """Survey all units, and encode them too if the recipe has a tokenizer."""
+        outcomes: list[Outcome] = []
+        others = [] if recipe.fingerprints is None else self._kept_files()
+        with self._pipeline(recipe, "tokenizing" if recipe.tokenizer else "reading") as (line, bar):
+            for outcome in self._outcomes():
+                outcomes.append(outcome)
+                survey = self.records.survey(outcome.key, others)
+                key = self._shards_key(outcome, recipe, None) if recipe.tokenizer else None
+                shards = self.records.shards(key, self._name(outcome)) if survey and key else Shards()
+                if survey and shards:
+                    outcome.survey, outcome.shards = survey, shards
+                    bar.skip(outcome.unit.bytes)
+                else:
+                    _UnitJob(self, outcome, bar, recipe, key).submit(line)
+                if outcome.budget is not None:
+                    line.drain()  # what the limit leaves for the next unit
+        return outcomes
+
+    def _encode_pass(self, recipe: Recipe, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict]) -> None:
+        with self._pipeline(recipe, "tokenizing") as (line, bar):
+            for outcome, verdict in zip(outcomes, verdicts, strict=True):
+                key = self._shards_key(outcome, recipe, verdict)
+                shards = self.records.shards(key, self._name(outcome))
+                if shards:
+                    outcome.shards = shards
+                    bar.skip(outcome.unit.bytes)
+                else:
+                    _UnitJob(self, outcome, bar, recipe, key, verdict).submit(line)
+
+    @contextmanager
+    def _pipeline(self, recipe: Recipe, label: str) -> Iterator[tuple[Pipeline, Progress]]:
+        total = sum(file.bytes for source in self._sources for file in source.files)
+        with progress(label, total or None, "B") as bar, pipeline(recipe, self._workers, self._tokenizer) as line:
+            try:
+                yield line, bar
+                line.drain()
+            finally:
+                for job in self._open:
+                    job.abandon()
+                self._open.clear()
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        """Units with their keys, one after the other; a source ends where its limit is reached."""
+        for number, source in enumerate(self._sources):
+            budget: Amount | None = self._data.sources[number].limit
+            for unit in units_of(number, source, self._data.shard_bytes):
+                inputs = self._hashes.of(unit)
+                outcome = Outcome(unit, inputs, self._survey_key(unit, inputs, budget), Survey(), Shards(), budget)
+                yield outcome
+                if budget is not None:
+                    spent = outcome.survey.read if budget.unit == "documents" else outcome.survey.read_bytes
+                    budget = Amount(budget.amount - spent, budget.unit)
+                    if not outcome.survey.complete or budget.amount <= 0:
+                        break
+
+    def _survey_key(self, unit: Unit, inputs: list[dict[str, Any]], budget: Amount | None) -> str:
+        config = self._data.sources[unit.source]
+        how = {"field": config.field, "template": config.template, "skip_bad": self._recipe.skip_bad}
+        prints = None
+        if self._data.dedup.wanted:
+            from headway.data.dedup import prints_recipe
+
+            prints = prints_recipe(self._data.dedup)
+        return key_of("survey", _CODE, how, self._steps, inputs, str(budget), prints)
+
+    def _shards_key(self, outcome: Outcome, recipe: Recipe, verdict: Verdict | None) -> str:
+        tokens = (self._tokenizer.fingerprint, recipe.special_tokens_in_text, str(recipe.bound))
+        return key_of("shards", _CODE, outcome.key, *tokens, _hash_of(verdict))
+
+    def _name(self, outcome: Outcome) -> str:
+        return self._sources[outcome.unit.source].name
+
+    def _kept_files(self) -> list[str]:
+        """Endings of what a survey keeps for the search for duplicates."""
+        return [_PRINTS, _KEPT] if self._recipe.clean else [_PRINTS]
+
+    def _load_prints(self, outcome: Outcome) -> Prints:
+        from headway.data.dedup import DocumentPrints
+
+        return DocumentPrints.load(self.records.path_of(f"{WORK}/{outcome.key}.{_PRINTS}"))
+
+    def _load_kept(self, outcome: Outcome) -> NDArray[np.bool_]:
+        """Per document read, whether the cleaning has left it."""
+        if not self._recipe.clean:
+            return np.ones(outcome.survey.read, dtype=bool)
+        kept: NDArray[np.bool_] = np.load(self.records.path_of(f"{WORK}/{outcome.key}.{_KEPT}"), allow_pickle=False)
+        return kept
+
+
+class _UnitJob:
+    """One unit on its way through the workers: takes what they hand back, and keeps it when it is whole."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        outcome: Outcome,
+        bar: Progress,
+        recipe: Recipe,
+        shards_key: str | None,
+        verdict: Verdict | None = None,
+    ) -> None:
+        self._builder, self._outcome, self._bar, self._recipe = builder, outcome, bar, recipe
+        self._key, self._verdict = shards_key, verdict
+        self._kept: list[NDArray[np.bool_]] = []
+        self._prints: list[DocumentPrints] = []
+        self._writers: dict[str, ShardWriter] = {}
+        self._next = 0
+        self._ended = False
+        if shards_key:
+            folder, name = builder.records.folder, builder._name(outcome)
+            self._writers = {split: ShardWriter(folder / split / name, shards_key) for split in SPLITS}
+
+    def submit(self, line: Pipeline) -> None:
+        """Have all pieces processed."""
+        self._builder._open.add(self)
+        self._builder.processed[self._outcome.key] = self._outcome.unit.bytes
+        self._files = files_of(self._outcome.unit)
+        self._stamps = [stamp_of(file) for file in self._files]
+        verdicts = self._verdicts()
+        for piece in self._outcome.unit.pieces:
+            line.submit(Work(piece, verdict=next(verdicts, None)), self._accept)
+
+    def _verdicts(self) -> Iterator[Verdict]:
+        """The unit's verdict, piece by piece."""
+        if self._verdict is not None:
+            yield from _cut(self._verdict, self._outcome.survey.piece_documents)
+
+    def _accept(self, result: PieceResult) -> None:
+        piece = self._outcome.unit.pieces[self._next]
+        self._next += 1
+        if not self._ended:
+            if self._verdict is None:
+                result = self._within_budget(piece, result)
+                self._outcome.survey.add(result)
+                if result.kept is not None:
+                    self._kept.append(result.kept)
+                if result.prints is not None:
+                    self._prints.append(result.prints)
+            self._outcome.shards.add(result)
+            for split, part in result.splits.items():
+                self._writers[split].append(part)
+        self._bar.advance(piece.bytes)
+        fault_point("data.piece")
+        if self._next == len(self._outcome.unit.pieces):
+            self._finish()
+
+    def _within_budget(self, piece: Any, result: PieceResult) -> PieceResult:
+        """The result, or, when the source's limit falls into the piece, that of the part before the limit."""
+        budget, survey = self._outcome.budget, self._outcome.survey
+        if budget is None:
+            return result
+        counted = "read" if budget.unit == "documents" else "read_bytes"
+        spent, more = getattr(survey, counted), getattr(result, counted)
+        if spent + more <= budget.amount:
+            return result
+        self._ended, survey.complete = True, False
+        worker = PieceWorker(*prepared(self._recipe, 1, self._builder._tokenizer))
+        return worker.process(Work(piece, budget=Amount(budget.amount - spent, budget.unit)))
+
+    def _finish(self) -> None:
+        builder, outcome = self._builder, self._outcome
+        check_unchanged(self._files, self._stamps)
+        if self._verdict is None:
+            builder.records.save_survey(outcome.key, outcome.survey, self._save_for_search())
+        if self._key:
+            for split, writer in self._writers.items():
+                entry = writer.finish()
+                if entry is not None:
+                    outcome.shards.splits[split] = entry
+            builder.records.save_shards(self._key, outcome.shards, builder._name(outcome))
+        builder._open.discard(self)
+        fault_point("data.unit")
+
+    def abandon(self) -> None:
+        """Remove what was written of shards that are not whole."""
+        for writer in self._writers.values():
+            writer.abandon()
+
+    def _save_for_search(self) -> list[str]:
+        """Keep what the search for duplicates needs; returns the endings of the files."""
+        if self._recipe.fingerprints is None:
+            return []
+        from headway.data.dedup import join_prints
+
+        builder, names = self._builder, self._builder._kept_files()
+        join_prints(self._prints, self._recipe.fingerprints).save(builder.records.new_file(self._outcome.key, _PRINTS))
+        if _KEPT in names:
+            with atomic_write(builder.records.new_file(self._outcome.key, _KEPT)) as file:
+                np.save(file, np.concatenate(self._kept), allow_pickle=False)
+        return names
+
+
+def _cut(verdict: Verdict, counts: Sequence[int]) -> Iterator[Verdict]:
+    """A unit's verdict in pieces of so many documents."""
+    start = document = paragraph = 0
+    for count in counts:
+        keep = verdict.keep[start : start + count]
+        start += count
+        if verdict.paragraphs is None or verdict.paragraph_counts is None:
+            yield Verdict(keep)
+            continue
+        stay = int(keep.sum())
+        paragraph_counts = verdict.paragraph_counts[document : document + stay]
+        size = int(paragraph_counts.sum())
+        yield Verdict(keep, verdict.paragraphs[paragraph : paragraph + size], paragraph_counts)
+        document, paragraph = document + stay, paragraph + size
+
+
+def _hash_of(verdict: Verdict | None) -> str | None:
+    """The SHA-256 of a verdict; None for one that leaves everything as it is."""
+    if verdict is None or (verdict.keep.all() and (verdict.paragraphs is None or verdict.paragraphs.all())):
+        return None
+    digest = hashlib.sha256(np.packbits(verdict.keep).tobytes())
+    if verdict.paragraphs is not None:
+        digest.update(np.packbits(verdict.paragraphs).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,117 @@
+"""The folder beside a store in which a new one is made, and which takes its place in the end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headway.core.errors import DataError
+from headway.core.faults import fault_point
+from headway.core.files import sync_folder
+from headway.data.preparing.records import FINISHED
+from headway.data.store import MANIFEST
+
+
+@contextmanager
+def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
+    """A folder beside the store to build a new one in, for this process alone.
+
+    What a killed preparation left there is still there, and a store that a kill took away in the middle of `publish` is
+    put back. Unless it was published, the folder is removed when the block ends; but after an error it stays if it
+    holds finished work, from which the next preparation goes on.
+
+    Args:
+        store: Its place.
+        resumes: Finished work is of use to the next one.
+
+    Raises:
+        DataError: another process is preparing this store right now, or the folder cannot be made.
+    """
+    folder = store.with_name(f".{store.name}.preparing")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise DataError(f"cannot write here: {error.strerror}", where=str(folder), fix="set data.store") from None
+    try:
+        _lock(folder, descriptor, store)
+        if _replaced(store).exists():
+            if store.exists():  # the new one is in place: only the last step was missing
+                shutil.rmtree(_replaced(store), ignore_errors=True)
+            else:
+                _replaced(store).rename(store)
+        try:
+            yield folder
+        except BaseException:
+            if _is_at(folder, descriptor) and not (resumes and _holds_work(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if _is_at(folder, descriptor):  # still here: nothing was published
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path, descriptor: int, store: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise _busy(store) from None
+    # The one before us may have moved the folder into place between our open and our lock.
+    if not _is_at(folder, descriptor):
+        raise _busy(store)
+
+
+def _is_at(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _busy(store: Path) -> DataError:
+    return DataError(
+        "another process is preparing this store", where=str(store), fix="wait until it is done, or set data.store"
+    )
+
+
+def _holds_work(folder: Path) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in FINISHED)
+
+
+def _replaced(store: Path) -> Path:
+    return store.with_name(f".{store.name}.replaced")
+
+
+def publish(folder: Path, store: Path) -> None:
+    """Put a finished folder in the store's place. A folder cannot be renamed over another, so the old one steps aside
+    first; should a kill fall between the two renames, `building` puts it back.
+
+    Raises:
+        DataError: what is in the store's place is not a token store.
+    """
+    sync_folder(folder)
+    old = _replaced(store)
+    shutil.rmtree(old, ignore_errors=True)
+    if store.exists():
+        refuse_foreign(store)
+        store.rename(old)
+    fault_point("data.publish")
+    folder.rename(store)
+    sync_folder(store.parent)
+    fault_point("data.published")
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_foreign(store: Path) -> None:
+    """Raise a DataError when the store's place is taken by something that must not be deleted."""
+    if store.exists() and not (store.is_dir() and ((store / MANIFEST).exists() or not any(store.iterdir()))):
+        raise DataError(
+            "the store's place is taken by something that is no token store",
+            where=str(store),
+            fix="set data.store to another folder, or move that one away",
+        )

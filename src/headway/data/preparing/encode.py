@@ -1,0 +1,281 @@
+"""What a worker does with a piece of input: read, clean, take fingerprints of documents, turn them into tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.config.clean import CleanStep
+from headway.config.data import DedupConfig
+from headway.config.units import Amount
+from headway.core.faults import fault_point
+from headway.data.reading.documents import BadDocument
+from headway.data.reading.readers import read_batches
+from headway.data.reading.sources import Piece
+
+if TYPE_CHECKING:
+    from headway.data.clean import CleanCounts
+    from headway.data.dedup import DocumentPrints
+    from headway.data.tokenizing.encoders import TextEncoder
+
+SPLITS = ("train", "validation")
+#: Skipped documents that are listed; all are counted.
+LISTED = 1000
+
+Bits = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all pieces have in common."""
+
+    tokenizer: Path | None
+    """Folder of the vocabulary; None when documents are only surveyed."""
+    encoder: str
+    """Library that encodes."""
+    special_tokens_in_text: bool
+    bound: int
+    """Documents whose hash is below it are held out for validation."""
+    holds_out: bool
+    """Documents are held out at all; if not, nobody needs their hashes."""
+    skip_bad: bool
+    """Count and list malformed documents instead of failing on the first."""
+    clean: tuple[CleanStep, ...] = ()
+    fingerprints: DedupConfig | None = None
+    """Take fingerprints of documents, for finding duplicates."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which documents of a piece a survey and the search for duplicates have left.
+
+    Attributes:
+        keep: Per document read: whether it stays.
+        paragraphs: Per paragraph of the documents that stay, one after the other; None when all stay.
+        paragraph_counts: Paragraphs of each document that stays.
+    """
+
+    keep: Bits
+    paragraphs: Bits | None = None
+    paragraph_counts: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One piece to process."""
+
+    piece: Piece
+    budget: Amount | None = None
+    """Read no more than this of it."""
+    verdict: Verdict | None = None
+
+
+@dataclass
+class SplitPart:
+    """What a piece gives to one split."""
+
+    tokens: NDArray[Any]
+    """Ids of all its documents, each ended by the end-of-text token, in the store's dtype."""
+    lengths: NDArray[np.int64]
+    """Tokens of each document, the end-of-text token included."""
+
+
+@dataclass
+class PieceResult:
+    """What a worker hands back."""
+
+    read: int = 0
+    """Documents that have text."""
+    read_bytes: int = 0
+    """Their UTF-8 bytes."""
+    empty: int = 0
+    skipped: int = 0
+    skipped_list: list[BadDocument] = field(default_factory=list)
+    kept: Bits | None = None
+    """Per document read: whether it went through the cleaning; None when all did."""
+    clean: CleanCounts | None = None
+    prints: DocumentPrints | None = None
+    splits: dict[str, SplitPart] = field(default_factory=dict)
+    documents: int = 0
+    """Documents that were encoded, with their characters and UTF-8 bytes."""
+    characters: int = 0
+    text_bytes: int = 0
+    smallest: int = 2**64
+    """Smallest and largest document hash."""
+    largest: int = -1
+
+
+class PieceWorker:
+    """Processes pieces by one recipe; one per thread or process.
+
+    Args:
+        recipe: What all pieces have in common.
+        encoder: Turns texts into ids; None when documents are only surveyed.
+        end_of_text: Id that ends each document.
+
+    Raises:
+        ConfigError: cleaning needs an extra that is not installed.
+    """
+
+    def __init__(self, recipe: Recipe, encoder: TextEncoder | None = None, end_of_text: int = 0) -> None:
+        self.recipe = recipe
+        self._encoder, self._end = encoder, end_of_text
+        self._cleaner = None
+        if recipe.clean:
+            from headway.data.clean import Cleaner
+
+            self._cleaner = Cleaner(recipe.clean)
+
+    def process(self, work: Work) -> PieceResult:
+        """Read, clean, survey and encode one piece.
+
+        Raises:
+            DataError: the piece holds a malformed document, and these are not to be skipped; or see `read_batches`.
+        """
+        fault_point("data.encode")
+        result = PieceResult()
+        parts: dict[str, list[SplitPart]] = {split: [] for split in SPLITS}
+        prints: list[DocumentPrints] = []
+        choose = self._by_verdict(work.verdict) if work.verdict is not None else self._cleaned
+        for texts in self._read(work, result):
+            chosen = choose(texts, result)
+            if self.recipe.fingerprints is not None:
+                from headway.data.dedup import fingerprint_documents
+
+                prints.append(fingerprint_documents(chosen, self.recipe.fingerprints))
+            if self._encoder is not None and chosen:
+                for split, part in self._encode(self._encoder, chosen, result):
+                    parts[split].append(part)
+        if self.recipe.fingerprints is not None:
+            from headway.data.dedup import join_prints
+
+            result.prints = join_prints(prints, self.recipe.fingerprints)
+        if self._cleaner is not None:
+            result.clean = self._cleaner.take_counts()
+        result.splits = {split: _joined(found) for split, found in parts.items() if found}
+        return result
+
+    def _read(self, work: Work, result: PieceResult) -> Iterator[list[str]]:
+        """Texts of the piece within the budget, counted; malformed documents are listed or raised."""
+        left = work.budget
+        for batch in read_batches(work.piece):
+            if batch.bad and not self.recipe.skip_bad:
+                raise batch.bad[0].error()
+            result.skipped += len(batch.bad)
+            result.skipped_list += batch.bad[: LISTED - len(result.skipped_list)]
+            result.empty += batch.empty
+            sizes = [text_size(text) for text in batch.texts]
+            count = len(sizes) if left is None else _affordable(sizes, left, result)
+            result.read += count
+            result.read_bytes += sum(sizes[:count])
+            yield batch.texts[:count]
+            if count < len(sizes):
+                return
+
+    def _cleaned(self, texts: list[str], result: PieceResult) -> list[str]:
+        if self._cleaner is None:
+            return texts
+        cleaned = [self._cleaner.clean(text) for text in texts]
+        kept = np.array([text is not None for text in cleaned], dtype=bool)
+        result.kept = kept if result.kept is None else np.concatenate([result.kept, kept])
+        return [text for text in cleaned if text is not None]
+
+    def _by_verdict(self, verdict: Verdict) -> Callable[[list[str], PieceResult], list[str]]:
+        """Choose texts as a verdict says, which counts documents over all of the piece."""
+        paragraphs = _paragraph_masks(verdict)
+        read = 0
+
+        def choose(texts: list[str], result: PieceResult) -> list[str]:
+            nonlocal read
+            keep = verdict.keep[read : read + len(texts)]
+            read += len(texts)
+            chosen = [text for text, kept in zip(texts, keep, strict=False) if kept]
+            if self._cleaner is not None:
+                chosen = [self._cleaner.clean_kept(text) or "" for text in chosen]
+            if paragraphs is not None:
+                from headway.data.dedup import drop_paragraphs
+
+                chosen = [drop_paragraphs(text, mask) for text, mask in zip(chosen, paragraphs, strict=False)]
+            return [text for text in chosen if text]
+
+        return choose
+
+    def _sides(self, texts: list[str], result: PieceResult) -> tuple[list[str], list[str]]:
+        """Texts for training and those that are held out, with what is counted of them."""
+        if not self.recipe.holds_out:
+            result.text_bytes += sum(map(text_size, texts))
+            result.smallest, result.largest = 0, 2**64 - 1
+            return texts, []
+        hashes = document_hashes(texts, result)
+        held_out = hashes < self.recipe.bound if self.recipe.bound < 2**64 else np.ones(len(texts), dtype=bool)
+        train = [text for text, out in zip(texts, held_out, strict=True) if not out]
+        return train, [text for text, out in zip(texts, held_out, strict=True) if out]
+
+    def _encode(self, encoder: TextEncoder, texts: list[str], result: PieceResult) -> list[tuple[str, SplitPart]]:
+        """Tokens of the texts, of those for training first, so that one call encodes all and no id moves twice."""
+        train, validation = self._sides(texts, result)
+        ids, lengths = encoder.encode(train + validation)
+        result.documents += len(texts)
+        result.characters += sum(map(len, texts))
+        tokens = ended(ids, lengths, self._end)
+        border = int(lengths[: len(train)].sum()) + len(train)
+        return [
+            ("train", SplitPart(tokens[:border], lengths[: len(train)] + 1)),
+            ("validation", SplitPart(tokens[border:], lengths[len(train) :] + 1)),
+        ]
+
+
+def text_size(text: str) -> int:
+    """UTF-8 bytes of a text."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def document_hashes(texts: Sequence[str], result: PieceResult) -> NDArray[np.uint64]:
+    """First 64 bits of each text's SHA-256, which decide its split; smallest, largest and bytes are counted."""
+    digests = []
+    for text in texts:
+        utf8 = text.encode()
+        result.text_bytes += len(utf8)
+        digests.append(hashlib.sha256(utf8).digest()[:8])
+    hashes = np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
+    result.smallest = min(result.smallest, int(hashes.min()))
+    result.largest = max(result.largest, int(hashes.max()))
+    return hashes
+
+
+def ended(ids: NDArray[Any], lengths: NDArray[np.int64], end: int) -> NDArray[Any]:
+    """The same ids with `end` after each document."""
+    ends = np.cumsum(lengths) + np.arange(len(lengths))
+    tokens = np.empty(len(ids) + len(lengths), dtype=ids.dtype)
+    inside = np.ones(len(tokens), dtype=bool)
+    inside[ends] = False
+    tokens[inside] = ids
+    tokens[ends] = end
+    return tokens
+
+
+def _joined(parts: Sequence[SplitPart]) -> SplitPart:
+    if len(parts) == 1:
+        return parts[0]
+    return SplitPart(np.concatenate([p.tokens for p in parts]), np.concatenate([p.lengths for p in parts]))
+
+
+def _affordable(sizes: Sequence[int], budget: Amount, result: PieceResult) -> int:
+    """How many of the next documents, given their bytes, are within the budget."""
+    if budget.unit == "documents":
+        return min(len(sizes), budget.amount - result.read)
+    return int(np.searchsorted(np.cumsum(sizes), budget.amount - result.read_bytes, side="right"))
+
+
+def _paragraph_masks(verdict: Verdict) -> Iterator[Bits] | None:
+    """Per document that stays, which of its paragraphs do."""
+    if verdict.paragraphs is None:
+        return None
+    assert verdict.paragraph_counts is not None
+    return iter(np.split(verdict.paragraphs, np.cumsum(verdict.paragraph_counts)[:-1]))

@@ -1,0 +1,142 @@
+"""What goes into a store, by content: a hash for every file, or span of one, that units are made of.
+
+Local bytes are hashed; a file whose size, time of change and inode are as they were when it was hashed last is not read
+again. What lies at a URL is known by the version that its server tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import DataError
+from headway.core.files import atomic_write
+from headway.data.preparing.units import Unit
+from headway.data.reading.pieces import Piece
+from headway.data.reading.places import SourceFile, open_file, stamp_of
+
+_BLOCK = 2**22
+# A file that changed so shortly before it was hashed may change again without its time telling (as in git's index).
+_RACY_NS = 2 * 10**9
+
+
+class InputHashes:
+    """Hashes of inputs, remembered in a file.
+
+    Args:
+        memories: Where they may be remembered from earlier preparations.
+        fresh: Read every file again, whatever is remembered.
+    """
+
+    def __init__(self, *memories: Path, fresh: bool = False) -> None:
+        self._known: dict[str, list[Any]] = {}
+        for memory in () if fresh else memories:
+            self._known |= _read(memory)
+        self._used: dict[str, list[Any]] = {}
+
+    def of(self, unit: Unit) -> list[dict[str, Any]]:
+        """What the unit's text comes from: per file its name, format, bytes, and SHA-256 or version; spans of large
+        files with the span.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        return [self._part(list(pieces)) for _, pieces in groupby(unit.pieces, key=lambda piece: piece.file)]
+
+    def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        file, start, end = pieces[0].file, pieces[0].span, pieces[-1].span
+        facts: dict[str, Any] = {"path": file.name, "format": file.format, "bytes": sum(p.bytes for p in pieces)}
+        if file.compression:
+            facts["compression"] = file.compression
+        whole = start is None or end is None or sum(p.bytes for p in pieces) == file.bytes
+        if not whole:
+            assert start is not None and end is not None
+            facts["span"] = [start[0], end[1]]
+        if pieces[0].texts is not None:
+            return facts | {"sha256": _hash_texts(pieces)}
+        if not file.local and file.version:
+            return facts | {"version": file.version}
+        # Only lines can be told by their bytes; row groups need the footer, which is anywhere in the file.
+        lines = None if whole or file.format != "jsonl" else (facts["span"][0], facts["span"][1])
+        return facts | {"sha256": self._hash(file, lines)}
+
+    def _hash(self, file: SourceFile, lines: tuple[int, int] | None) -> str:
+        place = str(file.path.absolute()) if file.local else file.location
+        key = place + (f"#{lines[0]}-{lines[1]}" if lines else "")
+        stamp = stamp_of(file)
+        known = self._known.get(key)
+        if known is not None and known[0] == stamp:
+            self._used[key] = known
+            return str(known[1])
+        now = time.time_ns()
+        digest = _hash_lines(file, lines)
+        check_unchanged([file], [stamp])
+        if file.local and now - file.path.stat().st_ctime_ns > _RACY_NS:
+            self._used[key] = [stamp, digest]
+        return digest
+
+    def save(self, memory: Path) -> None:
+        """Remember the hashes that were asked for, and no others."""
+        if self._used != self._known:
+            with atomic_write(memory, "w") as file:
+                json.dump(self._used, file)
+
+
+def files_of(unit: Unit) -> list[SourceFile]:
+    """The files of a unit; none when it is of a stream."""
+    return [file for file in dict.fromkeys(piece.file for piece in unit.pieces) if file.format != "stream"]
+
+
+def check_unchanged(files: Sequence[SourceFile], stamps: Sequence[str]) -> None:
+    """See that files are as they were when `stamp_of` gave these stamps.
+
+    Raises:
+        DataError: one has changed, or is gone.
+    """
+    for file, before in zip(files, stamps, strict=True):
+        if stamp_of(file) != before:
+            raise DataError(
+                "an input file changed while it was read", where=file.location, fix="prepare again when it is at rest"
+            )
+
+
+def _hash_texts(pieces: Sequence[Piece]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        bad = [[document.where, document.reason] for document in piece.bad]
+        digest.update(json.dumps([piece.texts, bad, piece.empty]).encode())
+    return digest.hexdigest()
+
+
+def _hash_lines(file: SourceFile, lines: tuple[int, int] | None) -> str:
+    """SHA-256 of a file, or of bytes [start, end) of it and on to the end of the line that is cut there."""
+    digest = hashlib.sha256()
+    with open_file(file, *(lines or (0, None))) as stream:
+        if lines is None:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+            return digest.hexdigest()
+        # The byte before tells whether the first line begins here.
+        left = lines[1] - stream.seek(max(0, lines[0] - 1))
+        last = b""
+        while left > 0 and (block := stream.read(min(_BLOCK, left))):
+            digest.update(block)
+            left -= len(block)
+            last = block[-1:]
+        while last != b"\n" and (block := stream.readline(_BLOCK)):
+            digest.update(block)
+            last = block[-1:]
+    return digest.hexdigest()
+
+
+def _read(memory: Path) -> dict[str, list[Any]]:
+    try:
+        known = json.loads(memory.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}

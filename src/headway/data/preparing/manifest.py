@@ -1,0 +1,115 @@
+"""What a store says of itself: the manifest, which training reads, and the inputs, which people read.
+
+Neither holds times, absolute paths or anything else that the same text on another machine would give differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway.config.data import DataConfig
+from headway.core.files import sha256_bytes
+from headway.data.preparing.build import Outcome
+from headway.data.preparing.encode import SPLITS
+from headway.data.preparing.records import added_counts
+from headway.data.reading.sources import Source
+from headway.data.store import FORMAT, VERSION
+from headway.data.tokenizing.tokenizer import Tokenizer
+
+_READ = ("read", "empty", "skipped")
+_WRITTEN = ("documents", "tokens", "characters", "text_bytes")
+
+
+def inputs_json(
+    data: DataConfig, sources: Sequence[Source], outcomes: Sequence[Outcome], duplicates: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What went in: per source its settings, files and counts; the cleaning; the duplicates."""
+    described = []
+    for number, source in enumerate(sources):
+        config = data.sources[number]
+        mine = [outcome for outcome in outcomes if outcome.unit.source == number]
+        facts: dict[str, Any] = {"name": source.name, "field": config.field}
+        if config.template is not None:
+            facts["template"] = config.template
+        if config.limit is not None:
+            facts["limit"] = str(config.limit)
+        facts |= _counts(mine)
+        cleaned = _cleaned(mine)
+        if cleaned is not None:
+            facts["clean"] = cleaned
+        facts["files"] = [file for outcome in mine for file in outcome.inputs]
+        described.append(facts)
+    return {"sources": described, **({"duplicates": duplicates} if duplicates is not None else {})}
+
+
+def manifest_json(
+    settings: dict[str, Any],
+    tokenizer: Tokenizer,
+    bound: int,
+    sources: Sequence[Source],
+    outcomes: Sequence[Outcome],
+    inputs: bytes,
+) -> dict[str, Any]:
+    """Everything that training needs to know of the store."""
+    summaries = []
+    for number, source in enumerate(sources):
+        mine = [outcome for outcome in outcomes if outcome.unit.source == number]
+        files = {file["path"] for outcome in mine for file in outcome.inputs}
+        size = sum(file["bytes"] for outcome in mine for file in outcome.inputs)
+        summaries.append({"name": source.name, "files": len(files), "input_bytes": size, **_counts(mine)})
+    return {
+        **head_json(tokenizer),
+        "settings": settings,
+        "split": {"rule": "the first 64 bits of SHA-256(text) < bound: validation", "bound": str(bound)},
+        "inputs_sha256": sha256_bytes(inputs),
+        "sources": summaries,
+        "splits": {split: _split(split, sources, outcomes) for split in SPLITS},
+    }
+
+
+def _counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    counts = {key: sum(getattr(outcome.survey, key) for outcome in outcomes) for key in _READ}
+    return counts | {key: sum(getattr(outcome.shards, key) for outcome in outcomes) for key in _WRITTEN}
+
+
+def _cleaned(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+    """The cleaners' counts of a source, added up in input order."""
+    total: dict[str, Any] | None = None
+    for outcome in outcomes:
+        if outcome.survey.clean is not None:
+            total = added_counts(total, outcome.survey.clean)
+    return total
+
+
+def _split(split: str, sources: Sequence[Source], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    parts: dict[str, Any] = {}
+    for number, source in enumerate(sources):
+        mine = (outcome for outcome in outcomes if outcome.unit.source == number)
+        shards = [outcome.shards.splits[split] for outcome in mine if split in outcome.shards.splits]
+        parts[source.name] = part_json(shards)
+    return parts
+
+
+def part_json(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the manifest says of a source in a split, from its shards' entries."""
+    return {
+        "documents": sum(shard["documents"] for shard in shards),
+        "tokens": sum(shard["tokens"] for shard in shards),
+        "shards": list(shards),
+    }
+
+
+def head_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What every manifest begins with: the format, and what ids mean."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "dtype": tokenizer.dtype.name,
+        "tokenizer": {
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "end_of_text": tokenizer.end_of_text,
+            "end_of_text_id": tokenizer.end_of_text_id,
+        },
+    }

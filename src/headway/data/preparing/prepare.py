@@ -1,0 +1,359 @@
+"""Text to a token store, on many workers, with bytes that do not depend on their number.
+
+Units of input (`units`) become shards (`build`) in a folder beside the store, which takes the store's place when it is
+whole (`building`). Results are kept by what they depend on (`records`), so only what is new or changed is processed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.config.data import DataConfig
+from headway.core.console import warning
+from headway.core.errors import ConfigError, DataError
+from headway.core.files import atomic_write, fingerprint, write_json
+from headway.core.format import format_bytes, format_count, format_seconds
+from headway.data.preparing.build import Builder, Outcome
+from headway.data.preparing.building import building, publish, refuse_foreign
+from headway.data.preparing.encode import LISTED, Recipe
+from headway.data.preparing.inputs import InputHashes
+from headway.data.preparing.manifest import inputs_json, manifest_json
+from headway.data.preparing.records import WORK, Records
+from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
+from headway.data.reading.sources import Source, find_sources
+from headway.data.store import INPUTS, MANIFEST, TokenStore, read_manifest
+from headway.data.tokenizing.encoders import choose_encoder
+from headway.data.tokenizing.train import sample_text
+
+SKIPPED = "skipped.jsonl"
+_HASHES = f"{WORK}/hashes"
+# Starting a worker takes about as long as tokenizing this much.
+_BYTES_PER_WORKER = 2 * 2**20
+_DISK_FIX = "free space there or set data.store to another disk; a store that was there before is untouched"
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What a preparation did."""
+
+    store: str
+    fingerprint: str
+    up_to_date: bool
+    """Nothing had changed, so nothing was done."""
+    documents: int
+    validation_documents: int
+    tokens: int
+    text_bytes: int
+    """UTF-8 bytes of the documents in the store."""
+    files: int
+    input_bytes: int
+    """Bytes of the input."""
+    processed_bytes: int
+    """Bytes of those that were new or changed."""
+    removed: int
+    """Documents that cleaning and the search for duplicates left out."""
+    skipped: int
+    """Malformed documents that were left out (`bad_documents: skip`)."""
+    empty_documents: int
+    """Documents without any text; they are left out."""
+    empty_files: int
+    ignored_files: int
+    """Files in folders that were passed over for their ending."""
+    encoder: str
+    workers: int
+    seconds: float
+
+    def describe(self) -> str:
+        """The report in one line for people."""
+        parts = [
+            f"{format_count(self.documents)} documents ({format_count(self.validation_documents)} for validation)",
+            f"{format_count(self.tokens)} tokens",
+            f"{self.text_bytes / max(1, self.tokens):.2f} bytes per token",
+        ]
+        if not self.up_to_date:
+            rate = self.processed_bytes / 1e6 / self.seconds
+            parts.append(f"{format_bytes(self.processed_bytes)} in {format_seconds(self.seconds)} ({rate:.1f} MB/s)")
+        kept = self.input_bytes - self.processed_bytes
+        if kept and not self.up_to_date:
+            parts.append(f"{format_bytes(kept)} unchanged")
+        left_out = {
+            "documents removed by cleaning and deduplication": self.removed,
+            f"malformed documents skipped, listed in {SKIPPED}": self.skipped,
+            "documents without text": self.empty_documents,
+            "files of unknown format ignored": self.ignored_files,
+        }
+        parts += [f"{format_count(count)} {what}" for what, count in left_out.items() if count]
+        return f"{self.store}: " + " · ".join(parts)
+
+
+def prepare(
+    data: DataConfig,
+    *,
+    workers: int | None = None,
+    force: bool = False,
+    iterables: Mapping[str, Any] | None = None,
+) -> PrepareReport:
+    """Make the token store that `data` describes, or bring it up to date.
+
+    An error or a kill leaves an existing store as it was; what was done is kept, and the next call goes on from there.
+
+    Args:
+        data: Sources, cleaning, tokenizer, split and place.
+        workers: Pieces processed at a time; `data.workers` when not given. The store's bytes do not depend on it. With
+            more than one, a script that calls this needs the usual `if __name__ == "__main__":` guard.
+        force: Make it anew even when nothing has changed, and train its vocabulary anew.
+        iterables: By name, the documents of sources whose path is `python:`: iterables of texts or of mappings with
+            fields, or functions that make one.
+
+    Raises:
+        ConfigError: an optional package is missing; or the store is elsewhere (`data.remote`), or was imported.
+        DataError: text, tokenizer or disk is not as it should be, or too much would be removed as duplicate.
+    """
+    started = time.monotonic()
+    # Renaming must happen beside the folder itself, not beside a link to it.
+    path = data.store.resolve() if data.store.is_symlink() else data.store
+    refuse_foreign(path)
+    _refuse_other_origin(data, path, force)
+    steps = _described_steps(data)
+    sources = find_sources(data.sources, iterables)
+    _warn_of_empty_files(sources)
+    count = _worker_count(workers or data.workers, sources)
+    with building(path) as folder, _os_errors("the token store cannot be written", path, _DISK_FIX):
+        present = None if force else _present(path)
+        hashes = InputHashes(path / _HASHES, folder / _HASHES, fresh=force)
+        tokenizer = vocabulary_of(data, sources, folder, present, hashes)
+        encoder = choose_encoder(
+            tokenizer,
+            data.tokenizer.encoder,
+            sample_text(sources, _sample_bytes(sources)),
+            data.tokenizer.special_tokens_in_text,
+            threads=count,
+        )
+        recipe = Recipe(
+            tokenizer=folder / "tokenizer",
+            encoder=encoder,
+            special_tokens_in_text=data.tokenizer.special_tokens_in_text,
+            bound=0,
+            holds_out=data.validation > 0,
+            skip_bad=data.bad_documents == "skip",
+            clean=tuple(data.clean),
+        )
+        records = Records(folder, path, fresh=force)
+        builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count)
+        outcomes, bound = _built(builder, data, sources, present)
+        skipped = [bad for outcome in outcomes for bad in outcome.survey.skipped_list][:LISTED]
+        inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
+        manifest = manifest_json(_settings(data, steps), tokenizer, bound, sources, outcomes, inputs)
+        up_to_date = present is not None and not builder.processed and present.manifest == manifest
+        hashes.save((path if up_to_date else folder) / _HASHES)
+        if not up_to_date:
+            _write(folder, records, manifest, inputs, skipped)
+            publish(folder, path)
+    return _report(path, manifest, sources, builder, up_to_date, encoder, count, time.monotonic() - started)
+
+
+def _refuse_other_origin(data: DataConfig, path: Path, force: bool) -> None:
+    """Refuse to put text in the place of tokens that came another way."""
+    if data.remote is not None:
+        raise ConfigError(
+            f"this config trains from the store at {data.remote}, of which {path} is to hold copies",
+            where="data.remote",
+            fix="data.remote=null prepares a store here",
+        )
+    if not force and _is_imported(path):
+        raise ConfigError(
+            "the store there was imported from another project's files, not prepared from text",
+            where=str(path),
+            fix="headway train uses it as it is; set data.store to prepare another, or --force to replace it",
+        )
+
+
+def _is_imported(path: Path) -> bool:
+    try:
+        return "imported" in read_manifest(path)
+    except DataError:
+        return False
+
+
+def _described_steps(data: DataConfig) -> Any:
+    """The cleaning steps with all that they depend on; whatever they need is there."""
+    if not data.clean:
+        return []
+    from headway.data.clean import Cleaner, describe_steps
+
+    Cleaner(data.clean)
+    return describe_steps(data.clean)
+
+
+def _worker_count(wanted: int | str, sources: Sequence[Source]) -> int:
+    """Workers that have something to do."""
+    if wanted == "auto":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if any(source.stream is not None for source in sources):
+            return cores
+        wanted = min(cores, _input_bytes(sources) // _BYTES_PER_WORKER)
+    return max(1, int(wanted))
+
+
+def _input_bytes(sources: Sequence[Source]) -> int:
+    return sum(file.bytes for source in sources for file in source.files)
+
+
+def _sample_bytes(sources: Sequence[Source]) -> int:
+    """Text on which encoders are compared: a thousandth of all, but not so little or so much that it says nothing or
+    takes long."""
+    return max(2**16, min(2**20, _input_bytes(sources) // 1000))
+
+
+def _warn_of_empty_files(sources: Sequence[Source]) -> None:
+    empty = [file.location for source in sources for file in source.files if not file.bytes]
+    if empty:
+        count = "an input file is" if len(empty) == 1 else f"{len(empty)} input files are"
+        warning(f"{count} empty: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}")
+
+
+def _present(path: Path) -> TokenStore | None:
+    """The store that is there, when it is one that can be used."""
+    try:
+        return TokenStore.open(path)
+    except DataError:
+        return None
+
+
+def _settings(data: DataConfig, steps: Any) -> dict[str, Any]:
+    """What in the config the store's bytes depend on, besides the input and the tokenizer."""
+    settings: dict[str, Any] = {"validation": data.validation, "bad_documents": data.bad_documents}
+    if data.tokenizer.path is None:
+        settings["tokenizer"] = {
+            "vocab_size": data.tokenizer.vocab_size,
+            "training_bytes": data.tokenizer.training_bytes,
+        }
+    if data.tokenizer.special_tokens_in_text:
+        settings["special_tokens_in_text"] = True
+    if steps:
+        settings["clean"] = steps
+    if data.dedup.wanted:
+        settings["dedup"] = data.dedup.model_dump(mode="json")
+    return settings
+
+
+def _built(
+    builder: Builder, data: DataConfig, sources: Sequence[Source], present: TokenStore | None
+) -> tuple[list[Outcome], int]:
+    """All units' outcomes, and the bound under which documents are held out.
+
+    A document is held out when its hash, as a fraction, is below `data.validation`. In a small corpus that may leave
+    one side empty; then the bound moves just so far that each side has a document (the one with the smallest or the
+    largest hash), and the work is done once more.
+    """
+    same = present is not None and present.manifest["settings"].get("validation") == data.validation
+    bound = int(present.manifest["split"]["bound"]) if present and same else int(data.validation * 2**64)
+    outcomes = builder.run(bound)
+    largest = max((outcome.shards.largest for outcome in outcomes), default=-1)
+    smallest = min((outcome.shards.smallest for outcome in outcomes), default=2**64)
+    if largest < 0:
+        raise _no_documents(sources, outcomes)
+    settled = settled_bound(data.validation, smallest, largest)
+    if settled != bound:
+        outcomes = builder.run(settled)
+    if data.validation and not smallest < settled:
+        warning("one document cannot be split (nor can equal ones): nothing is held out for validation")
+    return outcomes, settled
+
+
+def settled_bound(validation: float, smallest: int, largest: int) -> int:
+    """The bound that gives each side a document where there are two different ones; training comes first."""
+    bound = int(validation * 2**64)
+    if largest < bound:
+        return largest
+    if validation and smallest < largest and smallest >= bound:
+        return smallest + 1
+    return bound
+
+
+def _no_documents(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> DataError:
+    files = [file.location for source in sources for file in source.files]
+    where = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    read = sum(outcome.survey.read for outcome in outcomes)
+    if read:
+        return DataError(
+            f"the cleaning has left nothing of {read:,} documents", where=where, fix="loosen data.clean, step by step"
+        )
+    skipped = [bad for outcome in outcomes for bad in outcome.survey.skipped_list]
+    if not skipped:
+        return DataError("the input holds no text", where=where, fix="check data.sources")
+    count = sum(outcome.survey.skipped for outcome in outcomes)
+    return DataError(
+        f"the input holds no text: all {count:,} documents are malformed, the first: {skipped[0]['reason']}",
+        where=skipped[0]["where"],
+        fix="repair the input, or set the source's format or field",
+    )
+
+
+def _as_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _write(
+    folder: Path, records: Records, manifest: dict[str, Any], inputs: bytes, skipped: Sequence[dict[str, str]]
+) -> None:
+    """Everything of the store besides its shards, and nothing that is not of it."""
+    tokenizer = [f"tokenizer/{path.name}" for path in (folder / "tokenizer").iterdir()]
+    records.collect([*tokenizer, _HASHES, TRAINED])
+    if skipped:
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in skipped)
+        (folder / SKIPPED).write_text(lines, "utf-8")
+    with atomic_write(folder / INPUTS) as file:
+        file.write(inputs)
+    write_json(folder / MANIFEST, manifest)
+
+
+@contextmanager
+def _os_errors(what: str, where: Path, fix: str) -> Iterator[None]:
+    """Turn the system's errors in a block into one that a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{what}: {error.strerror or error}", where=str(where), fix=fix) from error
+
+
+def _report(
+    path: Path,
+    manifest: dict[str, Any],
+    sources: Sequence[Source],
+    builder: Builder,
+    up_to_date: bool,
+    encoder: str,
+    workers: int,
+    seconds: float,
+) -> PrepareReport:
+    def total(key: str) -> int:
+        return sum(source[key] for source in manifest["sources"])
+
+    return PrepareReport(
+        store=str(path),
+        fingerprint=fingerprint(manifest),
+        up_to_date=up_to_date,
+        documents=total("documents"),
+        validation_documents=sum(part["documents"] for part in manifest["splits"]["validation"].values()),
+        tokens=total("tokens"),
+        text_bytes=total("text_bytes"),
+        files=total("files"),
+        input_bytes=total("input_bytes"),
+        processed_bytes=sum(builder.processed.values()),
+        removed=total("read") - total("documents"),
+        skipped=total("skipped"),
+        empty_documents=total("empty"),
+        empty_files=sum(not file.bytes for source in sources for file in source.files),
+        ignored_files=sum(source.ignored for source in sources),
+        encoder=encoder,
+        workers=workers,
+        seconds=seconds,
+    )

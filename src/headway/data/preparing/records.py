@@ -1,0 +1,227 @@
+"""What is known of every unit: the outcome of its survey and its shards, kept with the store by content key.
+
+So only what is new or changed is processed, and a preparation that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.core.files import atomic_write, fingerprint
+from headway.data.preparing.encode import LISTED, SPLITS, PieceResult
+from headway.data.store import INDEX, TOKENS
+
+#: Folder of the store for what only preparation needs.
+WORK = ".work"
+#: What matches finished work in the store in the making: shards that have their names, and fingerprints of documents.
+FINISHED = (f"*/*/[!.]*{TOKENS}", f"{WORK}/[!.]*.prints")
+
+
+def key_of(*parts: Any) -> str:
+    """The name of a result: the first 128 bits of the SHA-256 of all that it depends on, in hexadecimal."""
+    return fingerprint(parts)[:32]
+
+
+@dataclass
+class Survey:
+    """What reading and cleaning a unit gave."""
+
+    read: int = 0
+    read_bytes: int = 0
+    empty: int = 0
+    skipped: int = 0
+    skipped_list: list[dict[str, str]] = field(default_factory=list)
+    clean: dict[str, Any] | None = None
+    """The cleaner's counts, as JSON."""
+    piece_documents: list[int] = field(default_factory=list)
+    """Documents read from each piece."""
+    complete: bool = True
+    """The unit was read to its end, not to its source's limit."""
+
+    def add(self, result: PieceResult) -> None:
+        """Count one more piece."""
+        self.read += result.read
+        self.read_bytes += result.read_bytes
+        self.empty += result.empty
+        self.skipped += result.skipped
+        listed = [{"where": bad.where, "reason": bad.reason} for bad in result.skipped_list]
+        self.skipped_list += listed[: LISTED - len(self.skipped_list)]
+        self.piece_documents.append(result.read)
+        if result.clean is not None:
+            self.clean = added_counts(self.clean, result.clean.to_json())
+
+
+def added_counts(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
+    """The cleaner's counts of two parts of the input as one, all as JSON."""
+    if earlier is None:
+        return later
+    from headway.data.clean import CleanCounts
+
+    total = CleanCounts.from_json(earlier)
+    total.add(CleanCounts.from_json(later))
+    return total.to_json()
+
+
+@dataclass
+class Shards:
+    """What a unit gave to the store."""
+
+    documents: int = 0
+    tokens: int = 0
+    characters: int = 0
+    text_bytes: int = 0
+    smallest: int = 2**64
+    """Smallest and largest document hash: they tell whether the split must be settled anew."""
+    largest: int = -1
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per split the shard's entry in the manifest; a split without documents has none."""
+
+    def add(self, result: PieceResult) -> None:
+        """Count one more piece."""
+        self.documents += result.documents
+        self.tokens += sum(len(part.tokens) for part in result.splits.values())
+        self.characters += result.characters
+        self.text_bytes += result.text_bytes
+        self.smallest, self.largest = min(self.smallest, result.smallest), max(self.largest, result.largest)
+
+
+class Records:
+    """The records of a store in the making, and of the store that it will replace.
+
+    Args:
+        folder: The store in the making.
+        old: The present store.
+        fresh: Take nothing from the present store.
+    """
+
+    def __init__(self, folder: Path, old: Path, fresh: bool) -> None:
+        self.folder, self._old = folder, None if fresh else old
+        self.used: set[str] = set()
+        """Files of the store in the making that belong to it, relative to it."""
+        self.taken: list[str] = []
+        """Those of them that are still in the present store only."""
+
+    def survey(self, key: str, others: Iterable[str] = ()) -> Survey | None:
+        """The survey of that key, if it is known with other files of these endings."""
+        record = self._find(f"{WORK}/{key}.survey.json", [f"{WORK}/{key}.{name}" for name in others])
+        return Survey(**record) if record else None
+
+    def shards(self, key: str, source: str) -> Shards | None:
+        """The shards of that key, if they are known and their files are there in full length."""
+        name = f"{WORK}/{key}.shards.json"
+        for place in self._places():
+            record = _read(place / name)
+            if record is not None and _whole(place, source, record["splits"]):
+                self._use(place, [name, *_files_of(source, record["splits"])])
+                return Shards(**record)
+        return None
+
+    def _find(self, name: str, others: list[str]) -> dict[str, Any] | None:
+        for place in self._places():
+            record = _read(place / name)
+            if record is not None and all((place / other).exists() for other in others):
+                self._use(place, [name, *others])
+                return record
+        return None
+
+    def _places(self) -> Iterator[Path]:
+        yield self.folder
+        if self._old is not None:
+            yield self._old
+
+    def _use(self, place: Path, names: list[str]) -> None:
+        self.used.update(names)
+        if place != self.folder:
+            self.taken += names
+
+    def new_file(self, key: str, ending: str) -> Path:
+        """Where something that belongs to a survey goes, before the survey itself is saved."""
+        (self.folder / WORK).mkdir(exist_ok=True)
+        return self.folder / WORK / f"{key}.{ending}"
+
+    def save_survey(self, key: str, survey: Survey, others: Iterable[str] = ()) -> None:
+        """Keep a survey; `others` are the endings of files that belong to it."""
+        self._save(f"{WORK}/{key}.survey.json", asdict(survey), [f"{WORK}/{key}.{ending}" for ending in others])
+
+    def save_shards(self, key: str, shards: Shards, source: str) -> None:
+        """Keep the record of shards that have been written."""
+        self._save(f"{WORK}/{key}.shards.json", asdict(shards), _files_of(source, shards.splits))
+
+    def _save(self, name: str, record: dict[str, Any], others: list[str]) -> None:
+        with atomic_write(self.folder / name, "w") as file:
+            json.dump(record, file)
+        self.used.update([name, *others])
+
+    def path_of(self, name: str) -> Path:
+        """Where a file that is used lies now."""
+        here = self.folder / name
+        return here if here.exists() or self._old is None else self._old / name
+
+    def collect(self, others: Iterable[str]) -> None:
+        """Bring what is taken from the present store into the one in the making, and remove what is neither of a unit
+        nor one of `others`."""
+        for name in self.taken:
+            assert self._old is not None
+            _link(self._old / name, self.folder / name)
+        keep = {*self.used, *others}
+        for path in sorted(self.folder.rglob("*"), reverse=True):
+            name = path.relative_to(self.folder).as_posix()
+            if path.is_dir():
+                if not any(path.iterdir()):
+                    path.rmdir()
+            elif name not in keep:
+                path.unlink()
+
+
+def _files_of(source: str, splits: dict[str, dict[str, Any]]) -> list[str]:
+    """Both files of each shard, relative to the store."""
+    files = [f"{split}/{source}/{entry['file']}" for split, entry in splits.items()]
+    return [*files, *(_index(file) for file in files)]
+
+
+def _index(file: str) -> str:
+    return file.removesuffix(TOKENS) + INDEX
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _whole(place: Path, source: str, splits: dict[str, dict[str, Any]]) -> bool:
+    """Whether the files of shards are there, with as many documents and tokens as they should have."""
+    for split in SPLITS:
+        entry = splits.get(split)
+        if entry is None:
+            continue
+        file = place / split / source / entry["file"]
+        try:
+            if (place / split / source / _index(entry["file"])).stat().st_size != 8 * (entry["documents"] + 1):
+                return False
+            if file.stat().st_size not in (2 * entry["tokens"], 4 * entry["tokens"]):
+                return False
+        except OSError:
+            return False
+    return True
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where the file system has no hard links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        temporary = target.with_name(f".{target.name}.copy")
+        shutil.copyfile(source, temporary)
+        temporary.replace(target)

@@ -1,0 +1,112 @@
+"""Writing the shards of a unit: token ids and document starts, whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.faults import fault_point
+from headway.core.files import sync_folder
+from headway.data.preparing.encode import SplitPart
+from headway.data.store import INDEX, TOKENS
+
+
+class ShardWriter:
+    """The two files of one shard, written piece by piece under temporary names.
+
+    Args:
+        folder: `<split>/<source>` of the store in the making; made with the first token.
+        name: What both files are called, without ending.
+
+    Attributes:
+        tokens: Ids written so far.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._files: dict[str, _HashedFile] = {}
+        self.tokens = self._documents = 0
+
+    def append(self, part: SplitPart) -> None:
+        """Add documents.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        if len(part.lengths):
+            self.write(part.tokens, np.cumsum(part.lengths))
+
+    def write(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
+        """Add ids; documents end before the places `ends` among them, and the last may go on with the next call.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        if not self._files:
+            fault_point("data.shard")
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._files = {ending: _HashedFile(self._folder / f".{self._name}{ending}") for ending in (TOKENS, INDEX)}
+            self._files[INDEX].write(np.zeros(1, dtype="<u8"))
+        self._files[INDEX].write((self.tokens + ends).astype("<u8"))
+        self._files[TOKENS].write(ids)
+        self._documents += len(ends)
+        self.tokens += len(ids)
+
+    def finish(self) -> dict[str, Any] | None:
+        """Flush both files to disk and give them their names; returns the shard's entry in the manifest, if it has
+        documents.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        if not self._files:
+            return None
+        hashes = {ending: file.close() for ending, file in self._files.items()}
+        for ending in self._files:
+            (self._folder / f".{self._name}{ending}").replace(self._folder / f"{self._name}{ending}")
+        sync_folder(self._folder)
+        return {
+            "file": self._name + TOKENS,
+            "tokens": self.tokens,
+            "documents": self._documents,
+            "sha256": hashes[TOKENS],
+            "index_sha256": hashes[INDEX],
+        }
+
+    def abandon(self) -> None:
+        """Close the files and remove what was written."""
+        for ending, file in self._files.items():
+            file.discard()
+            (self._folder / f".{self._name}{ending}").unlink(missing_ok=True)
+
+
+class _HashedFile:
+    """A new file whose SHA-256 is known when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[bytes] = path.open("wb")
+        self._hash = hashlib.sha256()
+
+    def write(self, values: NDArray[Any]) -> None:
+        """Append an array's bytes."""
+        data = np.ascontiguousarray(values).view(np.uint8).data
+        self._file.write(data)
+        self._hash.update(data)
+
+    def close(self) -> str:
+        """Flush it to disk; returns its SHA-256 in hexadecimal."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._hash.hexdigest()
+
+    def discard(self) -> None:
+        """Close it, whatever is in it."""
+        with suppress(OSError):  # what is buffered may have no room on the disk
+            self._file.close()

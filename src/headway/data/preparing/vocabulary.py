@@ -1,0 +1,94 @@
+"""Which vocabulary a store gets: the given one, the one it has, or one trained on its sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.config.data import DataConfig
+from headway.core.console import notice
+from headway.core.files import atomic_write, fingerprint
+from headway.data.preparing.inputs import InputHashes
+from headway.data.preparing.records import WORK
+from headway.data.preparing.units import units_of
+from headway.data.reading.sources import Source
+from headway.data.store import TokenStore
+from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.data.tokenizing.train import train_tokenizer
+
+#: How a store's vocabulary was trained.
+TRAINED = f"{WORK}/vocabulary"
+
+
+def vocabulary_of(
+    data: DataConfig, sources: Sequence[Source], folder: Path, present: TokenStore | None, hashes: InputHashes
+) -> Tokenizer:
+    """The vocabulary, saved in `folder`/tokenizer.
+
+    A store whose sources have grown keeps the vocabulary that was trained for it: with another one all of it would have
+    to be encoded again, and models trained on it would be of no use. So it does while how it is trained and how sources
+    are read stay the same, and something of the input does.
+
+    Raises:
+        DataError: the given tokenizer cannot be used, or there is no text to train one on.
+    """
+    if data.tokenizer.path is not None:
+        tokenizer = Tokenizer.load(data.tokenizer.path, data.tokenizer.pattern)
+        tokenizer.save(folder / "tokenizer")
+        return tokenizer
+    how, files = fingerprint(_how(data)), _files(sources)
+    if _record(folder) == {"how": how, "files": files}:  # of a preparation that was killed
+        return Tokenizer.load(folder / "tokenizer")
+    if (
+        present is not None
+        and _record(present.path).get("how") == how
+        and _shares_input(present, data, sources, hashes)
+    ):
+        tokenizer = Tokenizer.load(present.tokenizer_folder)
+        tokenizer.save(folder / "tokenizer")
+        _remember(folder, how, files)
+        return tokenizer
+    if present is not None:
+        notice("a new vocabulary is trained: data.tokenizer, how sources are read, or all of the input has changed")
+    settings = data.tokenizer
+    tokenizer = train_tokenizer(sources, settings.vocab_size, settings.training_bytes, settings.pattern)
+    tokenizer.save(folder / "tokenizer")
+    _remember(folder, how, files)
+    return tokenizer
+
+
+def _how(data: DataConfig) -> dict[str, Any]:
+    """What decides how a vocabulary is trained, besides the text itself."""
+    settings = data.tokenizer.model_dump(mode="json", exclude={"path", "encoder", "special_tokens_in_text"})
+    return settings | {"sources": [[s.path, s.format, s.field, s.template] for s in data.sources]}
+
+
+def _files(sources: Sequence[Source]) -> str:
+    """What tells that the files are those of a preparation that was killed."""
+    return fingerprint([[f.name, f.bytes, f.version] for source in sources for f in source.files])
+
+
+def _remember(folder: Path, how: str, files: str) -> None:
+    with atomic_write(folder / TRAINED, "w") as file:
+        json.dump({"how": how, "files": files}, file)
+
+
+def _record(place: Path) -> dict[str, Any]:
+    """How the vocabulary there was trained, if it was."""
+    try:
+        record = json.loads((place / TRAINED).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:
+    """Whether something of what the present store was made from is still there; as a rule the first file tells."""
+    before = [file for source in present.inputs().get("sources", []) for file in source["files"]]
+    for number, source in enumerate(sources):
+        for unit in units_of(number, source, data.shard_bytes):
+            if any(file in before for file in hashes.of(unit)):
+                return True
+    return False

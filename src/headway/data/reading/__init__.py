@@ -1,0 +1,1 @@
+"""Where text comes from: sources, files here and behind URLs, formats, and how they are cut into pieces."""

@@ -1,0 +1,41 @@
+"""What readers hand on: texts, and what could not be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headway.core.errors import DataError
+
+
+@dataclass(frozen=True)
+class BadDocument:
+    """A document, or the rest of a file, that cannot be used."""
+
+    where: str
+    """file:line, file:row, or the file."""
+    reason: str
+
+    def error(self) -> DataError:
+        """The error for those who do not want to go on without it."""
+        return DataError(self.reason, where=self.where, fix="repair it, or set data.bad_documents: skip")
+
+
+@dataclass
+class Batch:
+    """Some documents of a piece, in input order."""
+
+    texts: list[str]
+    """Sound documents that hold text."""
+    bad: list[BadDocument] = field(default_factory=list)
+    """Malformed documents that were met on the way."""
+    empty: int = 0
+    """Documents without any text that were met on the way."""
+
+    def add(self, value: str | BadDocument) -> None:
+        """Put one document where it belongs."""
+        if isinstance(value, BadDocument):
+            self.bad.append(value)
+        elif value:
+            self.texts.append(value)
+        else:
+            self.empty += 1

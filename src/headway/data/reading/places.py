@@ -1,0 +1,181 @@
+"""Where input files lie: on this machine, or behind a URL that `fsspec` knows; listed and opened alike."""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from headway.core.errors import DataError
+from headway.data.reading import remote
+
+STDLIB = "stdlib:"
+# Third-party code is not the standard library's own text.
+_STDLIB_WITHOUT = {"site-packages", "dist-packages", "__pycache__"}
+_BLOCK = 2**20
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file that a source's path means."""
+
+    location: str
+    """Local path or URL."""
+    name: str
+    """Path relative to its source, with forward slashes: the same wherever the source lies."""
+    bytes: int
+    local: bool = True
+    version: str | None = None
+    """What a remote store tells of its content: a checksum, or size and time of change; None when it tells nothing, and
+    for local files."""
+    ranges: bool = True
+    """Whether it can be read from the middle; some web servers cannot."""
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What `fsspec` needs to reach it. Never shown: it may hold what should stay secret."""
+
+    @property
+    def path(self) -> Path:
+        """A local file's path."""
+        return Path(self.location)
+
+
+@dataclass(frozen=True)
+class SourceFile(Place):
+    """One input file."""
+
+    format: str = "text"
+    """text, jsonl, csv, parquet, arrow, or stream for what is no file."""
+    compression: str | None = None
+    """gzip, zstd, bz2, xz or None."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a path means."""
+
+    places: list[Place]
+    """Sorted by name."""
+    kind: str
+    """file, folder, glob or nothing."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether `fsspec` has to be asked for it."""
+    return remote.scheme_of(path) not in (None, "file", "local")
+
+
+def list_places(path: str, options: Mapping[str, Any]) -> Listing:
+    """The files that a path, glob, folder or URL means.
+
+    Raises:
+        ConfigError: a package that the URL needs is not installed.
+        DataError: a local file cannot be read, or a remote place cannot be reached.
+    """
+    if is_remote(path):
+        kind, found = remote.list_files(path, options)
+        places = [Place(f.url, f.name, f.bytes, False, f.version, f.ranges, options) for f in found]
+    else:
+        kind, local = _local(_without_scheme(path))
+        places = [Place(str(found), name, _size(found)) for found, name in local]
+    return Listing(sorted(places, key=lambda place: place.name), kind)
+
+
+def _without_scheme(path: str) -> str:
+    scheme = remote.scheme_of(path)
+    return path.removeprefix(f"{scheme}://") if scheme else path
+
+
+def _local(path: str) -> tuple[str, Iterator[tuple[Path, str]]]:
+    """What kind of local place a path is, and its files with their names relative to it."""
+    if path == STDLIB:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        # Some packages' `__init__.py` are empty, which is no reason for a warning.
+        return "folder", ((p, n) for p, n in _walk(root, _STDLIB_WITHOUT) if p.suffix == ".py" and p.stat().st_size)
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return "folder", _walk(place, set())
+    if place.is_file():
+        return "file", iter([(place, place.name)])
+    if glob.has_magic(path):
+        return "glob", _matches(place)
+    return "nothing", iter(())
+
+
+def _matches(pattern: Path) -> Iterator[tuple[Path, str]]:
+    wild = next(number for number, part in enumerate(pattern.parts) if glob.has_magic(part))
+    root = Path(*pattern.parts[:wild])
+    # Unlike pathlib's, this glob passes over hidden files.
+    for match in map(Path, glob.glob(str(pattern), recursive=True)):  # noqa: PTH207
+        if match.is_file():
+            yield match, match.relative_to(root).as_posix()
+
+
+def _walk(root: Path, without: set[str]) -> Iterator[tuple[Path, str]]:
+    """Files below a folder but hidden ones and those in folders named in `without`."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in without and not name.startswith(".")]
+        for name in names:
+            path = Path(folder, name)
+            if not name.startswith(".") and path.is_file():
+                yield path, path.relative_to(root).as_posix()
+
+
+def _size(path: Path) -> int:
+    try:
+        with path.open("rb"):
+            return path.stat().st_size
+    except OSError as error:
+        raise unreadable(str(path), error, "make it readable, or leave it out") from None
+
+
+def open_file(file: Place, start: int = 0, end: int | None = None) -> BinaryIO:
+    """A file's bytes as they are, compressed ones not decompressed.
+
+    Args:
+        file: What to open.
+        start: The part that is about to be read; the file opens at its beginning all the same. Remote files are fetched
+            accordingly.
+        end: Its end, the file's when None.
+
+    Returns:
+        A stream that can seek when `file.ranges`; reading it raises a `DataError` when a remote file cannot be reached,
+        is gone, or is shorter than it was when it was listed.
+
+    Raises:
+        DataError: the file cannot be opened.
+    """
+    if file.local:
+        try:
+            return file.path.open("rb", buffering=_BLOCK)
+        except OSError as error:
+            raise unreadable(file.location, error) from None
+    raw = remote.open_remote(file.location, file.options, file.bytes, file.ranges, start, end)
+    return cast(BinaryIO, io.BufferedReader(raw, _BLOCK))
+
+
+def stamp_of(file: Place) -> str:
+    """Something that changes when a file changes, to notice one that is written while it is read.
+
+    Raises:
+        DataError: the file is not there any more.
+    """
+    if not file.local:
+        now = remote.describe(file.location, file.options)
+        return f"{now.bytes}:{now.version}"
+    try:
+        stat = file.path.stat()
+    except OSError as error:
+        raise unreadable(file.location, error) from None
+    # The inode's time of change, unlike the content's, is one that nobody can put back.
+    return f"{stat.st_size}:{stat.st_ctime_ns}:{stat.st_ino}"
+
+
+def unreadable(where: str, error: OSError, fix: str = "check data.sources") -> DataError:
+    """The error for a file that the system does not let us read."""
+    reason = error.strerror or str(error)
+    return DataError(f"an input file cannot be read: {reason}", where=where, fix=fix)

@@ -1,0 +1,402 @@
+"""Files behind URLs, through `fsspec`: listed, and read block by block with retries, never as a whole.
+
+What goes wrong on the way becomes one `DataError` that names the URL. A file that is shorter than it was when it was
+listed is an error too: a document cut in two must not pass for one.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from headway.core.errors import ConfigError, DataError, HeadwayError, missing_extra
+
+#: Seconds before each repetition of a request that failed for a reason that may pass.
+WAITS = (0.5, 1.0, 2.0)
+#: Bytes fetched in one request, at most and at first.
+_LARGEST, _SMALLEST = 8 * 2**20, 2**18
+#: A file of at most this many bytes is fetched as a whole.
+_SMALL = 2**20
+
+_SCHEME = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_WEB = ("http", "https")
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
+    **dict.fromkeys(_WEB, ("aiohttp", "remote")),
+}
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE); for a public bucket storage_options: "
+    "{anon: true}",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`; for a public bucket "
+    "storage_options: {token: anon}",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_CONNECTION_STRING)",
+}
+_ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
+# By name, since the packages that define them need not be there.
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "HttpError401"}
+# The library below has tried for seconds already.
+_TRIED = {"EndpointConnectionError"}
+_NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google")
+_CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "uid", "commit_hash")
+_TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
+
+T = TypeVar("T")
+
+
+class MissingError(DataError):
+    """There is no such file (any more)."""
+
+
+class UnreachableError(DataError):
+    """A remote store does not answer, or not as it should, for a reason that may pass."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that was found."""
+
+    url: str
+    name: str
+    bytes: int
+    version: str | None
+    ranges: bool = True
+
+
+def scheme_of(path: str) -> str | None:
+    """`s3` of `s3://bucket/key`; None when the path is no URL."""
+    match = _SCHEME.match(path)
+    return match[1].lower() if match else None
+
+
+def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFile]]:
+    """What kind of place a URL is (file, folder, glob or nothing), and its files without hidden ones.
+
+    Raises:
+        ConfigError: the URL's scheme is unknown, or needs a package that is not installed.
+        DataError: the place cannot be reached.
+    """
+    files, path = _filesystem(url, options)
+    scheme = str(scheme_of(url))
+    files.invalidate_cache()  # `fsspec` keeps listings; this one is to be true now
+    with _errors(url):
+        info = None if _is_glob(url) else _found(lambda: files.info(path))
+        if info is None and not _is_glob(url):
+            return "nothing", []
+        if info is not None and info.get("type") == "file":
+            return "file", [_remote_file(files, url, _last_part(url), info)]
+        kind = "folder" if info is not None else "glob"
+        listed = files.glob(path, detail=True) if info is None else files.find(path, detail=True)
+    root = _fixed_part(path) if info is None else path
+    found = []
+    for place, facts in listed.items():
+        name = place.removeprefix(root).lstrip("/")
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if facts.get("type") == "file" and name and not name.endswith("/") and not hidden:
+            target = place if scheme in _WEB else f"{scheme}://{place.lstrip('/')}"
+            if scheme in _WEB:
+                # A web page lists names only.
+                facts = _again(target, partial(files.info, target))
+            found.append(_remote_file(files, target, name, facts))
+    return kind, found
+
+
+def describe(url: str, options: Mapping[str, Any]) -> RemoteFile:
+    """A file as it is now.
+
+    Raises:
+        DataError: it is gone, or cannot be reached.
+    """
+    files, path = _filesystem(url, options)
+    files.invalidate_cache()
+    info = _again(url, lambda: files.info(path))
+    return RemoteFile(url, _last_part(url), int(info["size"]), _version(info))
+
+
+def open_remote(
+    url: str, options: Mapping[str, Any], size: int, ranges: bool, start: int = 0, end: int | None = None
+) -> io.RawIOBase:
+    """A stream over a remote file of a known size; see `places.open_file`."""
+    files, path = _filesystem(url, options)
+    if ranges:
+        return _Blocks(url, _fetcher(files, url, path, size), size, start, end)
+    return _Stream(url, _again(url, lambda: files.open(path, mode="rb", block_size=0)), size)
+
+
+def _remote_file(files: Any, url: str, name: str, info: Mapping[str, Any]) -> RemoteFile:
+    size = info.get("size")
+    if size is None:
+        raise DataError("the server does not tell the file's length", where=url, fix="download it, and name the copy")
+    ranges = scheme_of(url) not in _WEB or _serves_ranges(files, url, info, int(size))
+    return RemoteFile(url, name, int(size), _version(info), ranges)
+
+
+def _serves_ranges(files: Any, url: str, info: Mapping[str, Any], size: int) -> bool:
+    """Whether a web server gives parts of a file: asked for its last byte, for many do not say."""
+    if info.get("partial") is False:
+        return False
+    if size < 2:
+        return True
+    try:
+        return len(_fetcher(files, url, url, size)(size - 1, size)) == 1
+    except DataError:
+        return False
+
+
+def _version(info: Mapping[str, Any]) -> str | None:
+    for key in _CHECKSUMS:
+        if info.get(key):
+            return f"{key.lower()}:{info[key]}".replace('"', "")
+    for key in _TIMES:
+        if info.get(key):
+            return f"{info.get('size')}:{info[key]}"
+    return None
+
+
+def _fetcher(files: Any, url: str, path: str, size: int) -> Callable[[int, int], bytes]:
+    """A function that reads bytes [start, end) of a file, in one request."""
+    if scheme_of(url) not in _WEB:
+        return lambda start, end: _again(url, lambda: bytes(files.cat_file(path, start=start, end=end)))
+
+    def fetch(start: int, end: int) -> bytes:
+        # Asking for a range by itself would take in the whole file from a server that does not know ranges.
+        with files.open(path, mode="rb", size=size, cache_type="none") as stream:
+            stream.seek(start)
+            return bytes(stream.read(end - start))
+
+    return lambda start, end: _again(url, lambda: fetch(start, end))
+
+
+class _Blocks(io.RawIOBase):
+    """A remote file read in requests that grow as long as reading goes straight on; the next one is under way then."""
+
+    def __init__(self, url: str, fetch: Callable[[int, int], bytes], size: int, start: int, end: int | None) -> None:
+        self._url, self._fetch, self._size = url, fetch, size
+        self._wanted = (max(0, start - 1), size if end is None else end)
+        self._position = 0
+        self._first, self._block = 0, memoryview(b"")
+        self._next: tuple[int, int, Future[bytes]] | None = None
+        self._step = _SMALLEST
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        if self._position >= self._size:
+            return 0
+        if not self._first <= self._position < self._first + len(self._block):
+            self._load(len(buffer))
+        offset = self._position - self._first
+        count = min(len(buffer), len(self._block) - offset)
+        buffer[:count] = self._block[offset : offset + count]
+        self._position += count
+        return count
+
+    def _load(self, asked: int) -> None:
+        """Bring in the block at the position; all of a small file at once."""
+        position = self._position if self._size > _SMALL else 0
+        straight_on = position == self._first + len(self._block)
+        self._step = self._step if straight_on else _SMALLEST
+        ready, self._next = self._next, None
+        if ready and ready[0] == position:
+            data, end = ready[2].result(), ready[1]
+        else:
+            if ready:
+                ready[2].cancel()
+            end = self._end_of_request(position, asked)
+            data = self._fetch(position, end)
+        if len(data) != end - position:
+            raise _shorter(self._url, position + len(data), self._size)
+        self._first, self._block = position, memoryview(data)
+        if straight_on and self._wanted[0] <= position and end < self._wanted[1]:
+            self._step = min(2 * self._step, _LARGEST)
+            following = min(end + self._step, self._wanted[1])
+            self._next = (end, following, _pool().submit(self._fetch, end, following))
+
+    def _end_of_request(self, position: int, asked: int) -> int:
+        if self._size <= _SMALL:
+            return self._size
+        first, last = self._wanted
+        size = max(asked, self._step)
+        if first <= position < last and last - position <= _LARGEST:
+            # The last line of a span ends a little after it.
+            size = max(size, last - position + 2**16)
+        return min(position + size, self._size)
+
+    def close(self) -> None:
+        if self._next:
+            self._next[2].cancel()
+        self._next, self._block = None, memoryview(b"")
+        super().close()
+
+
+class _Stream(io.RawIOBase):
+    """A file on a server that gives it only from the beginning."""
+
+    def __init__(self, url: str, stream: Any, size: int) -> None:
+        self._url, self._stream, self._size = url, stream, size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with _errors(self._url):
+            data = self._stream.read(len(buffer))
+        self._position += len(data)
+        if not data and self._position != self._size:
+            raise _shorter(self._url, self._position, self._size)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    """For requests ahead of the reader; one thread per file that is being read, at most these many."""
+    return ThreadPoolExecutor(4, "headway-remote")
+
+
+def _filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """The `fsspec` file system for a URL, and the path on it."""
+    try:
+        import fsspec
+    except ImportError:
+        raise missing_extra("fsspec", "remote", f"reading {url}") from None
+    scheme = str(scheme_of(url))
+    try:
+        return fsspec.url_to_fs(url, **options)  # type: ignore[no-any-return]
+    except ImportError:
+        package, extra = _PACKAGES.get(scheme, (f"fsspec's {scheme}", "remote"))
+        raise missing_extra(package, extra, f"reading {url}") from None
+    except ValueError as error:
+        raise ConfigError(
+            f"this URL cannot be used: {error}", where=url, fix="s3://, gs://, az:// and https:// are what most need"
+        ) from None
+    except Exception as error:
+        raise _error(url, error) from error
+
+
+def _found(ask: Callable[[], T]) -> T | None:
+    """An answer, or None when there is no such file."""
+    try:
+        return _patiently(ask)
+    except Exception as error:
+        if _kind_of(error)[0] == "missing":
+            return None
+        raise
+
+
+def _again(url: str, ask: Callable[[], T]) -> T:
+    """An answer; what goes wrong for good names the URL."""
+    with _errors(url):
+        return _patiently(ask)
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """An answer, asked for again when what went wrong may pass."""
+    for wait in WAITS:
+        try:
+            return ask()
+        except Exception as error:
+            if _kind_of(error)[0] != "unreachable" or type(error).__name__ in _TRIED:
+                raise
+            time.sleep(wait)
+    return ask()
+
+
+@contextmanager
+def _errors(url: str) -> Iterator[None]:
+    """Turn whatever the libraries below raise in a block into one error that names the URL."""
+    try:
+        yield
+    except HeadwayError:
+        raise
+    except Exception as error:
+        raise _error(url, error) from error
+
+
+def _error(url: str, error: Exception) -> DataError:
+    kind, reason = _kind_of(error)
+    scheme = str(scheme_of(url))
+    if kind == "missing":
+        return MissingError("there is no such remote file (any more)", where=url, fix="check the URL, and the bucket")
+    if kind == "credentials":
+        fix = _CREDENTIALS.get(_ALIASES.get(scheme, scheme), "check the credentials, and what they allow")
+        return DataError(f"the remote store does not let us in: {reason}", where=url, fix=fix)
+    return (UnreachableError if kind == "unreachable" else DataError)(
+        f"the remote store cannot be read: {reason}", where=url, fix="check the network and storage_options, and retry"
+    )
+
+
+def _kind_of(error: BaseException) -> tuple[str, str]:
+    """Whether a file is missing, access is denied, a server cannot be reached, or else; and what was said."""
+    cause = error.__cause__
+    status = getattr(error, "status", None)
+    if isinstance(error, FileNotFoundError) and cause is not None and _library(cause) == "aiohttp":
+        # On the web `fsspec` calls every file missing that it gets no answer about.
+        return _kind_of(cause)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return "missing", str(error)
+    if isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in _NO_CREDENTIALS:
+        return "credentials", _words(error)
+    passing = isinstance(error, OSError | EOFError) or _library(error) in _NETWORK
+    if status is not None and status < 500 and status not in (408, 429):
+        passing = False
+    return ("unreachable" if passing else "other"), _words(error)
+
+
+def _library(error: BaseException) -> str:
+    return type(error).__module__.split(".")[0]
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _shorter(url: str, found: int, size: int) -> DataError:
+    return DataError(
+        f"the remote file ends after {found:,} of {size:,} bytes: it changed, or was cut short",
+        where=url,
+        fix="prepare again when it is at rest",
+    )
+
+
+def _is_glob(url: str) -> bool:
+    # A question mark begins a web address's query.
+    return any(sign in url for sign in ("*[" if scheme_of(url) in _WEB else "*?["))
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folders of a glob before its first wildcard."""
+    parts = pattern.split("/")
+    wild = next(number for number, part in enumerate(parts) if any(sign in part for sign in "*?["))
+    return "/".join(parts[:wild])
+
+
+def _last_part(url: str) -> str:
+    path = url.split("?")[0].split("#")[0] if scheme_of(url) in _WEB else url
+    return path.rstrip("/").rsplit("/", 1)[-1]

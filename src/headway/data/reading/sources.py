@@ -1,0 +1,227 @@
+"""Which files a config's sources mean, in what order, and how they are cut into pieces of work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from headway.config.data import SourceConfig, source_name
+from headway.core.console import warning
+from headway.core.errors import DataError
+from headway.data.reading import huggingface_datasets as hub
+from headway.data.reading import streams
+from headway.data.reading.compression import ENDINGS
+from headway.data.reading.json_lines import first_complaint
+from headway.data.reading.pieces import Piece as Piece
+from headway.data.reading.places import STDLIB, Listing, Place, is_remote, list_places
+from headway.data.reading.places import SourceFile as SourceFile
+from headway.data.reading.tables import arrow_spans, parquet_spans
+
+#: Bytes of a large file that one worker handles at a time.
+PIECE_BYTES = 4 * 2**20
+
+_FORMATS = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+# Formats with a footer or an index of their own, which compress what they hold by themselves.
+_TABLES = ("parquet", "arrow")
+_KNOWN = f"({', '.join(_FORMATS)}, all but tables also under {', '.join(ENDINGS)})"
+_SET_FORMAT = "set the source's format: text, jsonl, csv, parquet or arrow"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of the config with the files found for it."""
+
+    name: str
+    field: str
+    """Field or column that holds a document's text."""
+    files: list[SourceFile]
+    """Its files in order; none when it is a stream."""
+    ignored: int = 0
+    """Files in its folder that were passed over because their ending is no known format."""
+    template: str | None = None
+    """Makes the text of several fields, instead of `field`."""
+    stream: streams.Stream | None = None
+    """Gives its documents (texts, or mappings with fields) anew at each call."""
+    location: str = ""
+    """Its path in the config, which names a stream in messages."""
+
+
+def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] | None = None) -> list[Source]:
+    """The files of all sources, each source's sorted by name; a file that two sources mean belongs to the first.
+
+    Args:
+        configs: The sources.
+        iterables: By name, the texts (or mappings with fields) of sources whose path is `python:` and nothing more.
+
+    Raises:
+        ConfigError: a source needs a package that is not installed, or names a function that is not there.
+        DataError: a path or glob matches nothing, a file cannot be read, its format is unknown, or a remote place
+            cannot be reached.
+    """
+    sources: list[Source] = []
+    seen: set[str] = set()
+    for config in configs:
+        found, ignored = _find(config, iterables or {})
+        name = _unique_name(config, {source.name for source in sources})
+        files, stream = [], None
+        if callable(found):
+            stream = found
+        else:
+            for file in found:
+                key = str(file.path.resolve()) if file.local else file.location
+                if key not in seen:
+                    seen.add(key)
+                    files.append(file)
+            if not files:
+                warning(f"source '{name}' has no files of its own: earlier sources have them all")
+        sources.append(Source(name, config.field, files, ignored, config.template, stream, config.path))
+    return sources
+
+
+def _find(config: SourceConfig, iterables: Mapping[str, Any]) -> tuple[list[SourceFile] | streams.Stream, int]:
+    """A source's files in order, or its stream; and how many files were passed over."""
+    if config.path == streams.PREFIX:
+        return streams.given_stream(config.name or source_name(config.path), iterables), 0
+    if config.path.startswith(streams.PREFIX):
+        return streams.function_stream(config.path), 0
+    if hub.is_named(config.path):
+        return _dataset(hub.find_named(config)), 0
+    path = hub.local_path(config.path)
+    listing = list_places(path, config.storage_options)
+    saved = hub.find_saved(listing.places, config) if listing.kind == "folder" else None
+    if saved is not None:
+        return _dataset(saved), 0
+    files, ignored = [], 0
+    for place in listing.places:
+        kind = _format_of(config, place)
+        if kind is None and listing.kind == "file":
+            raise _unknown_format(place)
+        if kind is None:
+            ignored += 1
+        else:
+            files.append(_file(place, *kind))
+    if not files:
+        raise _nothing_found(config.path, listing, ignored)
+    return files, ignored
+
+
+def _dataset(found: hub.Found) -> list[SourceFile] | streams.Stream:
+    return found if callable(found) else [_file(place, "arrow", None) for place in found]
+
+
+def _file(place: Place, kind: str, compression: str | None) -> SourceFile:
+    return SourceFile(**{**vars(place), "format": kind, "compression": compression})
+
+
+def _format_of(config: SourceConfig, place: Place) -> tuple[str, str | None] | None:
+    """Format and compression of a file; None when its ending is unknown."""
+    endings = [ending.lower() for ending in PurePosixPath(place.name).suffixes]
+    compression = ENDINGS.get(endings[-1]) if endings else None
+    if compression:
+        endings.pop()
+    if config.path == STDLIB:
+        return "text", None
+    if config.format != "auto":
+        return config.format, None if config.format in _TABLES else compression
+    kind = _FORMATS.get(endings[-1]) if endings else None
+    if kind is None or (kind in _TABLES and compression):
+        return None
+    return kind, compression
+
+
+def _unique_name(config: SourceConfig, taken: set[str]) -> str:
+    """A name that can be a folder and that no earlier source has."""
+    path = config.path.split("?")[0] if is_remote(config.path) else config.path
+    base = re.sub(r"[^\w.-]+", "-", config.name or source_name(path)).strip(".-") or "source"
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+def _unknown_format(place: Place) -> DataError:
+    return DataError(f"the ending of '{place.name}' is no known format {_KNOWN}", where=place.location, fix=_SET_FORMAT)
+
+
+def _nothing_found(path: str, listing: Listing, ignored: int) -> DataError:
+    fix = "check data.sources"
+    if ignored:
+        what, fix = f"none of the {ignored} files has a known ending {_KNOWN}", _SET_FORMAT
+    elif listing.kind == "folder":
+        what = "the folder holds no files (hidden ones are not read)"
+    else:
+        what = "the glob matches no files" if listing.kind == "glob" else "there is no such file or folder"
+        where = "and the bucket's name" if is_remote(path) else "; paths are relative to the working directory"
+        fix = f"{fix} {where}" if is_remote(path) else f"{fix}{where}"
+    return DataError(what, where=path, fix=fix)
+
+
+def pieces_of(sources: Sequence[Source]) -> Iterator[Piece]:
+    """All work in input order. Where files are cut depends on the files alone.
+
+    Plain JSON Lines, Parquet and Arrow files can be read from the middle. A stream is read here, as far as its pieces
+    are asked for; each carries its texts.
+
+    Raises:
+        ConfigError: a file needs an extra that is not installed.
+        DataError: a table is unreadable or has no such column of text, none of a source's first records has the field,
+            or a stream fails.
+    """
+    for number, source in enumerate(sources):
+        if source.stream is not None:
+            yield from _stream_pieces(number, source)
+        _check_first_records(source)
+        for file in source.files:
+            for span, size in _spans(source, file):
+                yield Piece(number, file, source.field, span, size, source.template)
+
+
+def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] | None, int]]:
+    """The parts of a file, each with its bytes."""
+    if file.format == "parquet":
+        yield from parquet_spans(file, source.field, source.template, PIECE_BYTES)
+    elif file.format == "arrow":
+        yield from arrow_spans(file, source.field, source.template, PIECE_BYTES)
+    elif file.format == "jsonl" and not file.compression and file.bytes > PIECE_BYTES and file.ranges:
+        for start in range(0, file.bytes, PIECE_BYTES):
+            end = min(start + PIECE_BYTES, file.bytes)
+            yield (start, end), end - start
+    else:
+        yield None, file.bytes
+
+
+def _stream_pieces(number: int, source: Source) -> Iterator[Piece]:
+    assert source.stream is not None
+    file = SourceFile(source.location, source.name, 0, local=False, ranges=False, format="stream")
+    batches = streams.read_stream(source.location, source.stream, source.field, source.template, PIECE_BYTES)
+    for batch, size in batches:
+        texts, bad = tuple(batch.texts), tuple(batch.bad)
+        yield Piece(number, file, source.field, None, size, source.template, texts, bad, batch.empty)
+
+
+def _check_first_records(source: Source) -> None:
+    """Refuse a field or template that none of a source's first records has: a mistake in the config, which skipping
+    malformed documents would turn into an empty corpus."""
+    first = next((file for file in source.files if file.bytes), None)
+    if first is not None and first.format == "jsonl":
+        complaint = first_complaint(first, source.field, source.template)
+        if complaint is not None:
+            fix = "set the source's field" if source.template is None else "name fields in the template that are there"
+            raise DataError(complaint.reason, where=complaint.where, fix=fix)

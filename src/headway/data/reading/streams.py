@@ -1,0 +1,114 @@
+"""Sources that are no files: what a Python iterable yields, cut into pieces that carry their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from headway.core.errors import ConfigError, DataError, HeadwayError
+from headway.core.functions import load_function
+from headway.data.reading.documents import BadDocument, Batch
+from headway.data.reading.records import BadRecordError, MissingFieldError, text_getter, unicode_text
+
+Stream = Callable[[], Iterable[Any]]
+
+PREFIX = "python:"
+# What a malformed item counts for in the size of a batch, so that a stream of them does not pile up in memory.
+_BAD = 200
+
+
+def function_stream(path: str) -> Stream:
+    """The function that `python:package.module:function` names.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such function.
+    """
+    name = path.removeprefix(PREFIX)
+    if not all(name.partition(":")):
+        raise ConfigError(
+            "a Python source is written python:package.module:function", where=path, fix="name module and function"
+        )
+    _, function = load_function(name, f"data.sources: {path}")
+    return cast(Stream, function)
+
+
+def given_stream(name: str, given: Mapping[str, Any]) -> Stream:
+    """The iterable, or the function that makes one, that was handed over for the source `name`.
+
+    Raises:
+        ConfigError: none was, or it can be gone through only once.
+    """
+    if name not in given:
+        raise ConfigError(
+            f"source '{name}' is to be handed over, but was not",
+            where="data.sources",
+            fix=f"prepare(config.data, iterables={{'{name}': texts}}), or python:MODULE:FUNCTION as its path",
+        )
+    value = given[name]
+    if callable(value):
+        return cast(Stream, value)
+    if iter(value) is value:
+        raise ConfigError(
+            f"source '{name}' can be gone through only once; a preparation may read it several times",
+            where="iterables",
+            fix="hand over a list, or a function that makes the iterator",
+        )
+    return lambda: cast(Iterable[Any], value)
+
+
+def read_stream(name: str, stream: Stream, field: str, template: str | None, size: int) -> Iterator[tuple[Batch, int]]:
+    """What a stream yields, in batches of about `size` bytes of text, each with its bytes.
+
+    Items are texts, or mappings of which `field` or `template` makes a text; others are malformed documents.
+
+    Raises:
+        DataError: the function does not give an iterable, or fails on the way.
+    """
+    text_of = text_getter(field, template)
+    batch, found, fields_seen = Batch([]), 0, False
+    for number, item in enumerate(_items(name, stream), 1):
+        try:
+            text = unicode_text(item) if isinstance(item, str) else text_of(item)
+        except BadRecordError as error:
+            fields_seen = fields_seen or not isinstance(error, MissingFieldError)
+            batch.add(BadDocument(f"{name}:item {number}", str(error)))
+            found += _BAD
+        else:
+            fields_seen = True
+            batch.add(text)
+            found += len(text) if text.isascii() else len(text.encode())
+        if found >= size:
+            yield _checked(batch, fields_seen), found
+            batch, found = Batch([]), 0
+    if batch.texts or batch.bad or batch.empty:
+        yield _checked(batch, fields_seen), found
+
+
+def _checked(batch: Batch, fields_seen: bool) -> Batch:
+    """The batch, unless no item so far had the field: then the config is wrong, not the items."""
+    if not fields_seen:
+        first = batch.bad[0]
+        raise DataError(first.reason, where=first.where, fix="set the source's field or template")
+    return batch
+
+
+def _items(name: str, stream: Stream) -> Iterator[Any]:
+    number = 0
+    try:
+        items = stream()
+        if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+            raise DataError(
+                f"the source is to be an iterable of texts or mappings, not {type(items).__name__}",
+                where=name,
+                fix="let the function return a list, or yield",
+            )
+        for number, item in enumerate(items, 1):  # noqa: B007
+            yield item
+    except (HeadwayError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise DataError(
+            f"the source failed after {number:,} items: {type(error).__name__}: {error}",
+            where=name,
+            fix="repair the function; nothing was written",
+        ) from error

@@ -1,0 +1,300 @@
+"""A token store behind a URL: its manifest and tokenizer are copied at the start, shards as rows need them.
+
+Rows come in the very order of a local store, since the order follows from the manifest alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.config.data import DataConfig
+from headway.core.console import notice, warning
+from headway.core.errors import ConfigError, DataError
+from headway.core.faults import fault_point
+from headway.core.files import atomic_write, fingerprint, sha256_bytes, write_json
+from headway.core.format import format_bytes
+from headway.data.reading import remote
+from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
+from headway.data.store import MANIFEST, ShardStream, TokenStore, file_problem, parse_manifest
+
+_SOURCE = f"{KEEPING}/source.json"
+_TOKENIZER = "tokenizer/tokenizer.json"
+_REQUESTS = 16
+
+T = TypeVar("T")
+
+
+def open_store(data: DataConfig, *, check: bool = True, processes: int | None = None) -> TokenStore:
+    """The store of a config, on this machine or behind `data.remote`.
+
+    Args:
+        data: With `store`, `remote`, `cache_bytes`.
+        check: Look whether every shard is there in its full length; of a remote store by a listing.
+        processes: Processes of this machine that will read a remote one; `LOCAL_WORLD_SIZE` when not given.
+
+    Raises:
+        ConfigError: `data.store` is no place for copies, or `data.cache_bytes` is too small.
+        DataError: there is no store, it is damaged, or it is not the one that the copies were made of.
+    """
+    if data.remote is None:
+        return TokenStore.open(data.store, check=check)
+    count = processes or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    copies = Copies(data.remote, data.remote_options, data.store, data.cache_bytes, count)
+    return RemoteTokenStore.open_copies(copies, count, data.cache_bytes, check=check)
+
+
+def tokenizer_folder(data: DataConfig) -> Path:
+    """Folder with the tokenizer of a config's store; copied from a remote store when it is not here yet."""
+    folder = data.store / "tokenizer"
+    if data.remote is not None and not (folder / "tokenizer.json").exists():
+        return open_store(data, check=False).tokenizer_folder
+    return folder
+
+
+class RemoteTokenStore(TokenStore):
+    """A store whose shards are copied when they are first read.
+
+    Args:
+        copies: Where from, and where to.
+        manifest: The store's.
+        reached: Whether the remote store could be reached when this was opened.
+    """
+
+    at_hand = False
+
+    def __init__(self, copies: Copies, manifest: dict[str, Any], reached: bool = True) -> None:
+        super().__init__(copies.folder, manifest)
+        self.copies, self._reached = copies, reached
+
+    @classmethod
+    def open_copies(cls, copies: Copies, processes: int, limit: int, *, check: bool = True) -> RemoteTokenStore:
+        """Open the store that copies are made of; see `open_store`."""
+        _refuse_other_store(copies.folder)
+        try:
+            content = _read_small(copies, MANIFEST)
+        except remote.UnreachableError as error:
+            if not (copies.folder / MANIFEST).exists():
+                raise
+            warning(f"{error.what}; going on with the copies in {copies.folder}")
+            content = (copies.folder / MANIFEST).read_bytes()
+            store = cls(copies, parse_manifest(content, str(copies.folder / MANIFEST)), reached=False)
+        except remote.MissingError:
+            raise _no_store(copies.url) from None
+        else:
+            store = cls(copies, parse_manifest(content, copies.url_of(MANIFEST)))
+            _refuse_odd_names(store)
+            store._keep(content)
+        store._refuse_small_cache(processes, limit)
+        if check and store._reached:
+            store.check()
+        return store
+
+    def _keep(self, content: bytes) -> None:
+        """Keep copies of manifest and tokenizer, the first time."""
+        folder = self.path
+        try:
+            with locked(folder / KEEPING / "lock"):
+                if (folder / _SOURCE).exists():
+                    self._refuse_change(json.loads((folder / _SOURCE).read_bytes())["fingerprint"])
+                if (folder / MANIFEST).exists():
+                    return
+                # First the mark that the folder is for copies, last what says that all of these are there.
+                write_json(folder / _SOURCE, {"url": self.copies.url, "fingerprint": self.fingerprint})
+                self._keep_tokenizer()
+                fault_point("remote.keep")
+                with atomic_write(folder / MANIFEST) as file:
+                    file.write(content)
+        except OSError as error:
+            raise DataError(
+                f"copies of the remote store cannot be kept: {error.strerror or error}",
+                where=str(folder),
+                fix="set data.store to a folder that can be written",
+            ) from error
+        notice(f"copies of {self.copies.url} are kept in {folder}")
+
+    def _keep_tokenizer(self) -> None:
+        from headway.data.tokenizing.tokenizer import Tokenizer
+
+        content, where = _read_small(self.copies, _TOKENIZER), self.copies.url_of(_TOKENIZER)
+        if sha256_bytes(content) != self.tokenizer_fingerprint:
+            raise _wrong(where, "its SHA-256 is not the manifest's")
+        Tokenizer(content, where, self.manifest["tokenizer"]["end_of_text"]).save(self.tokenizer_folder)
+
+    def _refuse_change(self, before: str) -> None:
+        if before != self.fingerprint:
+            raise DataError(
+                f"the remote store has changed: its fingerprint is {self.fingerprint[:12]}, that of the copies in"
+                f" {self.path} is {before[:12]}",
+                where=self.copies.url,
+                fix=f"restore the remote store; or, for new runs, take another data.store, or remove {self.path}",
+            )
+
+    def _refuse_small_cache(self, processes: int, limit: int) -> None:
+        """A process may hold two shards at a time: the one it reads, where a row goes on from the one before it."""
+        largest = max((part.bytes for part in self._parts_of_store()), default=0)
+        needed = 2 * largest * processes
+        if limit < needed:
+            raise ConfigError(
+                f"copies of a remote store need room for two of its largest shards ({format_bytes(largest)})"
+                f" for each of {processes} processes",
+                where="data.cache_bytes",
+                fix=f"data.cache_bytes={needed}, or more: best the {format_bytes(self.size_bytes)} of the whole store",
+            )
+
+    def check(self) -> None:
+        """Look whether the remote store has every file in its full length: one listing, or a question per file on the
+        web, where there are no listings. Nothing is downloaded.
+
+        Raises:
+            DataError: a file is missing or has another length, or the store cannot be reached.
+        """
+        parts = self._parts_of_store()
+        if self.copies.web:
+            missing = [part for part in parts if not self.copies.has(part)]
+            with ThreadPoolExecutor(_REQUESTS) as pool:
+                sizes = dict(zip((part.name for part in missing), pool.map(self._size, missing), strict=True))
+        else:
+            missing = parts
+            _, files = remote.list_files(self.copies.url, self.copies.options)
+            sizes = {file.name: file.bytes for file in files}
+        for part in missing:
+            size = sizes.get(part.name)
+            if size != part.bytes:
+                problem = "missing" if size is None else f"{size} bytes long, not {part.bytes}"
+                raise _wrong(self.copies.url_of(part.name), problem)
+
+    def _size(self, part: RemotePart) -> int | None:
+        try:
+            return remote.describe(self.copies.url_of(part.name), self.copies.options).bytes
+        except remote.MissingError:
+            return None
+
+    def want(self, split: str, source: str, starts: NDArray[np.int64], count: int) -> None:
+        """Bring the shards with these tokens at once, several at a time."""
+        shards = self._part(split, source)["shards"]
+        numbers = self._stream(split, source).shards_with(starts, count)
+        parts = [_token_part(split, source, shards[number], self.dtype) for number in numbers]
+        self._explained(lambda: self.copies.bring(parts))
+
+    def documents(self, split: str, source: str) -> NDArray[np.uint64]:
+        """Where documents start; the indexes come several at a time."""
+        shards = self.shards(split, source)
+        parts = [RemotePart(f"{split}/{source}/{s.index}", (s.documents + 1) * 8, s.index_sha256) for s in shards]
+        self._explained(lambda: self.copies.bring(parts))
+        return super().documents(split, source)
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> list[str]:
+        """Check every file against the manifest: copies where there are some, else the remote files, read through."""
+        problems = []
+        for name, size, digest in self._files():
+            if (self.path / name).exists():
+                problem = file_problem(self.path / name, size, digest)
+            else:
+                problem = self._remote_problem(name, size, digest)
+            if problem:
+                problems.append(f"{name}: {problem}")
+            if progress:
+                progress(size or 0)
+        return problems
+
+    def _remote_problem(self, name: str, size: int | None, digest: str) -> str | None:
+        try:
+            known = remote.describe(self.copies.url_of(name), self.copies.options).bytes
+            if size is not None and known != size:
+                return f"{known} bytes long, not {size}"
+            found = self.copies.digest(RemotePart(name, known, digest))
+        except DataError as error:
+            return error.what
+        return None if found == digest else "its SHA-256 is not the manifest's"
+
+    def _content(self, name: str, size: int | None, digest: str) -> bytes:
+        if size is not None:
+            return self._explained(lambda: self.copies.read(RemotePart(name, size, digest)))
+        if file_problem(self.path / name, None, digest) is None:
+            return (self.path / name).read_bytes()
+        content = _read_small(self.copies, name)
+        if sha256_bytes(content) != digest:
+            raise _wrong(self.copies.url_of(name), "its SHA-256 is not the manifest's")
+        with atomic_write(self.path / name) as file:
+            file.write(content)
+        return content
+
+    def _make_stream(self, split: str, source: str) -> ShardStream:
+        def map_shard(shard: dict[str, Any]) -> NDArray[np.integer[Any]]:
+            part = _token_part(split, source, shard, self.dtype)
+            return self._explained(lambda: self.copies.map(part, self.dtype))
+
+        return ShardStream(self._part(split, source), map_shard, keep=0)
+
+    def _explained(self, work: Callable[[], T]) -> T:
+        """Do something; when a file is gone or wrong since the store has changed, say so."""
+        try:
+            return work()
+        except (remote.MissingError, WrongContentError) as error:
+            try:
+                now = fingerprint(parse_manifest(_read_small(self.copies, MANIFEST), self.copies.url))
+            except remote.MissingError:
+                raise DataError(
+                    "the remote store is gone", where=self.copies.url, fix="restore it; the run goes on from there"
+                ) from error
+            if now != self.fingerprint:
+                raise DataError(
+                    f"the remote store has changed under the run: its fingerprint is {now[:12]}, it was"
+                    f" {self.fingerprint[:12]}",
+                    where=self.copies.url,
+                    fix="restore it, and the run goes on; or start a new one with data.store in another folder",
+                ) from error
+            raise
+
+    def _parts_of_store(self) -> list[RemotePart]:
+        return [RemotePart(name, size, digest) for name, size, digest in self._files() if size is not None]
+
+
+def _token_part(split: str, source: str, shard: dict[str, Any], dtype: np.dtype[Any]) -> RemotePart:
+    return RemotePart(f"{split}/{source}/{shard['file']}", shard["tokens"] * dtype.itemsize, shard["sha256"])
+
+
+def _read_small(copies: Copies, name: str) -> bytes:
+    """A small remote file as it is now."""
+    url = copies.url_of(name)
+    size = remote.describe(url, copies.options).bytes
+    with remote.open_remote(url, copies.options, size, not copies.web) as stream:
+        return stream.read() or b""
+
+
+def _refuse_other_store(folder: Path) -> None:
+    """Copies must not get mixed with a store that was made here: its shards would be removed to make room."""
+    if (folder / _SOURCE).exists() or not folder.exists():
+        return
+    if not folder.is_dir() or any(path.name not in (KEEPING, "tokenizer") for path in folder.iterdir()):
+        raise ConfigError(
+            "copies of the remote store cannot be kept here: something else is in the place",
+            where=str(folder),
+            fix="set data.store to another folder; or data.remote=null to train from what is there",
+        )
+
+
+def _refuse_odd_names(store: TokenStore) -> None:
+    """Names become paths on this machine: none may lead out of the folder."""
+    for name, _, _ in store._files():
+        parts = name.split("/")
+        if "\\" in name or "\0" in name or any(part in ("", ".", "..") or part.startswith(".") for part in parts):
+            raise DataError(
+                f"the manifest has a file with an odd name: {name!r}", where=str(store.path), fix="check it"
+            )
+
+
+def _no_store(url: str) -> DataError:
+    return DataError("there is no token store there", where=url, fix="check data.remote; the folder with manifest.json")
+
+
+def _wrong(where: str, problem: str) -> DataError:
+    return DataError(f"the remote store is damaged: {problem}", where=where, fix="upload it again")

@@ -1,0 +1,1 @@
+"""From text to token ids: vocabularies of every kind, the fastest exact encoder, training."""

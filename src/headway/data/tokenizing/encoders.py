@@ -1,0 +1,303 @@
+"""Text to token ids at full speed: the fastest library that gives the very ids of `tokenizers` for a vocabulary.
+
+Libraries differ in what they support and in their Unicode tables, so none is trusted: before it is used, its ids are
+compared with the reference on a sample of the corpus and on odd texts. Which one is used changes speed alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.console import notice
+from headway.core.errors import ConfigError, DataError
+from headway.data.tokenizing import spec as specs
+from headway.data.tokenizing.odd_texts import odd_texts, shortened
+from headway.data.tokenizing.preload import begin_loading, take_loaded
+from headway.data.tokenizing.tokenizer import Tokenizer, not_unicode
+
+REFERENCE = "tokenizers"
+# Parts of long texts that are encoded together.
+_GROUP_CHARACTERS = 2**20
+#: Which library starts how many threads, in order of what it obeys.
+_THREAD_VARIABLES = ("FASTOKENS_BPE_THREADS", "RAYON_NUM_THREADS")
+
+
+class TextEncoder(Protocol):
+    """What `open_encoder` returns."""
+
+    name: str
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Token ids of the texts.
+
+        Returns:
+            The ids of all texts one after the other, of the tokenizer's `dtype`, and how many each text has, (texts,).
+            No end-of-text token is added.
+
+        Raises:
+            DataError: a text cannot be written as UTF-8 (it holds half of a surrogate pair).
+        """
+        ...
+
+
+class _Reference:
+    name = REFERENCE
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
+        self._tokenizer, self._special = tokenizer, special_tokens_in_text
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        arrays = self._tokenizer.encode_arrays(texts, special_tokens_in_text=self._special)
+        return _flat(arrays, self._tokenizer.dtype)
+
+
+class _Fast:
+    """What the fast encoders share: texts of any length in bounded memory."""
+
+    name: str
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._dtype, self._tokenizer = tokenizer.dtype, tokenizer
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        batch = texts if isinstance(texts, list) else list(texts)
+        try:
+            if max(map(len, batch), default=0) <= 2 * specs.PART_CHARACTERS:
+                return self._encode(batch)
+            return self._encode_long(batch)
+        except (UnicodeEncodeError, TypeError):
+            raise not_unicode(batch) from None
+
+    def _encode_long(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """In the parts that the reference makes: a library may need fifty times the length of an endless word."""
+        ids: list[NDArray[Any]] = []
+        counts = np.zeros(len(texts), np.int64)
+        for number, text in enumerate(texts):
+            for parts in _grouped(self._tokenizer.parts(text), _GROUP_CHARACTERS):
+                part, lengths = self._encode(parts)
+                ids.append(part)
+                counts[number] += lengths.sum()
+        return np.concatenate(ids), counts
+
+    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        raise NotImplementedError
+
+
+class _Fastokens(_Fast):
+    """`fastokens`: exact on every character of Unicode for the patterns of gpt2, Llama 3, Qwen and o200k; Apache-2.0.
+
+    It keeps a cache of words of at most some 140 MB for each of its threads.
+    """
+
+    name = "fastokens"
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
+        import fastokens
+
+        super().__init__(tokenizer)
+        self._special = special_tokens_in_text
+        content = tokenizer.content
+        self._library = take_loaded(content) or fastokens.Tokenizer.from_json_str(content.decode())
+        self._library.no_truncation()
+        self._library.no_padding()
+
+    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        ids, offsets = self._library.encode_batch_flat(texts, split_special_tokens=not self._special)
+        bounds = np.frombuffer(offsets, "<u8").astype(np.int64)
+        return np.frombuffer(ids, "<u4").astype(self._dtype), bounds[1:] - bounds[:-1]
+
+
+class _Gigatoken(_Fast):
+    """`gigatoken`: MIT; on the calling thread. It takes every added token in a text for one, so they are left out."""
+
+    name = "gigatoken"
+
+    def __init__(self, tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
+        import gigatoken
+        import orjson
+
+        super().__init__(tokenizer)
+        content = tokenizer.content
+        if not special_tokens_in_text:
+            spec = orjson.loads(content)
+            spec["added_tokens"] = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
+            content = orjson.dumps(spec)
+        self._library = gigatoken.Tokenizer.from_json(content)
+
+    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        # One text at a time: batches need `awkward`, which takes longer to import than to do without.
+        return _flat([self._library.encode(text) for text in texts], self._dtype)
+
+
+def _grouped(parts: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Lists of parts of about `size` characters together."""
+    group: list[str] = []
+    for part in parts:
+        group.append(part)
+        if sum(map(len, group)) >= size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _flat(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    lengths = np.array([len(array) for array in arrays], dtype=np.int64)
+    flat = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+    return flat.astype(dtype, copy=False), lengths
+
+
+_FAST: dict[str, Callable[[Tokenizer, bool], TextEncoder]] = {"fastokens": _Fastokens, "gigatoken": _Gigatoken}
+#: In order of preference: what is as fast, but found exact more often, comes first.
+ENCODERS = (*_FAST, REFERENCE)
+
+# The last encoder opened: the one that was just checked is usually the one to be used.
+_last: tuple[tuple[str, str, bool], TextEncoder] | None = None
+
+
+def open_encoder(
+    name: str, tokenizer: Tokenizer, special_tokens_in_text: bool = False, threads: int | None = None
+) -> TextEncoder:
+    """An encoder by the name that `choose_encoder` gave. It may be used by several threads, and after a fork.
+
+    Args:
+        name: One of `ENCODERS`.
+        tokenizer: The vocabulary.
+        special_tokens_in_text: Special tokens spelled out in a text are those tokens, not ordinary text.
+        threads: Threads that one call may use; all cores when not given. The library keeps the number with which a
+            process first encoded.
+
+    Raises:
+        ConfigError: there is no such encoder, or it is not installed.
+        DataError: it cannot be used with the vocabulary.
+    """
+    global _last
+    key = (name, tokenizer.fingerprint, special_tokens_in_text)
+    if _last is not None and _last[0] == key:
+        return _last[1]
+    if name == REFERENCE:
+        if threads == 1:
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        return _Reference(tokenizer, special_tokens_in_text)
+    if name not in _FAST:
+        raise ConfigError(f"no encoder '{name}'", where="data.tokenizer.encoder", fix=f"one of {', '.join(ENCODERS)}")
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            f"data.tokenizer.encoder: {name} needs the package '{name}', which is not installed.",
+            fix=f"pip install {name}",
+        )
+    try:
+        encoder = _FAST[name](tokenizer, special_tokens_in_text)
+        with _threads(threads):
+            encoder.encode(["a"])
+    except Exception as error:  # libraries raise what they like; a panic in Rust is no Exception and goes on
+        fix = "set data.tokenizer.encoder: auto"
+        reason = str(error).strip().split("\n")[0][:200]
+        raise DataError(f"{name} cannot use the tokenizer: {reason}", where=tokenizer.where, fix=fix) from None
+    _last = (key, encoder)
+    return encoder
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Set the number of threads with which a library starts, for the length of a block."""
+    before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    if count is not None:
+        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(count)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def choose_encoder(
+    tokenizer: Tokenizer,
+    wanted: str,
+    sample: Iterable[str],
+    special_tokens_in_text: bool = False,
+    threads: int | None = None,
+) -> str:
+    """The encoder to use: the fastest that gives the reference's ids on a sample and on odd texts.
+
+    `auto` falls back to `tokenizers` with a notice that says why.
+
+    Args:
+        tokenizer: The vocabulary.
+        wanted: `auto`, or one of `ENCODERS`.
+        sample: Texts of the corpus; the beginnings of the first ones are looked at.
+        special_tokens_in_text: As they will be encoded.
+        threads: As for `open_encoder`, whose encoder this leaves ready.
+
+    Raises:
+        ConfigError: the wanted one does not exist or is not installed.
+        DataError: the wanted one is not exact; the message shows the first text that differs.
+    """
+    if wanted == REFERENCE:
+        return REFERENCE
+    begin_loading(lambda: tokenizer.content, wanted)
+    texts = [*odd_texts(tokenizer.added_tokens), *shortened(sample)]
+    expected = _Reference(tokenizer, special_tokens_in_text).encode(texts)
+    if wanted != "auto":
+        encoder = open_encoder(wanted, tokenizer, special_tokens_in_text, threads)
+        difference = _difference(encoder, texts, expected)
+        if difference:
+            raise DataError(
+                f"{wanted} does not encode as `tokenizers` does: {difference}",
+                where=tokenizer.where,
+                fix="set data.tokenizer.encoder: auto",
+            )
+        return wanted
+    reasons = []
+    for name in _FAST:
+        if importlib.util.find_spec(name) is None:
+            continue
+        try:
+            encoder = open_encoder(name, tokenizer, special_tokens_in_text, threads)
+        except DataError as error:
+            reasons.append(error.what)
+            continue
+        difference = _difference(encoder, texts, expected)
+        if not difference:
+            return name
+        reasons.append(f"{name} differs: {difference}")
+    notice(
+        "encoding with `tokenizers`, at about a twentieth of the speed: "
+        + "; ".join(reasons or ["no other is installed"])
+    )
+    return REFERENCE
+
+
+def _difference(
+    encoder: TextEncoder, texts: Sequence[str], expected: tuple[NDArray[Any], NDArray[np.int64]]
+) -> str | None:
+    """The first text whose ids are not the expected ones, in words."""
+    try:
+        ids, lengths = encoder.encode(texts)
+    except Exception as error:
+        return str(error)
+    if np.array_equal(lengths, expected[1]) and np.array_equal(ids, expected[0]):
+        return None
+    one = np.split(ids, np.cumsum(lengths)[:-1])
+    other = np.split(expected[0], np.cumsum(expected[1])[:-1])
+    for text, mine, theirs in zip(texts, one, other, strict=True):
+        if not np.array_equal(mine, theirs):
+            at = _first_difference(mine, theirs)
+            return f"{text[:60]!r} at token {at}: {mine[at : at + 4].tolist()}, not {theirs[at : at + 4].tolist()}"
+    return "it gives a different number of texts back"
+
+
+def _first_difference(one: NDArray[Any], other: NDArray[Any]) -> int:
+    size = min(len(one), len(other))
+    unequal = np.flatnonzero(one[:size] != other[:size])
+    return int(unequal[0]) if len(unequal) else size

@@ -1,0 +1,57 @@
+"""How text is split into words before byte pairs are merged: the published patterns, and which of them are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+_UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+
+#: Patterns by name, in the spelling of the `tokenizer.json` files that their makers published: fast encoders know these
+#: spellings, and take another one that means the same for an unknown pattern.
+#: gpt2: Radford et al. 2019; cl100k, o200k: OpenAI's tiktoken, and Llama 3's is cl100k's; qwen2: Qwen; tekken: Mistral.
+PATTERNS: dict[str, str] = {
+    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "cl100k": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    "qwen2": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    "o200k": "|".join(
+        [
+            rf"{_CASED}{_CONTRACTIONS}?",
+            rf"{_UPPER}{_CONTRACTIONS}?",
+            r"\p{N}{1,3}",
+            r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+            _SPACES,
+        ]
+    ),
+    "tekken": "|".join([_CASED, _UPPER, r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES]),
+}
+PATTERNS["llama3"] = PATTERNS["cl100k"]
+
+# tiktoken's own spellings: faster in its regex engine, the same splits.
+_OTHER_SPELLINGS = {
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s": "gpt2",
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+        r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+    ): "cl100k",
+}
+
+
+def pattern_of(name_or_regex: str) -> str:
+    """The regular expression of a pattern's name, or of another spelling of it; any other is returned as it is."""
+    name = _OTHER_SPELLINGS.get(name_or_regex, name_or_regex)
+    return PATTERNS.get(name, name_or_regex)
+
+
+def pre_tokenizer(pattern: str) -> dict[str, Any]:
+    """The `pre_tokenizer` of a byte-level tokenizer.json that splits by a pattern (a name or a regular expression)."""
+    regex = pattern_of(pattern)
+    if regex == PATTERNS["gpt2"]:
+        # The one that `ByteLevel` has built in.
+        return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [split, level]}

@@ -1,0 +1,64 @@
+"""Loading a fast encoder ahead of its use: it takes longer than the rest of a short command's start, and lets others
+run meanwhile. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class _Loading(threading.Thread):
+    """Loads the `tokenizer.json` that a function gives."""
+
+    def __init__(self, content_of: Callable[[], bytes]) -> None:
+        super().__init__(name="headway-load-encoder", daemon=True)
+        self._content_of = content_of
+        self.content: bytes | None = None
+        self.library: Any = None
+
+    def run(self) -> None:
+        """Whatever goes wrong here goes wrong again, and is reported, where the vocabulary is loaded for good."""
+        try:
+            content = self._content_of()
+            import fastokens
+
+            self.library, self.content = fastokens.Tokenizer.from_json_str(content.decode()), content
+        except Exception:
+            self.library = None
+
+
+_loading: _Loading | None = None
+
+
+def begin_loading(content_of: Callable[[], bytes], encoder: str) -> None:
+    """Begin to load a vocabulary that `fastokens` will probably encode with, unless one is being loaded already.
+
+    Args:
+        content_of: Gives the bytes of its `tokenizer.json`.
+        encoder: `data.tokenizer.encoder`.
+    """
+    global _loading
+    if encoder in ("auto", "fastokens") and _loading is None:
+        _loading = _Loading(content_of)
+        _loading.start()
+
+
+def begin_loading_file(path: Path | None, encoder: str) -> None:
+    """The same for `data.tokenizer.path`: a `tokenizer.json`, or a folder with one; other vocabularies have to wait."""
+    if path is None:
+        return
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if path.suffix == ".json" and path.is_file():
+        begin_loading(path.read_bytes, encoder)
+
+
+def take_loaded(content: bytes) -> Any:
+    """The `fastokens` tokenizer of these bytes, if its loading was begun; None otherwise. It is handed out once."""
+    global _loading
+    begun, _loading = _loading, None
+    if begun is None:
+        return None
+    begun.join()
+    return begun.library if begun.content == content else None

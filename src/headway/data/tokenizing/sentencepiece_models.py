@@ -1,0 +1,290 @@
+"""SentencePiece models (Kudo and Richardson 2018), BPE and Unigram, as a `tokenizer.json` with the same ids.
+
+The file is a protocol buffer, `ModelProto` of sentencepiece_model.proto; the few fields that matter are read here, so
+neither `sentencepiece` nor `protobuf` is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.errors import DataError
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
+_SPACE = "▁"
+# Pieces that stand for no text must never be chosen, by any sum of scores.
+_NEVER = -1e5
+
+
+@dataclass
+class _Piece:
+    text: str = ""
+    score: float = 0.0
+    kind: int = _NORMAL
+
+
+@dataclass
+class _Model:
+    """The fields that matter, with the defaults of the .proto file."""
+
+    pieces: list[_Piece]
+    kind: int = 1
+    byte_fallback: bool = False
+    space_behind: bool = False
+    unknown: int = 0
+    end: int = 2
+    charsmap: bytes = b""
+    dummy_prefix: bool = True
+    collapse_spaces: bool = True
+    escape_spaces: bool = True
+
+
+def is_model(data: bytes) -> bool:
+    """Whether a file begins with a piece, as SentencePiece writes them."""
+    try:
+        number, value = next(_fields(data[: 2**16]))
+        return number == 1 and isinstance(value, bytes) and bool(_piece(value).text)
+    except (StopIteration, ValueError, IndexError, struct.error):
+        return False
+
+
+def from_model(data: bytes, where: str) -> tuple[bytes, str | None]:
+    """Turn a SentencePiece model into a tokenizer.json.
+
+    Control pieces (`<s>`, `</s>`) become special tokens, user-defined symbols become added tokens that are found in any
+    text, and an unknown character becomes a byte for byte when the model has them.
+
+    Returns:
+        The JSON, and the end-of-text token where the model has one.
+
+    Raises:
+        DataError: the file is damaged, or has something that a tokenizer.json cannot say.
+    """
+    import orjson
+
+    try:
+        model = _parse(data)
+    except (ValueError, IndexError, struct.error) as error:
+        raise DataError(f"not a whole SentencePiece model: {error}", where=where, fix="download it again") from None
+    _check(model, where)
+    added = [
+        {
+            "id": number,
+            "content": piece.text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": piece.kind == _USER_DEFINED,
+            "special": piece.kind != _USER_DEFINED,
+        }
+        for number, piece in enumerate(model.pieces)
+        if piece.kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
+    spec = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        **_spaces(model),
+        "post_processor": None,
+        "model": _bpe(model) if model.kind == 2 else _unigram(model),
+    }
+    end = model.pieces[model.end].text if 0 <= model.end < len(model.pieces) else None
+    return orjson.dumps(spec), end
+
+
+def _check(model: _Model, where: str) -> None:
+    unsupported = [
+        (model.kind not in (1, 2), f"a {_KINDS.get(model.kind, 'unknown')} model"),
+        (model.space_behind, "spaces at the end of pieces (treat_whitespace_as_suffix)"),
+        (not model.escape_spaces, "spaces that are not escaped (escape_whitespaces)"),
+        (model.kind == 2 and any(piece.kind == _UNUSED for piece in model.pieces), "unused pieces in a BPE model"),
+    ]
+    for is_so, what in unsupported:
+        if is_so:
+            raise DataError(
+                f"the SentencePiece model has {what}, which a tokenizer.json cannot say",
+                where=where,
+                fix="give a BPE or Unigram model with SentencePiece's usual settings",
+            )
+
+
+def _spaces(model: _Model) -> dict[str, Any]:
+    """Normalizer, pre-tokenizer and decoder: what happens to spaces and to other spellings of a character."""
+    steps: list[dict[str, Any]] = []
+    if model.charsmap:
+        # The library looks at the two as one character, of which the first one's rule would swallow the second.
+        steps.append({"type": "Replace", "pattern": {"String": "\r\n"}, "content": "\n\n"})
+        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()})
+    if model.collapse_spaces:
+        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""})
+        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    symbols = [piece.text for piece in model.pieces if piece.kind == _USER_DEFINED]
+    if model.dummy_prefix:
+        steps.append(_prefix(symbols))
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    pre: dict[str, Any] | None = None
+    if model.kind == 1 and not any(_SPACE in piece.text[1:] for piece in model.pieces):
+        # Words alone give what the whole text gives, and each is worked out once.
+        pre = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "never", "split": True}
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if model.dummy_prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": pre,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+    }
+
+
+def _prefix(symbols: list[str]) -> dict[str, Any]:
+    """Put the space before a text that SentencePiece puts there."""
+    if not symbols:
+        # The spelling of Llama's tokenizer.json, which fast encoders know.
+        return {"type": "Prepend", "prepend": _SPACE}
+    # User-defined symbols are looked for behind the normalizer, in the text as well as in its normal form. So theirs
+    # must be without the space; and a text that is nothing but a symbol has none either, unlike SentencePiece's.
+    alone = "|".join(re.escape(symbol) for symbol in symbols)
+    return {"type": "Replace", "pattern": {"Regex": rf"\A(?!\z)(?!(?:{alone})\z)"}, "content": _SPACE}
+
+
+def _bpe(model: _Model) -> dict[str, Any]:
+    """SentencePiece joins the neighbours whose concatenation has the best score: merges in the order of scores.
+
+    Of equal scores it takes the pair further left, which merges cannot say; runs of spaces have equal scores in some
+    models, and for these the order of ids does the same.
+    """
+    usable = {piece.text: piece.score for piece in model.pieces if piece.kind == _NORMAL}
+    ids = {piece.text: number for number, piece in enumerate(model.pieces)}
+    merges: list[tuple[float, int, int, int, str, str]] = []
+    for text, score in usable.items():
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in usable and right in usable:
+                merges.append((-score, ids[text], ids[left], ids[right], left, right))
+    merges.sort()
+    unknown = model.pieces[model.unknown].text
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": model.byte_fallback,
+        "ignore_merges": False,
+        "vocab": ids,
+        "merges": [[left, right] for *_, left, right in merges],
+    }
+
+
+def _unigram(model: _Model) -> dict[str, Any]:
+    hidden = (_CONTROL, _UNKNOWN, _UNUSED, _BYTE)
+    lowest = min((piece.score for piece in model.pieces if piece.kind == _NORMAL), default=0.0)
+    return {
+        "type": "Unigram",
+        "unk_id": model.unknown,
+        "byte_fallback": model.byte_fallback,
+        "vocab": [[p.text, min(_NEVER, lowest) if p.kind in hidden else p.score] for p in model.pieces],
+    }
+
+
+def _parse(data: bytes) -> _Model:
+    model = _Model([])
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            model.pieces.append(_piece(value))
+        elif number == 2 and isinstance(value, bytes):
+            _read_trainer(model, value)
+        elif number == 3 and isinstance(value, bytes):
+            _read_normalizer(model, value)
+    if not 0 <= model.unknown < len(model.pieces):
+        raise ValueError("it has no unknown piece")
+    return model
+
+
+def _piece(data: bytes) -> _Piece:
+    piece = _Piece()
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            piece.text = value.decode()
+        elif number == 2 and isinstance(value, bytes):
+            (piece.score,) = struct.unpack("<f", value)
+        elif number == 3 and isinstance(value, int):
+            piece.kind = value
+    return piece
+
+
+def _read_trainer(model: _Model, data: bytes) -> None:
+    for number, value in _fields(data):
+        if isinstance(value, int):
+            if number == 3:
+                model.kind = value
+            elif number == 24:
+                model.space_behind = bool(value)
+            elif number == 35:
+                model.byte_fallback = bool(value)
+            elif number == 40:
+                model.unknown = _signed(value)
+            elif number == 42:
+                model.end = _signed(value)
+
+
+def _read_normalizer(model: _Model, data: bytes) -> None:
+    for number, value in _fields(data):
+        if number == 2 and isinstance(value, bytes):
+            model.charsmap = value
+        elif number == 3:
+            model.dummy_prefix = bool(value)
+        elif number == 4:
+            model.collapse_spaces = bool(value)
+        elif number == 5:
+            model.escape_spaces = bool(value)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Field numbers and values of a protocol buffer message: integers as they are, everything else as its bytes."""
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, place = _varint(data, place)
+            yield number, value
+            continue
+        if wire == 2:
+            size, place = _varint(data, place)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"no such wire type: {wire}")
+        if place + size > len(data):
+            raise ValueError("it ends in the middle of a field")
+        yield number, data[place : place + size]
+        place += size
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return value, place
+        if shift > 63:
+            raise ValueError("a number without end")
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value

@@ -1,0 +1,163 @@
+"""What a `tokenizer.json` says, read without the library that runs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from headway.core.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+END_NAMES = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "[EOS]",
+    "<EOS>",
+    "<|endofdocument|>",
+    "<|end▁of▁sentence|>",
+    "<｜end▁of▁sentence｜>",
+    "<EOT>",
+    "<|im_end|>",
+)
+
+#: Text is encoded in parts of about this many characters, since `tokenizers` keeps some 200 bytes per token meanwhile.
+PART_CHARACTERS = 2**16
+#: A longer word is cut: no text that people wrote has one, and there would be no bound on memory.
+WORD_CHARACTERS = 2**16
+# Every byte-level pre-tokenizer in use ends a word between a letter or digit and white space or these marks, so cutting
+# there changes nothing.
+_WORD_END = re.compile(r"[^\W_](?=[\s,.;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
+# So does other punctuation, but for the apostrophe ("don't"). It comes second, for text that is mostly quotes and
+# brackets. Marks that special tokens have within them are left out.
+_MARK = re.compile(r"[^\W_](?=[\"#$%&()*+/=@\\^`{}~])")
+# A SentencePiece vocabulary whose pieces have spaces at their beginning alone: a single space begins a new piece.
+_SPACE = re.compile(r"[^\s▁] (?=\w)")
+
+#: How a long text may be cut: as byte-level vocabularies allow, as SentencePiece's do, or not at all.
+Cutting = Literal["byte_level", "metaspace"] | None
+
+
+def parse(content: bytes, where: str) -> dict[str, Any]:
+    """The JSON of a tokenizer.json.
+
+    Raises:
+        DataError: it is none.
+    """
+    import orjson
+
+    try:
+        spec = orjson.loads(content)
+        vocab = spec["model"]["vocab"]
+        if not isinstance(vocab, dict | list):
+            raise TypeError("its model has no vocabulary")
+    except (ValueError, KeyError, TypeError) as error:
+        reason = "it has no model with a vocabulary" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"not a tokenizer: {reason}", where=where, fix="give a tokenizer.json") from None
+    return spec  # type: ignore[no-any-return]
+
+
+def vocabulary(spec: dict[str, Any]) -> dict[str, int]:
+    """Id of every token, added ones included."""
+    vocab = spec["model"]["vocab"]
+    ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}
+    return ids | {token["content"]: token["id"] for token in added_tokens(spec)}
+
+
+def added_tokens(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries of `added_tokens`, in the order of their ids."""
+    return sorted(spec.get("added_tokens") or [], key=lambda token: int(token["id"]))
+
+
+def unknown_id(spec: dict[str, Any], ids: dict[str, int]) -> int | None:
+    """The token that stands for what the vocabulary lacks, if it has one."""
+    model = spec["model"]
+    number = model.get("unk_id")
+    token = model.get("unk_token")
+    return number if isinstance(number, int) else ids.get(token) if isinstance(token, str) else None
+
+
+def end_of_text(ids: dict[str, int], configured: str | None, where: str) -> str:
+    """The token that ends a text: the configured one, or the first common name that is there.
+
+    Raises:
+        DataError: there is none.
+    """
+    for name in (configured, *END_NAMES):
+        if name in ids:
+            return str(name)
+    raise DataError(
+        f"the tokenizer has no end-of-text token: none of {', '.join(END_NAMES)}",
+        where=where,
+        fix="name it as eos_token in a tokenizer_config.json beside it",
+    )
+
+
+def cutting(spec: dict[str, Any]) -> Cutting:
+    """How a long text may be cut without a change of its tokens."""
+    kind: Cutting = None
+    if _is_byte_level(spec):
+        kind = "byte_level"
+    elif _is_metaspace(spec):
+        kind = "metaspace"
+    return None if any(_may_meet_cut(token, kind) for token in added_tokens(spec)) else kind
+
+
+def _may_meet_cut(token: dict[str, Any], kind: Cutting) -> bool:
+    """Whether an added token, which is matched in the whole text, can lie across a cut or take what is behind it."""
+    text = str(token["content"])
+    across = _WORD_END.search(text) or _MARK.search(text) or _SPACE.search(text)
+    behind = bool(token.get("rstrip")) and text[-1:].isalnum()
+    return bool(across) or behind or (kind == "metaspace" and text[:1].isalnum())
+
+
+def _is_byte_level(spec: dict[str, Any]) -> bool:
+    """Whether the vocabulary is byte-level and splits words by the usual patterns, so that `_WORD_END` is one."""
+    outer = spec.get("pre_tokenizer") or {}
+    steps = outer.get("pretokenizers", [outer])
+    levels = [step for step in steps if step.get("type") == "ByteLevel"]
+    patterns = [str(step["pattern"]) for step in steps if step.get("type") == "Split"]
+    splits = any(level.get("use_regex", True) for level in levels) or any("\\p{L" in pattern for pattern in patterns)
+    prefix = any(step.get("add_prefix_space") for step in levels)
+    return spec.get("normalizer") is None and bool(levels) and splits and not prefix
+
+
+def _is_metaspace(spec: dict[str, Any]) -> bool:
+    """Whether spaces become "▁", one is put before a text, and no token has one behind another character."""
+    steps = (spec.get("normalizer") or {}).get("normalizers") or [{}]
+    split = spec.get("pre_tokenizer") or {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}
+    to_space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    first = steps[0].get("prepend") or steps[0].get("content")
+    by_normalizer = len(steps) == 2 and first == "▁" and steps[1] == to_space
+    schemes = ("never",) if by_normalizer else ("always", "first")
+    if not by_normalizer and spec.get("normalizer"):
+        return False
+    if (
+        split.get("type") != "Metaspace"
+        or split.get("replacement") != "▁"
+        or split.get("prepend_scheme") not in schemes
+    ):
+        return False
+    return not any("▁" in token.lstrip("▁") for token in vocabulary(spec))
+
+
+def parts(text: str, kind: Cutting) -> Iterator[str]:
+    """Cut a long text where a word ends anyway, and within words that are too long.
+
+    With `metaspace` the single space at a cut is left out, for the vocabulary puts one before every part.
+    """
+    start = 0
+    while kind and len(text) - start > 2 * PART_CHARACTERS:
+        end = start + PART_CHARACTERS
+        cut = (_WORD_END if kind == "byte_level" else _SPACE).search(text, end, end + WORD_CHARACTERS)
+        if kind == "byte_level" and not cut:
+            cut = _MARK.search(text, end, end + WORD_CHARACTERS)
+        if kind == "metaspace" and not cut:
+            break  # inside a word no cut leaves the tokens as they are, since each part gets a space
+        stop = cut.end() if cut else end + WORD_CHARACTERS
+        yield text[start : stop - 1 if kind == "metaspace" else stop]
+        start = stop
+    yield text[start:]

@@ -1,0 +1,283 @@
+"""Vocabularies of byte strings with ranks, tiktoken's and Mistral's Tekken, as byte-level BPE in a `tokenizer.json`.
+
+Such a vocabulary has no list of merges: within a word, the two neighbours are joined whose concatenation has the lowest
+rank, again and again, and a word that is in the vocabulary is one token as it is (tiktoken, `src/lib.rs`). The merges
+that do the same are those of each token's parts, in the order of ranks.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import DataError
+from headway.core.files import sha256_bytes
+from headway.data.tokenizing.patterns import PATTERNS, pattern_of, pre_tokenizer
+from headway.data.tokenizing.spec import END_OF_TEXT
+
+_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """What is known of a published vocabulary that its file does not say."""
+
+    sha256: str
+    pattern: str
+    special: dict[str, int]
+
+
+_FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+# tiktoken_ext/openai_public.py
+_PUBLISHED = {
+    "r50k_base": _Encoding(
+        "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", "gpt2", {END_OF_TEXT: 50256}
+    ),
+    "p50k_base": _Encoding(
+        "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", "gpt2", {END_OF_TEXT: 50256}
+    ),
+    "cl100k_base": _Encoding(
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        "cl100k",
+        {END_OF_TEXT: 100257} | dict(zip(_FIM, range(100258, 100261), strict=True)) | {"<|endofprompt|>": 100276},
+    ),
+    "o200k_base": _Encoding(
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        "o200k",
+        {END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
+    ),
+}
+# The special tokens of a tekken.json that lists none (mistral-common, `Tekkenizer.DEPRECATED_SPECIAL_TOKENS`).
+_TEKKEN_SPECIAL = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+]
+
+
+def is_rank_file(data: bytes) -> bool:
+    """Whether a file's first line is a token in base64 and its rank."""
+    return _LINE.match(data) is not None
+
+
+def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str | None) -> tuple[bytes, str | None]:
+    """Turn a `.tiktoken` file into a tokenizer.json.
+
+    The file does not say how text is split, nor which special tokens there are. OpenAI's are known by their SHA-256;
+    for others the pattern is the given one, or `pattern` or `pat_str` in the `tokenizer_config.json` beside it, whose
+    `added_tokens_decoder` names the special tokens.
+
+    Args:
+        data: The file's bytes.
+        path: The file, for messages.
+        config: The `tokenizer_config.json` beside it; may be empty.
+        pattern: A name or a regular expression.
+
+    Returns:
+        The JSON, and the end-of-text token where it is known.
+
+    Raises:
+        DataError: the file is damaged, or something about it is unknown.
+    """
+    hashed = sha256_bytes(data)
+    known = next((encoding for encoding in _PUBLISHED.values() if encoding.sha256 == hashed), None)
+    pattern = pattern or config.get("pattern") or config.get("pat_str") or (known.pattern if known else None)
+    if not isinstance(pattern, str):
+        raise DataError(
+            "a .tiktoken file does not say how it splits text into words, and this one is not a published one",
+            where=str(path),
+            fix=f"set data.tokenizer.pattern to one of {', '.join(sorted(PATTERNS))}, or to its regular expression",
+        )
+    special = _configured_special(config) or (dict(known.special) if known else {})
+    if not special:
+        raise DataError(
+            "a .tiktoken file does not name its special tokens, and this one is not a published one",
+            where=str(path),
+            fix='add {"added_tokens_decoder": {"<id>": {"content": "<token>", "special": true}}, "eos_token": '
+            '"<token>"} as tokenizer_config.json beside it',
+        )
+    content = _tokenizer_json(_ranks(data, str(path)), pattern, special, str(path))
+    return content, END_OF_TEXT if END_OF_TEXT in special else None
+
+
+def _configured_special(config: dict[str, Any]) -> dict[str, int]:
+    decoder = config.get("added_tokens_decoder")
+    entries = decoder.items() if isinstance(decoder, dict) else []
+    return {str(entry["content"]): int(number) for number, entry in entries if isinstance(entry, dict)}
+
+
+def from_tekken(data: bytes, where: str) -> tuple[bytes, str | None]:
+    """Turn Mistral's `tekken.json` into a tokenizer.json; special tokens have the lowest ids.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    import orjson
+
+    try:
+        spec = orjson.loads(data)
+        config = spec["config"]
+        reserved = int(config["default_num_special_tokens"])
+        count = int(config["default_vocab_size"]) - reserved
+        ranks = {base64.b64decode(entry["token_bytes"]): int(entry["rank"]) for entry in spec["vocab"][:count]}
+        listed = {entry["token_str"]: int(entry["rank"]) for entry in spec.get("special_tokens") or []}
+        pattern = str(config["pattern"])
+    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        raise DataError(f"not a tekken.json: {error!r}", where=where, fix="download it again") from None
+    special = listed or {token: number for number, token in enumerate(_TEKKEN_SPECIAL)}
+    named = set(special.values())
+    special |= {f"<SPECIAL_{number}>": number for number in range(reserved) if number not in named}
+    return _tokenizer_json(ranks, pattern, special, where, first=reserved), "</s>" if "</s>" in special else None
+
+
+def _ranks(data: bytes, where: str) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise DataError(
+                "not a token in base64 and its rank", where=f"{where}:{number}", fix="download it again"
+            ) from None
+    return ranks
+
+
+def _tokenizer_json(
+    ranks: dict[bytes, int], pattern: str, special: dict[str, int], where: str, first: int = 0
+) -> bytes:
+    """The JSON; the id of a token is its rank plus `first`."""
+    import orjson
+
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise DataError(f"the vocabulary lacks {len(missing)} of the 256 bytes", where=where, fix="download it again")
+    letters = byte_letters()
+    spelled = {token: "".join([letters[byte] for byte in token]) for token in ranks}
+    ordered = sorted(ranks, key=ranks.__getitem__)
+    spec = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(token, number) for token, number in sorted(special.items(), key=lambda item: item[1])],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer(pattern_of(pattern)),
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            # A word that is a token is that token, though its parts may not lead there.
+            "ignore_merges": True,
+            "vocab": _vocabulary({spelled[token]: first + ranks[token] for token in ordered} | special),
+            "merges": [[spelled[left], spelled[right]] for left, right in _merges(ranks, ordered)],
+        },
+    }
+    return orjson.dumps(spec)
+
+
+def _vocabulary(ids: dict[str, int]) -> dict[str, int]:
+    """All ids, without a gap: libraries give added tokens other ids than the file says, or refuse it, where one is.
+
+    What fills it holds a space, which no word of a byte-level vocabulary does, so no text has it.
+    """
+    unused = set(range(max(ids.values()))) - set(ids.values())
+    return dict(sorted((ids | {f"unused {number}": number for number in unused}).items(), key=lambda item: item[1]))
+
+
+def _added(token: str, number: int) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": number, "content": token, **flags}
+
+
+def byte_letters() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+def _merges(ranks: dict[bytes, int], ordered: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """For each token the pairs of tokens that make it, in the order of ranks."""
+    halves: dict[bytes, tuple[bytes, bytes]] = {}
+    for token in ordered:
+        cuts = [cut for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
+        if len(cuts) > 1:
+            # All pieces of a token join in the order of their ranks, so that one pair is left at last.
+            last = [cut for cut in cuts if _stay_apart(token[:cut], token[cut:], ranks, halves, ranks[token])]
+            if len(last) != 1:
+                # Where more are left, tokens of a higher rank can lie between, and any pair may be the last.
+                pieces = _joined(token, ranks, ranks[token])
+                last = [len(pieces[0])] if len(pieces) == 2 else cuts
+            cuts = last
+        if len(cuts) == 1:
+            halves[token] = token[: cuts[0]], token[cuts[0] :]
+        for cut in cuts:
+            yield token[:cut], token[cut:]
+
+
+def _stay_apart(
+    left: bytes, right: bytes, ranks: dict[bytes, int], halves: dict[bytes, tuple[bytes, bytes]], limit: int
+) -> bool:
+    """Whether the pieces of two neighbours join to these two, and none across their border at a rank below `limit`.
+
+    Goes back in time: the one of the two that was joined later is parted again, and what then lies at the border must
+    not be a token that would have been joined before. Of equal ranks the pair further left is joined first.
+    """
+    while True:
+        if ranks.get(left + right, limit) < limit:
+            return False
+        if len(left) == len(right) == 1:
+            return True
+        left_rank = ranks[left] if len(left) > 1 else -1
+        right_rank = ranks[right] if len(right) > 1 else -1
+        if left_rank > right_rank:
+            if left not in halves:
+                return False
+            limit, left = left_rank, halves[left][1]
+        else:
+            if right not in halves:
+                return False
+            limit, right = right_rank + 1, halves[right][0]
+
+
+def _joined(token: bytes, ranks: dict[bytes, int], limit: int) -> list[bytes]:
+    """The pieces of a token when all merges of a rank below `limit` are done, the lowest first."""
+    pieces = [token[i : i + 1] for i in range(len(token))]
+    while len(pieces) > 1:
+        pairs = (ranks.get(left + right, limit) for left, right in pairwise(pieces))
+        rank, place = min((rank, place) for place, rank in enumerate(pairs))
+        if rank >= limit:
+            break
+        pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+    return pieces

@@ -1,0 +1,177 @@
+"""Text to token ids and back, with any `tokenizer.json` or what can be turned into one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError
+from headway.core.files import sha256_bytes
+from headway.data.tokenizing import spec as specs
+
+
+class Tokenizer:
+    """A vocabulary, from `Tokenizer.load`.
+
+    The methods below are the reference: Hugging Face `tokenizers`. `encoders` beside this module give the same ids
+    faster.
+
+    Attributes:
+        vocab_size: Number of token ids: every id is below it.
+        end_of_text_id: The token that ends a document.
+        end_of_text: Its text.
+        fingerprint: Hex SHA-256 of `tokenizer.json`.
+        content: The bytes of `tokenizer.json`.
+        where: The file it comes from, for messages.
+        special_tokens: Special tokens with their ids.
+        unknown_id: The token that stands for what the vocabulary lacks; None when it lacks nothing.
+        added_tokens: Texts of these and of the other added tokens, which are found in any text.
+    """
+
+    def __init__(self, content: bytes, where: str, end_of_text: str | None = None) -> None:
+        self.content, self.where = content, where
+        self.fingerprint = sha256_bytes(content)
+        spec = specs.parse(content, where)
+        ids = specs.vocabulary(spec)
+        self.vocab_size = max(ids.values(), default=-1) + 1
+        self.end_of_text = specs.end_of_text(ids, end_of_text, where)
+        self.end_of_text_id = ids[self.end_of_text]
+        self.unknown_id = specs.unknown_id(spec, ids)
+        added = specs.added_tokens(spec)
+        self.special_tokens: dict[str, int] = {t["content"]: t["id"] for t in added if t.get("special")}
+        self.added_tokens: list[str] = [token["content"] for token in added]
+        self._cutting = specs.cutting(spec)
+
+    @classmethod
+    def load(cls, path: Path | str, pattern: str | None = None) -> Tokenizer:
+        """Load a `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file or a `tekken.json`.
+
+        A folder (a Hugging Face checkpoint, a token store) stands for the first of these in it. What is not a
+        tokenizer.json becomes one, with the same ids.
+
+        Args:
+            path: The file or folder.
+            pattern: For a `.tiktoken` file, which does not say how it splits text: a name in
+                `tokenizer_patterns.PATTERNS`, or a regular expression.
+
+        Raises:
+            DataError: there is none, it is no tokenizer, or it has no token that ends a text.
+        """
+        from headway.data.tokenizing.files import read_tokenizer
+
+        found = read_tokenizer(Path(path), pattern)
+        return cls(found.content, str(found.path), found.end_of_text)
+
+    @cached_property
+    def _backend(self) -> Any:
+        # "<|endoftext|>" spelled out in a document is ordinary text, never the end of it.
+        return self._open_backend(special_tokens_in_text=False)
+
+    @cached_property
+    def _special_backend(self) -> Any:
+        return self._open_backend(special_tokens_in_text=True)
+
+    def _open_backend(self, special_tokens_in_text: bool) -> Any:
+        # Not before it is used: processes that encode with another library need no second copy.
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            backend = Backend.from_str(self.content.decode())
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(f"not a tokenizer: {error}", where=self.where, fix="give a tokenizer.json") from None
+        ids = {self.end_of_text: self.end_of_text_id, **self.special_tokens}
+        for token, number in ids.items():
+            if backend.token_to_id(token) != number:
+                raise DataError(
+                    f"the tokenizer's ids have a gap: {token} is {number} in the file, but the library makes it "
+                    f"{backend.token_to_id(token)}",
+                    where=self.where,
+                    fix="give every id below it a token in model.vocab",
+                )
+        # A file may carry the settings of the batch it was last used for.
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = not special_tokens_in_text
+        return backend
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of ids in the token store: little-endian uint16 when every id fits, else uint32."""
+        return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text. Special tokens spelled out in a text are encoded as ordinary text; none is added."""
+        return [ids.tolist() for ids in self.encode_arrays(texts)]
+
+    def encode_arrays(self, texts: Sequence[str], *, special_tokens_in_text: bool = False) -> list[NDArray[Any]]:
+        """The same ids as `encode_batch` as arrays of `dtype`; or with special tokens that texts spell out as such.
+
+        Texts of any length take bounded memory with the usual vocabularies (`tokenizer_spec.cutting`): a longer one is
+        encoded in parts, which gives the same ids, unless a single word has many ten thousand characters.
+
+        Raises:
+            DataError: a text cannot be written as UTF-8 (it holds half of a surrogate pair).
+        """
+        backend = self._special_backend if special_tokens_in_text else self._backend
+        results: list[NDArray[Any]] = []
+        batch: list[str] = []
+        size = 0
+        for text in texts:
+            if self._cutting and len(text) > 2 * specs.PART_CHARACTERS:
+                results += self._encode(backend, batch)
+                pieces = [self._encode(backend, [part])[0] for part in self.parts(text)]
+                results.append(np.concatenate(pieces))
+                batch, size = [], 0
+                continue
+            batch.append(text)
+            size += len(text)
+            if size >= specs.PART_CHARACTERS:
+                results += self._encode(backend, batch)
+                batch, size = [], 0
+        return results + self._encode(backend, batch)
+
+    def parts(self, text: str) -> Iterator[str]:
+        """Cut a long text where it makes no difference, if the vocabulary has such places; short ones are one part."""
+        return specs.parts(text, self._cutting)
+
+    def _encode(self, backend: Any, texts: list[str]) -> list[NDArray[Any]]:
+        if not texts:
+            return []
+        try:
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:
+            raise not_unicode(texts) from None
+        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | NDArray[Any], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` and the `tokenizer_config.json` with which transformers' AutoTokenizer loads it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokenizer.json").write_bytes(self.content)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self.end_of_text,
+            "clean_up_tokenization_spaces": False,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def not_unicode(texts: Sequence[str]) -> DataError:
+    """The error for the first of the texts that UTF-8 cannot write."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            start = max(0, error.start - 20)
+            where = f"character {error.start:,}, after {text[start : error.start]!r}"
+            return DataError(f"a text is not valid Unicode: {error.reason}", where=where)
+    return DataError("a text cannot be encoded")

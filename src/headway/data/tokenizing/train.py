@@ -1,0 +1,159 @@
+"""Trains a vocabulary on the sources: byte-level BPE."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headway.core.console import Progress
+from headway.core.errors import ConfigError
+from headway.data.feeding.order import permute
+from headway.data.reading.readers import read_batches
+from headway.data.reading.sources import Piece, Source, pieces_of
+from headway.data.tokenizing.patterns import PATTERNS, pattern_of
+from headway.data.tokenizing.patterns import pre_tokenizer as pre_tokenizer_of
+from headway.data.tokenizing.spec import END_OF_TEXT, parts
+from headway.data.tokenizing.tokenizer import Tokenizer
+
+#: The pattern when none is given: GPT-2's words, but digits and line breaks alone.
+DEFAULT_PATTERN = "headway"
+
+
+def train_tokenizer(
+    sources: Sequence[Source], vocab_size: int, training_bytes: int, pattern: str | None = None
+) -> Tokenizer:
+    """Train a vocabulary on a sample of the sources: `train_on` the texts of `sample_text`.
+
+    Args:
+        sources: Where the text comes from; at most an equal share of `training_bytes` from each, and more from the
+            others when one has less.
+        vocab_size: Number of tokens, `<|endoftext|>` and the 256 bytes included; fewer when the text is too short.
+        training_bytes: UTF-8 bytes of text to look at.
+        pattern: See `train_on`.
+    """
+    total = min(training_bytes, sum(file.bytes for source in sources for file in source.files))
+    bar = Progress("reading text for the tokenizer", total, "B")
+    try:
+        return train_on(_counted(sample_text(sources, training_bytes), bar), vocab_size, pattern)
+    finally:
+        bar.finish()
+
+
+def train_on(texts: Iterable[str], vocab_size: int, pattern: str | None = None) -> Tokenizer:
+    """Train a byte-level BPE (Sennrich et al. 2016; on bytes as in Radford et al. 2019, section 2.2).
+
+    The result depends on the texts and the arguments only, not on the number of threads. It round-trips any text
+    exactly: nothing is normalised, and all 256 bytes are in the alphabet.
+
+    The default pattern is GPT-2's with two changes. As in Llama's vocabulary (Touvron et al. 2023, section 2.1) numbers
+    are split into digits, so that all are spelled alike, and a line break stands alone, so that indentation is one
+    thing wherever it occurs. Both hold because no merge crosses a digit or a line break: the finished tokenizer splits
+    by GPT-2's pattern alone, which every fast encoder knows, and merges do the rest. (Digits of other scripts take two
+    or more bytes, of which some may be joined with a neighbour's.)
+
+    Args:
+        texts: What to learn from.
+        vocab_size: Number of tokens, `<|endoftext|>` and the 256 bytes included; fewer when the text is too short.
+        pattern: `headway` (the default), a name in `tokenizer_patterns.PATTERNS`, or a regular expression.
+    """
+    import json
+
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = _training_splits(pattern or DEFAULT_PATTERN)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # The trainer, too, needs a hundred times a text's length.
+    backend.train_from_iterator((part for text in texts for part in parts(text, "byte_level")), trainer)
+    spec = json.loads(backend.to_str())
+    spec["pre_tokenizer"] = pre_tokenizer_of(_shipped(pattern))
+    content = json.dumps(spec, indent=2, ensure_ascii=False).encode()
+    return Tokenizer(content, "the trained tokenizer")
+
+
+def _shipped(pattern: str | None) -> str:
+    return "gpt2" if pattern in (None, DEFAULT_PATTERN) else str(pattern)
+
+
+def _training_splits(pattern: str) -> Any:
+    """The pre-tokenizer to train with: for the default one that isolates more than the finished tokenizer's."""
+    from tokenizers import Regex, pre_tokenizers
+
+    try:
+        words = Regex(pattern_of(_shipped(pattern)))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(
+            f"data.tokenizer.pattern is neither a known name nor a regular expression: {error}",
+            where=pattern,
+            fix=f"one of {', '.join(sorted([DEFAULT_PATTERN, *PATTERNS]))}",
+        ) from None
+    steps: list[Any] = [pre_tokenizers.Split(words, "isolated")]
+    if pattern == DEFAULT_PATTERN:
+        steps.append(pre_tokenizers.Split("\n", "isolated"))
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _counted(texts: Iterator[str], bar: Progress) -> Iterator[str]:
+    for text in texts:
+        bar.advance(len(text))
+        yield text
+
+
+def sample_text(sources: Sequence[Source], budget: int) -> Iterator[str]:
+    """Texts of at most `budget` UTF-8 bytes together, spread evenly over sources and within each; always the same.
+
+    Malformed documents are passed over here: preparation reads everything and reports them.
+    """
+    smallest_first = sorted(sources, key=lambda source: sum(file.bytes for file in source.files))
+    for number, source in enumerate(smallest_first):
+        # A source that has less than its share leaves the rest to the larger ones after it.
+        used = 0
+        for text, size in _sample_source(source, budget // (len(sources) - number)):
+            used += size
+            yield text
+        budget -= used
+
+
+def _sample_source(source: Source, budget: int) -> Iterator[tuple[str, int]]:
+    """The beginnings of a source's pieces, as much of each, in a fixed mixed order until the budget is spent."""
+    pieces = list(pieces_of([source]))
+    if not pieces:
+        return
+    # Small pieces use less than the quota; when all of the source fits, no piece is cut.
+    everything = sum(piece.bytes for piece in pieces) <= budget and not any(p.file.compression for p in pieces)
+    quota = budget if everything else max(2**16, math.ceil(budget / len(pieces)))
+    for number in permute(np.arange(len(pieces)), len(pieces), key=0):
+        for text, size in _beginning(pieces[number], min(quota, budget)):
+            yield text, size
+            budget -= size
+        if budget <= 0:
+            return
+
+
+def _beginning(piece: Piece, left: int) -> Iterator[tuple[str, int]]:
+    """The first texts of a piece with their UTF-8 bytes, the last one cut so that there are at most `left`."""
+    for batch in read_batches(piece):
+        for text in batch.texts:
+            if left <= 0:
+                return
+            utf8 = text.encode()
+            if len(utf8) > left:
+                text = utf8[:left].decode(errors="ignore")
+                utf8 = text.encode()
+                yield text, len(utf8)
+                return
+            yield text, len(utf8)
+            left -= len(utf8)

@@ -1,0 +1,238 @@
+"""What a token may look at, where it stands, and the kernels that compute it.
+
+Suffixes of tensor names: B rows, T positions, S positions with those in the cache, N = B * T, H width of a head.
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
+
+# From torch 2.12 on; before, every query head needs a key-value head of its own there.
+_VARLEN_SHARES_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+_VARLEN_MAX_HEAD_DIM = 256
+
+
+class PackedDocuments(NamedTuple):
+    """Which document each token of some rows belongs to, where documents are to know nothing of each other."""
+
+    numbers_BT: torch.Tensor
+    """Integers, (B, T); a document is a run of equal ones within a row. Padding counts as one more."""
+    positions_BT: torch.Tensor
+    """int64, (B, T): the place of each token in its document, from 0."""
+    bounds: torch.Tensor
+    """int32, (segments + 1,): where documents start in the flattened (N) tokens, and the end, which may be repeated."""
+
+    @classmethod
+    def of(cls, numbers_BT: torch.Tensor) -> PackedDocuments:
+        """All of it from the numbers; on an accelerator this waits for the device."""
+        first_BT = torch.ones_like(numbers_BT, dtype=torch.bool)
+        first_BT[:, 1:] = numbers_BT[:, 1:] != numbers_BT[:, :-1]
+        place_T = torch.arange(numbers_BT.shape[1], device=numbers_BT.device)
+        positions_BT = place_T - torch.where(first_BT, place_T, 0).cummax(dim=1).values
+        starts = first_BT.flatten().nonzero().flatten()
+        bounds = torch.cat((starts, starts.new_full((1,), first_BT.numel()))).to(torch.int32)
+        return cls(numbers_BT, positions_BT, bounds)
+
+
+class Positions(NamedTuple):
+    """Where the tokens of a forward pass are, and what they may look at; the same for every layer."""
+
+    cos: torch.Tensor
+    """(T, 1, 1, H) or (B, T, 1, 1, H), from `rotary_tables`."""
+    sin: torch.Tensor
+    mask: torch.Tensor | None = None
+    """True where a query sees a key, (T, S) or (B, 1, T, T)."""
+    is_causal: bool = False
+    """Attention is plainly causal, which kernels do faster than a mask."""
+    window: int | None = None
+    """Sliding window, for the two that follow."""
+    bounds: torch.Tensor | None = None
+    """`PackedDocuments.bounds`, for the kernel of variable length; then there is no mask."""
+    segments: list[tuple[int, int]] | None = None
+    """Documents in the flattened tokens, to be computed one by one; then there is no mask."""
+
+
+def rotary_tables(length: int, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables for `rotate` at positions 0 to `length`, fp32, each (length, 1, 1, head_dim), on the CPU.
+
+    The first half of the sines is negated: the rotation of a pair (a, b) is (a cos - b sin, b cos + a sin).
+    """
+    with torch.device("cpu"):
+        frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)[:, None, None, :]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding (Su et al. 2021, section 3.4.2), pairing element i with i + head_dim / 2 as Hugging Face does.
+
+    Args:
+        x: (B, T, K, G, H).
+        cos, sin: From `rotary_tables`, (T, 1, 1, H) or, with positions of their own in each row, (B, T, 1, 1, H).
+
+    Returns:
+        As `x`, in the wider of the dtypes.
+    """
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+
+
+def attention_mask(
+    start: int, length: int, window: int | None, device: torch.device
+) -> tuple[torch.Tensor | None, bool]:
+    """How queries at positions `start` to `start + length` may look at keys from position 0 on.
+
+    Returns:
+        A mask (length, start + length), true where a query sees a key, or None where none is needed; and whether
+        attention is plainly causal, which kernels do faster than a mask.
+    """
+    end = start + length
+    windowed = window is not None and end > window
+    if start == 0 and not windowed:
+        return None, True
+    if length == 1 and not windowed:
+        return None, False
+    query_T1 = torch.arange(start, end, device=device)[:, None]
+    key_S = torch.arange(end, device=device)
+    mask_TS = key_S <= query_T1
+    if window is not None:
+        mask_TS &= key_S > query_T1 - window
+    return mask_TS, False
+
+
+def document_mask(numbers_BT: torch.Tensor, window: int | None) -> torch.Tensor:
+    """True where a query sees a key: causal, within the window and within its document, (B, 1, T, T)."""
+    query_T1 = torch.arange(numbers_BT.shape[1], device=numbers_BT.device)[:, None]
+    key_T = query_T1.flatten()
+    mask_BTT = (numbers_BT[:, :, None] == numbers_BT[:, None, :]) & (key_T <= query_T1)
+    if window is not None:
+        mask_BTT &= key_T > query_T1 - window
+    return mask_BTT.unsqueeze(1)
+
+
+def document_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Literal["varlen", "segments", "mask"]:
+    """How attention is kept inside documents.
+
+    `varlen`: flash attention of variable length, on CUDA, for half precision; it looks at no pair of tokens in vain.
+    `segments`: document by document, on the CPU, where a call costs little; it does not either. `mask`: all pairs with
+    a mask, for the rest, and for compiled code on the CPU, whose graph must not depend on where documents end.
+    """
+    if device.type == "cpu":
+        return "mask" if torch.compiler.is_compiling() else "segments"
+    fits = dtype in (torch.bfloat16, torch.float16) and head_dim % 8 == 0 and head_dim <= _VARLEN_MAX_HEAD_DIM
+    if device.type == "cuda" and fits and torch.cuda.get_device_properties(device).major >= 8:
+        return "varlen"
+    return "mask"
+
+
+def packed_positions(
+    cos: torch.Tensor, sin: torch.Tensor, documents: PackedDocuments, window: int | None, kernel: str
+) -> Positions:
+    """Positions that begin anew with each document, and attention that stays inside it.
+
+    Args:
+        cos, sin: `rotary_tables`, for at least T positions.
+        documents: Of the rows.
+        window: Sliding window, if any.
+        kernel: From `document_kernel`.
+    """
+    cos, sin = cos[documents.positions_BT], sin[documents.positions_BT]
+    if kernel == "varlen":
+        return Positions(cos, sin, window=window, bounds=documents.bounds)
+    if kernel == "segments":
+        ends = documents.bounds.tolist()
+        segments = [(start, end) for start, end in pairwise(ends) if end > start]
+        return Positions(cos, sin, window=window, segments=segments)
+    return Positions(cos, sin, mask=document_mask(documents.numbers_BT, window))
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """Scaled dot-product attention, as `positions` allows it.
+
+    Args:
+        q: (B, T, heads, H).
+        k, v: (B, S, kv_heads, H); head i of the queries looks at head i // (heads / kv_heads).
+
+    Returns:
+        (B, T, heads, H).
+    """
+    if positions.bounds is not None:
+        return _attend_varlen(q, k, v, positions.bounds, positions.window)
+    if positions.segments is not None:
+        return _attend_segments(q, k, v, positions.segments, positions.window)
+    return _attend_all(q, k, v, positions.mask, positions.is_causal)
+
+
+def _attend_all(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
+) -> torch.Tensor:
+    shared = q.shape[2] != k.shape[2]
+    if shared and not kernels_share_heads(q.device.type, q.dtype, mask is not None):
+        k, v, shared = _repeated(k, q), _repeated(v, q), False
+    y = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=is_causal,
+        enable_gqa=shared,
+    )
+    return y.transpose(1, 2)
+
+
+def _attend_segments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: list[tuple[int, int]], window: int | None
+) -> torch.Tensor:
+    """Each document as if it were alone. No document crosses a row's end, so rows can be seen as one."""
+    q_1N, k_1N, v_1N = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v))
+    parts = []
+    for start, end in segments:
+        mask, is_causal = attention_mask(0, end - start, window, q.device)
+        one = slice(start, end)
+        parts.append(_attend_all(q_1N[:, one], k_1N[:, one], v_1N[:, one], mask, is_causal))
+    return torch.cat(parts, dim=1).view(q.shape)
+
+
+def _attend_varlen(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """The same in one call of the flash kernel; an empty segment costs a block that ends at once."""
+    if not _VARLEN_SHARES_HEADS and q.shape[2] != k.shape[2]:
+        k, v = _repeated(k, q), _repeated(v, q)
+    shared: dict[str, Any] = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
+    # The longest document would have to come from the device; a row's length is an upper bound that is known here.
+    longest = q.shape[1]
+    y_NKH = varlen_attn(
+        q.flatten(0, 1),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
+        bounds,
+        bounds,
+        longest,
+        longest,
+        # Keys to the left and to the right of the query's own.
+        window_size=(-1 if window is None else window - 1, 0),
+        **shared,
+    )
+    assert isinstance(y_NKH, torch.Tensor)
+    return y_NKH.view(q.shape)
+
+
+def _repeated(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Each key-value head as often as there are query heads that share it."""
+    return x.unsqueeze(3).expand(-1, -1, -1, q.shape[2] // x.shape[2], -1).flatten(2, 3)
+
+
+def kernels_share_heads(device: str, dtype: torch.dtype, masked: bool) -> bool:
+    """Whether a fast attention kernel takes fewer key-value heads than query heads.
+
+    On CUDA only flash attention does, and it takes neither fp32 nor a mask. The kernel that does would be passed over
+    for the one that writes out all scores; repeating the heads for it is far cheaper than that.
+    """
+    return device == "cpu" or (dtype != torch.float32 and not masked)

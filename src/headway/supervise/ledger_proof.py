@@ -1,0 +1,225 @@
+"""Proving from a run directory, its config and its token store that every row of the plan was used exactly once.
+
+The ledger says which steps are part of a checkpoint and how many rows of each source they took. Which rows those were
+follows from the config and the store's manifest. Here both are put together: the commits must join from step 0 to the
+last checkpoint, each made by an attempt that did those steps; the rows, computed anew, must be as many as each commit
+says; and within every epoch of every source none may be used twice or be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.config import Config, load_config
+from headway.core.console import progress
+from headway.core.errors import CheckpointError, HeadwayError
+from headway.data.feeding.feed import describe_rows, training_rows
+from headway.data.feeding.plan import PlainPlan, RowPlan, plan_of
+from headway.data.remote_store import open_store
+from headway.supervise.ledger import Commit, Ledger, Rollback, plan_fingerprint
+from headway.supervise.row_count import EpochCount, RowCount, count_by_looking, count_by_plan
+from headway.telemetry.record import Run, dig, open_run
+
+#: Rows of a run, and of its sources together, up to which every single one is looked at unless asked otherwise.
+LOOK_AT = 100_000_000
+
+
+@dataclass
+class LedgerProof:
+    """What was found. The run's rows are proven when there are no problems."""
+
+    run: Path
+    commits: list[Commit] = field(default_factory=list)
+    rollbacks: list[Rollback] = field(default_factory=list)
+    checkpoint_step: int | None = None
+    """The newest checkpoint; None when there is none."""
+    epochs: list[EpochCount] = field(default_factory=list)
+    looked_at: int = 0
+    """Rows that were looked at one by one; 0 when counts were enough."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Steps that are proven, or would be."""
+        return self.commits[-1].last_step if self.commits else 0
+
+    @property
+    def rows(self) -> int:
+        """Rows that the commits in force speak of."""
+        return sum(sum(commit.rows.values()) for commit in self.commits)
+
+    @property
+    def basis(self) -> list[str]:
+        """What was checked how."""
+        if not self.epochs:
+            return []
+        joined = "commits join from step 0 to the newest checkpoint, each by an attempt that did its steps"
+        counted = "the rows of each source in every commit are as many as the plan has, recomputed"
+        if self.looked_at:
+            return [joined, counted, f"each of the {self.looked_at:,} rows was looked at, epoch by epoch"]
+        return [
+            joined,
+            counted,
+            "rows were counted, not looked at (--every-row does): a source's rows are taken at consecutive positions,"
+            " and an epoch's order is a bijection by construction (a Feistel network with cycle walking)",
+        ]
+
+
+def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -> LedgerProof:
+    """Check the ledger of a run.
+
+    Args:
+        run: The run directory.
+        store: The token store, where it is not where the config says.
+        every_row: Look at every single row (True), or trust counts (False); by the number of rows when None.
+
+    Raises:
+        CheckpointError: there is no run.
+    """
+    record, proof = open_run(run), LedgerProof(run)
+    try:
+        proof.commits, proof.rollbacks = Ledger(run / "ledger.jsonl").history()
+    except CheckpointError as error:
+        proof.problems.append(error.what)
+        return proof
+    proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
+    proof.problems += [*_ends_problems(proof), *_attempt_problems(proof.commits, record)]
+    if not proof.commits:
+        return proof
+    try:
+        plan, data, extra = _plan(record, proof.commits, store)
+        ranges = [(commit.first_step, commit.last_step) for commit in proof.commits]
+        counted = _counted(plan, ranges, every_row, proof)
+    except (HeadwayError, IndexError) as error:
+        what = error.what if isinstance(error, HeadwayError) else str(error)
+        proof.problems.append(f"the rows cannot be computed anew: {what}")
+        return proof
+    proof.epochs = counted.epochs
+    proof.problems += [
+        *_data_problems(record, data),
+        *_plan_problems(proof.commits, plan, data, extra),
+        *_count_problems(proof.commits, plan, counted),
+        *_epoch_problems(counted),
+    ]
+    return proof
+
+
+def _ends_problems(proof: LedgerProof) -> Iterator[str]:
+    newest, steps = proof.checkpoint_step, proof.steps
+    if not proof.commits:
+        yield "the ledger has no commit"
+    if newest is not None and newest > steps:
+        yield (
+            f"checkpoint step-{newest:08d} is not in the ledger, which ends at step {steps:,}"
+            " (the next attempt commits it; until then its rows are not proven)"
+        )
+    if proof.commits and (newest is None or newest < steps):
+        found = "there is none" if newest is None else f"the newest is of step {newest:,}"
+        yield f"the ledger goes up to checkpoint {proof.commits[-1].checkpoint}, but {found}"
+
+
+def _attempt_problems(commits: list[Commit], record: Run) -> Iterator[str]:
+    attempts = {attempt.number: attempt for attempt in record.attempts}
+    saved_by = {checkpoint.step: checkpoint.attempt for checkpoint in record.checkpoints}
+    newest = 0
+    for commit in commits:
+        steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
+        attempt = attempts.get(commit.attempt)
+        if commit.checkpoint != f"step-{commit.last_step:08d}":
+            yield f"{steps} are said to be in {commit.checkpoint}, which is of another step"
+        if attempt is None:
+            yield f"{steps} are said to be of attempt {commit.attempt}, which the run never had"
+            continue
+        if commit.attempt < newest:
+            yield f"{steps} are said to be of attempt {commit.attempt}, after ones of attempt {newest}"
+        newest = max(newest, commit.attempt)
+        first, last = attempt.first_step, attempt.last_step
+        if (first is not None and commit.first_step < first) or (last is not None and commit.last_step > last):
+            yield f"{steps} are said to be of attempt {commit.attempt}, which did steps {first} to {(last or 0) - 1}"
+        by = saved_by.get(commit.last_step)
+        if by is not None and by != commit.attempt:
+            yield f"{steps} are said to be of attempt {commit.attempt}, but {commit.checkpoint} is of attempt {by}"
+
+
+def _plan(
+    record: Run, commits: list[Commit], store: Path | None
+) -> tuple[RowPlan, Mapping[str, str], Mapping[str, Any]]:
+    """The plan, fingerprints of the data, and what else the description of the plan holds."""
+    config = load_config(record.path / "config.yaml")
+    recorded = dig(record.facts, "fingerprints", "data")
+    if dig(record.facts, "fingerprints", "tokenizer") is None:
+        # A run of `Trainer`: the ledger alone knows how long its dataset is.
+        rows = next((commit.epoch_rows for commit in commits if commit.epoch_rows), None)
+        if rows is None:
+            raise CheckpointError("the ledger does not say how many rows the dataset has")
+        plan: RowPlan = PlainPlan(["dataset"], [rows], config.seed, config.train.global_batch_rows)
+        return plan, {"data": str(recorded)}, {}
+    place = {"store": _store_path(config, record, store), "remote": None if store else config.data.remote}
+    opened = open_store(config.data.model_copy(update=place), check=False)
+    split = training_rows(config, opened)
+    plan, data = plan_of(config, split), {"data": opened.fingerprint, "tokenizer": opened.tokenizer_fingerprint}
+    described = describe_rows(plan, split, 0)
+    return plan, data, {key: value for key, value in described.items() if key not in plan.describe(0)}
+
+
+def _store_path(config: Config, record: Run, store: Path | None) -> Path:
+    """Where the store is: a relative path is meant from where the run was started, which need not be here."""
+    folder = record.facts.get("folder")
+    places = [store] if store else [*([Path(folder)] if isinstance(folder, str) else []), Path()]
+    paths = [place if store else place / config.data.store for place in places]
+    return next((path for path in paths if path.is_dir()), paths[-1])
+
+
+def _counted(plan: RowPlan, ranges: list[tuple[int, int]], every_row: bool | None, proof: LedgerProof) -> RowCount:
+    stretches = list(plan.stretches(0, ranges[-1][1]))
+    rows = sum((last - first) * plan.step_rows(first) for first, last in stretches)
+    if every_row is None:
+        every_row = max(rows, *(sum(plan.epoch_rows(first)) for first, _ in stretches)) <= LOOK_AT
+    if not every_row:
+        return count_by_plan(plan, ranges)
+    with progress("looking at rows", rows, "rows") as bar:
+        counted = count_by_looking(plan, ranges, bar.advance)
+    proof.looked_at = rows
+    return counted
+
+
+def _data_problems(record: Run, data: Mapping[str, str]) -> Iterator[str]:
+    recorded = dig(record.facts, "fingerprints", "data")
+    if recorded is not None and recorded != data["data"]:
+        yield f"the token store is another one: its fingerprint is {data['data'][:12]}, the run's is {recorded[:12]}"
+
+
+def _plan_problems(
+    commits: list[Commit], plan: RowPlan, data: Mapping[str, str], extra: Mapping[str, Any]
+) -> Iterator[str]:
+    for commit in commits:
+        now = plan_fingerprint(data, {**plan.describe(commit.last_step), **extra})
+        if commit.plan is not None and commit.plan != now:
+            yield (
+                f"steps {commit.first_step:,} to {commit.last_step - 1:,} were done with another plan of rows"
+                " (another seed, batch, mixture or store than the run's config has now)"
+            )
+
+
+def _count_problems(commits: list[Commit], plan: RowPlan, counted: RowCount) -> Iterator[str]:
+    for commit, counts in zip(commits, counted.by_range, strict=True):
+        wanted = dict(zip(plan.sources, counts, strict=True))
+        if commit.rows != wanted:
+            steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
+            yield f"{steps}: the ledger counts {_listed(commit.rows)}, the plan has {_listed(wanted)}"
+
+
+def _epoch_problems(counted: RowCount) -> Iterator[str]:
+    for epoch in counted.epochs:
+        if not epoch.sound:
+            yield (
+                f"epoch {epoch.first_epoch} of source '{epoch.source}' has {epoch.twice:,} rows more than once and"
+                f" leaves out {epoch.skipped:,}"
+            )
+
+
+def _listed(rows: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} of {name}" for name, count in rows.items()) or "none"

@@ -1,0 +1,168 @@
+"""Counting the rows of a plan: how often each was used, by looking at every one or by what follows from the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.data.feeding.plan import Picks, RowPlan
+
+# Rows that are looked at together.
+_TOGETHER = 2**16
+
+
+@dataclass(frozen=True)
+class EpochCount:
+    """Epochs of one source that went alike, one or several in a row."""
+
+    first_step: int
+    """The step at which the source was begun anew, since the row length changed; 0 mostly."""
+    source: str
+    first_epoch: int
+    last_epoch: int
+    """The last of them."""
+    rows: int
+    """Rows that the source has in an epoch."""
+    used: int
+    """Different rows used, in each of the epochs; in the one that goes on fewer than there are."""
+    twice: int = 0
+    """Uses of a row beyond the first, in each of the epochs."""
+    skipped: int = 0
+    """Rows left out of an epoch that is over, in each of the epochs."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether no row was used twice and none left out."""
+        return not self.twice and not self.skipped
+
+
+@dataclass(frozen=True)
+class RowCount:
+    """What was found."""
+
+    by_range: list[list[int]]
+    """Rows of each source, for each range of steps that was asked for."""
+    epochs: list[EpochCount]
+
+
+def count_by_looking(
+    plan: RowPlan, ranges: Sequence[tuple[int, int]], advance: Callable[[int], None] = lambda rows: None
+) -> RowCount:
+    """Look at every row of some ranges of steps that join from step 0 on.
+
+    Args:
+        plan: The plan.
+        ranges: First step and the one after the last of each.
+        advance: Called with the number of rows that were looked at.
+    """
+    by_range = [np.zeros(len(plan.sources), dtype=np.int64) for _ in ranges]
+    epochs: list[EpochCount] = []
+    end = ranges[-1][1] if ranges else 0
+    for first, last in plan.stretches(0, end):
+        books = [_Book(first, name, rows) for name, rows in zip(plan.sources, plan.epoch_rows(first), strict=True)]
+        for number, (start, stop) in enumerate(ranges):
+            for picks in _picks(plan, max(first, start), min(last, stop)):
+                by_range[number] += np.bincount(picks.sources, minlength=len(books))
+                for source, book in enumerate(books):
+                    of_source = picks.sources == source
+                    book.add(picks.rows[of_source], picks.epochs[of_source])
+                advance(len(picks))
+        for book in books:
+            epochs += book.closed()
+    return RowCount([counts.tolist() for counts in by_range], merged(epochs))
+
+
+def count_by_plan(plan: RowPlan, ranges: Sequence[tuple[int, int]]) -> RowCount:
+    """The same from the plan's counts. That an epoch has each row once then rests on its order being a bijection."""
+    epochs: list[EpochCount] = []
+    for first, last in plan.stretches(0, ranges[-1][1] if ranges else 0):
+        counts = plan.counts(first, last)
+        for name, rows, used, gone in zip(
+            plan.sources, plan.epoch_rows(first), counts, plan.epochs(last - 1), strict=True
+        ):
+            if not used:
+                continue
+            # In a plain plan all sources are in the same epoch, however many of its rows are theirs.
+            whole = min(int(gone), used // rows)
+            if whole:
+                epochs.append(EpochCount(first, name, 0, whole - 1, rows, rows))
+            if used > whole * rows:
+                epochs.append(EpochCount(first, name, whole, whole, rows, used - whole * rows))
+    return RowCount([plan.counts(first, last) for first, last in ranges], epochs)
+
+
+def merged(epochs: list[EpochCount]) -> list[EpochCount]:
+    """Epochs of a source that follow on each other and went alike, as one."""
+    result: list[EpochCount] = []
+    for epoch in epochs:
+        before = result[-1] if result else None
+        if before and before.last_epoch + 1 == epoch.first_epoch and _went(before) == _went(epoch):
+            result[-1] = EpochCount(
+                *(epoch.first_step, epoch.source, before.first_epoch, epoch.last_epoch, epoch.rows),
+                *(epoch.used, epoch.twice, epoch.skipped),
+            )
+        else:
+            result.append(epoch)
+    return result
+
+
+def _went(epoch: EpochCount) -> tuple[object, ...]:
+    return epoch.first_step, epoch.source, epoch.rows, epoch.used, epoch.twice, epoch.skipped
+
+
+def _picks(plan: RowPlan, first: int, last: int) -> Iterator[Picks]:
+    """All rows of a range of steps in which rows have one length."""
+    if first >= last:
+        return
+    rows = plan.step_rows(first)
+    steps = max(1, _TOGETHER // rows)
+    for start in range(first, last, steps):
+        parts = [plan.picks(step, 0, rows) for step in range(start, min(start + steps, last))]
+        yield Picks(
+            np.concatenate([part.sources for part in parts]),
+            np.concatenate([part.rows for part in parts]),
+            np.concatenate([part.epochs for part in parts]),
+        )
+
+
+class _Book:
+    """Which rows of one source the epoch that goes on has used."""
+
+    def __init__(self, first_step: int, source: str, rows: int) -> None:
+        self._first_step, self._source, self._rows = first_step, source, rows
+        self._epoch, self._uses = 0, 0
+        self._seen = np.zeros(rows, dtype=np.bool_)
+        self._closed: list[EpochCount] = []
+
+    def add(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> None:
+        """Rows in the order of their use."""
+        if not len(rows):
+            return
+        one = epochs.min() == epochs.max()  # mostly; looking which ones there are takes longer
+        for epoch in [int(epochs[0])] if one else np.unique(epochs).tolist():
+            while self._epoch < epoch:
+                self._close(over=True)
+            of_epoch = rows if one else rows[epochs == epoch]
+            self._seen[of_epoch] = True
+            self._uses += len(of_epoch)
+
+    def closed(self) -> list[EpochCount]:
+        """All epochs, the one that goes on last."""
+        if self._uses:
+            self._close(over=False)
+        return self._closed
+
+    def _close(self, over: bool) -> None:
+        used = int(self._seen.sum())
+        skipped = self._rows - used if over else 0
+        self._closed.append(
+            EpochCount(
+                *(self._first_step, self._source, self._epoch, self._epoch, self._rows),
+                *(used, self._uses - used, skipped),
+            )
+        )
+        self._epoch, self._uses = self._epoch + 1, 0
+        self._seen[:] = False

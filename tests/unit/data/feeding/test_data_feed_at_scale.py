@@ -1,0 +1,93 @@
+"""A store of 1e12 tokens (sparse files) is fed as quickly, and in as little memory, as a small one."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway.config import Config, LaneGrid
+from headway.data.feeding.feed import TokenFeed
+from headway.data.store import TokenStore
+
+SHARDS, EACH, STEPS = 10_000, 100_000_000, 100_000_000
+GRID = LaneGrid(lanes=1, micro_batches=1, micro_batch=8)
+MIXTURE = {
+    "temperature": 2,
+    "stages": [
+        {"start": 0.3, "weights": {"first": 1, "second": 1}, "change": "linear"},
+        {"start": 0.6, "sequence_length": 512},
+    ],
+}
+
+
+@pytest.fixture
+def large(store: TokenStore, tmp_path: Path) -> Path:
+    """The small store with shards that claim to be many and long."""
+    manifest: dict[str, Any] = json.loads(json.dumps(store.manifest))
+    manifest["splits"].pop("validation", None)
+    for name, count in (("first", SHARDS * 3 // 4), ("second", SHARDS // 4)):
+        part = manifest["splits"]["train"][name]
+        model = part["shards"][0]
+        part["shards"] = [{**model, "file": f"{number:05d}.bin", "tokens": EACH} for number in range(count)]
+        part["tokens"] = EACH * count
+        folder = tmp_path / "large" / "train" / name
+        folder.mkdir(parents=True)
+        for shard in part["shards"]:
+            with (folder / shard["file"]).open("wb") as file:
+                file.truncate(EACH * np.dtype(manifest["dtype"]).itemsize)
+    (tmp_path / "large" / "manifest.json").write_text(json.dumps(manifest))
+    return tmp_path / "large"
+
+
+def config_of(store: Path, mixture: dict[str, Any]) -> Config:
+    sources = [{"path": f"{name}.jsonl", "name": name} for name in ("first", "second")]
+    values = {"sources": sources, "store": str(store), "mixture": mixture}
+    train = {"steps": STEPS, "sequence_length": 1024, "global_batch": 8}
+    return Config.model_validate({"data": values, "train": train}).resolved()
+
+
+def quickest(work: Callable[[], Any]) -> float:
+    """Seconds, of the best of some tries: whatever else the machine does only makes it slower."""
+    seconds = []
+    for _ in range(8):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+@pytest.mark.parametrize("mixture", [{}, MIXTURE])
+def test_first_and_late_batches_come_at_once(large: Path, mixture: dict[str, Any]) -> None:
+    config = config_of(large, mixture)
+    feed = TokenFeed.of(config, GRID, TokenStore.open(large))
+    assert feed.rows == pytest.approx(SHARDS * EACH / 1024, rel=1e-6)
+    for step in (0, STEPS - 1):
+        assert (
+            quickest(lambda s=step: TokenFeed.of(config, GRID, TokenStore.open(large, check=False)).batch(s, 0)) < 0.1
+        )
+        assert sum(batch["ids"].numel() for batch in feed.batch(step, 0)) == 8 * 1024
+    if mixture:
+        assert quickest(lambda: feed.rows_by_source(0, STEPS)) < 0.1
+        # 60 million steps of 8 rows and 40 million of 16.
+        assert sum(feed.rows_by_source(0, STEPS).values()) == 60_000_000 * 8 + 40_000_000 * 16
+
+
+@pytest.mark.parametrize("mixture", [{}, MIXTURE])
+def test_feeding_takes_no_memory_that_grows_with_the_store(large: Path, mixture: dict[str, Any]) -> None:
+    store, config = TokenStore.open(large, check=False), config_of(large, mixture)
+    tracemalloc.start()
+    try:
+        feed = TokenFeed.of(config, GRID, store)
+        for step in range(0, STEPS, STEPS // 50):
+            feed.batch(step, 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 2**20, "a permutation of the rows alone would take 8 GB"

@@ -1,0 +1,203 @@
+"""A store that is brought up to date: only what changed is read, and the result is that of a fresh start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import store_contents
+
+from headway.config.data import DataConfig
+from headway.core.errors import ConfigError, DataError
+from headway.data.preparing.prepare import PrepareReport, prepare
+from headway.data.preparing.units import units_of
+from headway.data.reading import sources as source_module
+from headway.data.store import TokenStore
+
+Configs = Callable[..., DataConfig]
+Texts = Callable[..., list[str]]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, documents: Texts) -> Path:
+    """Forty small files."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, text in enumerate(documents(40)):
+        (folder / f"{number:02d}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def update(tmp_path: Path, config: Configs, corpus: Path) -> Callable[..., PrepareReport]:
+    """Prepare with a given tokenizer; the store must equal one from a fresh start."""
+    prepare(config(corpus, store=tmp_path / "first"), workers=1)
+    given = {"path": tmp_path / "first" / "tokenizer"}
+
+    def run(**values: Any) -> PrepareReport:
+        values = {"tokenizer": given, "shard_bytes": 800, **values}
+        report = prepare(config(corpus, **values), workers=1)
+        shutil.rmtree(tmp_path / "fresh", ignore_errors=True)
+        fresh = prepare(config(corpus, **values, store=tmp_path / "fresh"), workers=1)
+        assert store_contents(tmp_path / "store") == store_contents(tmp_path / "fresh")
+        assert report.fingerprint == fresh.fingerprint and fresh.processed_bytes == fresh.input_bytes
+        assert TokenStore.open(tmp_path / "store").verify() == []
+        return report
+
+    return run
+
+
+def test_only_what_changed_is_read(
+    tmp_path: Path, corpus: Path, update: Callable[..., PrepareReport], documents: Texts
+) -> None:
+    first = update()
+    assert first.processed_bytes == first.input_bytes and not first.up_to_date
+    inodes = {file.name: file.stat().st_ino for file in (tmp_path / "store").rglob("*.bin")}
+    assert len(inodes) > 8
+    (corpus / "17.txt").write_text(documents(1, seed=5)[0])
+    changed = update()
+    assert 0 < changed.processed_bytes < first.input_bytes / 3
+    kept = {file.name for file in (tmp_path / "store").rglob("*.bin") if inodes.get(file.name) == file.stat().st_ino}
+    assert len(kept) > len(inodes) / 2
+    (corpus / "20b.txt").write_text(documents(1, seed=6)[0])
+    added = update()
+    assert 0 < added.processed_bytes < first.input_bytes / 3 and added.documents == 41
+    (corpus / "03.txt").unlink()
+    removed = update()
+    assert removed.processed_bytes < first.input_bytes / 3 and removed.documents == 40
+    assert update().up_to_date
+
+
+def test_a_unit_without_its_file_leaves(tmp_path: Path, corpus: Path, update: Callable[..., PrepareReport]) -> None:
+    update(shard_bytes=1)  # every file is a unit
+    text = (corpus / "39.txt").read_bytes()
+    (corpus / "39.txt").unlink()
+    report = update(shard_bytes=1)
+    assert not report.up_to_date and report.processed_bytes == 0 and report.documents == 39
+    (corpus / "39.txt").write_bytes(text)
+    assert update(shard_bytes=1).processed_bytes == len(text)
+
+
+def test_settings_that_matter_are_seen(update: Callable[..., PrepareReport]) -> None:
+    update()
+    assert update(validation=0.3).processed_bytes
+    assert update(validation=0.3, bad_documents="skip").processed_bytes
+    assert update(validation=0.3, bad_documents="skip", workers=4).up_to_date
+
+
+def test_a_damaged_shard_is_made_again(tmp_path: Path, update: Callable[..., PrepareReport]) -> None:
+    first = update()
+    shard = sorted((tmp_path / "store" / "train").rglob("*.bin"))[0]
+    os.truncate(shard, shard.stat().st_size - 2)
+    again = update()
+    assert 0 < again.processed_bytes < first.input_bytes / 3
+
+
+def test_lines_added_to_a_large_file_cost_only_its_end(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "PIECE_BYTES", 1000)
+    texts = documents(100)
+    jsonl(tmp_path / "a.jsonl", texts)
+    first = prepare(config("a.jsonl", shard_bytes=4000), workers=1)
+    jsonl(tmp_path / "a.jsonl", [*texts, "one more line"])
+    report = prepare(config("a.jsonl", shard_bytes=4000), workers=1)
+    assert report.documents == 101
+    assert 0 < report.processed_bytes <= 5000 < first.input_bytes / 3
+    # The vocabulary stays, though one trained on the new text would be another.
+    tokenizer = {"path": tmp_path / "store" / "tokenizer"}
+    prepare(config("a.jsonl", shard_bytes=4000, tokenizer=tokenizer, store=tmp_path / "fresh"), workers=1)
+    for split in ("train", "validation"):
+        assert {n: b for n, b in store_contents(tmp_path / "store").items() if n.startswith(split)} == {
+            n: b for n, b in store_contents(tmp_path / "fresh").items() if n.startswith(split)
+        }
+
+
+def test_another_corpus_gets_a_vocabulary_of_its_own(tmp_path: Path, config: Configs, corpus: Path) -> None:
+    prepare(config(corpus), workers=1)
+    for file in corpus.iterdir():
+        file.write_text("zebra crossing " * 40 + file.name)
+    prepare(config(corpus), workers=1)
+    prepare(config(corpus, store=tmp_path / "fresh"), workers=1)
+    assert store_contents(tmp_path / "store") == store_contents(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("25 documents", 25), ("1000 bytes", None)])
+def test_a_limit_reads_no_further(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Callable[..., Path], limit: str, expected: int | None
+) -> None:
+    texts = documents(100)
+    jsonl(tmp_path / "a.jsonl", texts)
+    data = config([{"path": "a.jsonl", "limit": limit}], validation=0, shard_bytes=2000)
+    stores = []
+    for workers, piece in ((1, 700), (3, 2500), (2, 10**6)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(source_module, "PIECE_BYTES", piece)
+            report = prepare(data.model_copy(update={"store": tmp_path / f"store{piece}"}), workers=workers)
+        stores.append(report.documents)
+    if expected is None:
+        sizes = [len(text.encode()) for text in texts]
+        expected = max(n for n in range(100) if sum(sizes[:n]) <= 1000)
+    assert stores == [expected] * 3
+
+
+def test_units_do_not_move_when_a_file_comes(tmp_path: Path, config: Configs, documents: Texts) -> None:
+    from headway.data.reading.sources import find_sources
+
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number, text in enumerate(documents(300)):
+        (folder / f"file{number:03d}.txt").write_text(text)
+
+    def names() -> set[tuple[str, ...]]:
+        (source,) = find_sources(config(folder).sources)
+        return {tuple(piece.file.name for piece in unit.pieces) for unit in units_of(0, source, 3000)}
+
+    before = names()
+    assert 10 < len(before) < 60
+    (folder / "file1000.txt").write_text("new")
+    assert len(before - names()) <= 1
+
+
+def test_a_file_that_vanishes_half_way_is_named(
+    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headway.data.preparing.encode import PieceWorker
+
+    process = PieceWorker.process
+
+    def process_and_remove(*arguments: Any) -> Any:
+        result = process(*arguments)
+        (corpus / "30.txt").unlink(missing_ok=True)
+        return result
+
+    monkeypatch.setattr(PieceWorker, "process", process_and_remove)
+    with pytest.raises(DataError, match=r"cannot be read|changed while") as caught:
+        prepare(config(corpus, shard_bytes=800), workers=1)
+    assert "30.txt" in str(caught.value.where)
+    monkeypatch.undo()
+    assert prepare(config(corpus, shard_bytes=800), workers=1).documents == 39
+
+
+def test_what_is_handed_over_is_prepared_like_a_file(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Callable[..., Path]
+) -> None:
+    texts = documents(50)
+    jsonl(tmp_path / "a.jsonl", texts)
+    prepare(config({"path": "a.jsonl", "name": "x"}, store=tmp_path / "file"), workers=1)
+    data = config({"path": "python:", "name": "x"})
+    report = prepare(data, workers=2, iterables={"x": lambda: iter(texts)})
+    assert report.documents == 50
+    assert prepare(data, iterables={"x": [{"text": text} for text in texts]}).up_to_date
+    opened, file = TokenStore.open(tmp_path / "store"), TokenStore.open(tmp_path / "file")
+    assert (
+        opened.read("train", "x", 0, opened.tokens("train")) == file.read("train", "x", 0, file.tokens("train"))
+    ).all()
+    with pytest.raises(ConfigError, match="only once"):
+        prepare(data, iterables={"x": iter(texts)})
+    with pytest.raises(ConfigError, match="was not"):
+        prepare(data)

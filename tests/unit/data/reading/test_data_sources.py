@@ -1,0 +1,121 @@
+"""Which files a config means, under which names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.core.errors import DataError
+from headway.data.reading.places import stamp_of
+from headway.data.reading.sources import Source
+from support_sources import find, read
+
+
+def names(source: Source) -> list[str]:
+    return [file.name for file in source.files]
+
+
+def test_folder_is_sorted_without_hidden_and_unknown_files(tmp_path: Path) -> None:
+    for name in (
+        "b.txt",
+        "a/z.txt",
+        "a/.hidden.txt",
+        ".git/x.txt",
+        "picture.png",
+        "c.jsonl.gz",
+        "d.csv.zst",
+        "e.md",
+        "f.txt.bz2",
+        "g.arrow.gz",
+    ):
+        file = tmp_path / "corpus" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+    (source,) = find(tmp_path / "corpus")
+    assert names(source) == ["a/z.txt", "b.txt", "c.jsonl.gz", "d.csv.zst", "e.md", "f.txt.bz2"]
+    # Tables compress what they hold by themselves, so nobody knows what a compressed one is.
+    assert source.ignored == 2
+    assert [file.compression for file in source.files] == [None, None, "gzip", "zstd", None, "bz2"]
+    # An explicit format takes every file that is not hidden.
+    (source,) = find(tmp_path / "corpus", format="text")
+    assert "picture.png" in names(source) and source.ignored == 0
+
+
+def test_globs_and_files_that_two_sources_mean(tmp_path: Path) -> None:
+    for name in ("one/a.txt", "one/b.txt", "two/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    first, second = find(tmp_path / "*/[ab].txt", tmp_path / "**" / "*.txt")
+    assert names(first) == ["one/a.txt", "one/b.txt"]
+    assert names(second) == ["two/c.txt"]
+    (tmp_path / "odd[1].txt").write_text("a name that looks like a glob")
+    assert read(tmp_path / "odd[1].txt").texts == ["a name that looks like a glob"]
+
+
+def test_source_names_are_folders_and_unique(tmp_path: Path) -> None:
+    for name in ("x/part.txt", "y/part.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(name)
+    assert [s.name for s in find(tmp_path / "x/part.txt", tmp_path / "y/part.txt")] == ["part", "part-2"]
+    assert find(tmp_path / "x", name="../my corpus")[0].name == "my-corpus"
+    assert find(str(tmp_path / "x" / "*.txt"))[0].name == "x"
+
+
+def test_standard_library_is_there_without_third_party_code() -> None:
+    (source,) = find("stdlib:")
+    assert source.name == "stdlib" and len(source.files) > 400
+    assert "argparse.py" in names(source) and "json/decoder.py" in names(source)
+    assert not any(part in name.split("/") for name in names(source) for part in ("site-packages", "dist-packages"))
+    assert sum(file.bytes for file in source.files) > 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("nowhere.txt", "no such file"),
+        ("corpus/*.jsonl", "glob matches no files"),
+        ("empty", "holds no files"),
+        ("corpus", "none of the 1 files has a known ending"),
+        ("corpus/a.xml", "no known format"),
+    ],
+)
+def test_nothing_to_read_is_an_error(tmp_path: Path, path: str, what: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.xml").write_text("x")
+    with pytest.raises(DataError, match=what) as caught:
+        find(tmp_path / path)
+    assert caught.value.where == str(tmp_path / path)
+
+
+def test_a_file_url_is_a_local_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("here")
+    (source,) = find(f"file://{tmp_path}/a.txt")
+    assert source.files[0].local and source.files[0].version is None
+    assert read(f"file://{tmp_path}/*.txt").texts == ["here"]
+    assert read(f"hf://{tmp_path}").texts == ["here"]  # a folder of files where a dataset's name could be
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("secret")
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="Permission denied") as caught:
+        patch.setattr(Path, "open", denied)  # root may read anything, so permissions alone prove nothing here
+        find(tmp_path / "a.txt")
+    assert caught.value.where == str(tmp_path / "a.txt")
+
+
+def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (file,) = find(tmp_path / "a.txt")[0].files
+    before = stamp_of(file)
+    assert stamp_of(file) == before
+    (tmp_path / "a.txt").write_text("four")
+    assert stamp_of(file) != before
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(DataError, match="No such file"):
+        stamp_of(file)

@@ -1,0 +1,507 @@
+"""Reading a store behind a URL, copy by copy: order, bounds, changes, and what comes wrong."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway.config.data import DataConfig
+from headway.core.errors import ConfigError, DataError
+from headway.data import remote_cache
+from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.rows import open_rows
+from headway.data.inspect import describe_store, sample_text
+from headway.data.preparing.prepare import prepare
+from headway.data.reading import remote
+from headway.data.remote_store import RemoteTokenStore, open_store, tokenizer_folder
+from headway.data.store import TokenStore
+
+fsspec = pytest.importorskip("fsspec", reason="there is no fsspec: pip install 'headway[remote]'")
+
+LENGTH = 16
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "WAITS", (0.0,))
+    monkeypatch.setattr(remote_cache, "PATIENCE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def origin(tmp_path: Path, jsonl: Callable[..., Path], documents: Callable[..., list[str]], config: Any) -> TokenStore:
+    """A local store of two sources with a dozen shards each."""
+    for number in range(24):
+        jsonl(tmp_path / ("one", "two")[number % 2] / f"{number}.jsonl", documents(12, seed=number))
+    data = config([tmp_path / "one", tmp_path / "two"], store=tmp_path / "origin", shard_bytes=1000, validation=0.2)
+    prepare(data, workers=1)
+    store = TokenStore.open(data.store)
+    assert all(len(store.shards("train", source)) == 12 for source in ("one", "two"))
+    return store
+
+
+@pytest.fixture
+def bucket(origin: TokenStore) -> Iterator[Any]:
+    """The same in fsspec's memory, at memory://bucket/store."""
+    files = fsspec.filesystem("memory")
+    files.put(str(origin.path), "/bucket/store", recursive=True)
+    yield files
+    files.rm("/bucket", recursive=True)
+
+
+def far(tmp_path: Path, cache: int = 10**9, name: str = "copies", **values: Any) -> DataConfig:
+    return DataConfig.model_validate(
+        {"remote": "memory://bucket/store", "store": tmp_path / name, "cache_bytes": cache} | values
+    )
+
+
+def copied(store: TokenStore) -> list[Path]:
+    return sorted(file for split in ("train", "validation") for file in store.path.glob(f"{split}/*/*"))
+
+
+def largest(store: TokenStore) -> int:
+    return max(file.stat().st_size for file in store.path.glob("*/*/*") if file.suffix in (".bin", ".idx"))
+
+
+def whole(store: TokenStore) -> dict[tuple[str, str], list[int]]:
+    """All tokens, read in an order that jumps between shards."""
+    found = {}
+    for split in store.splits:
+        for source in store.sources(split):
+            tokens = store.tokens(split, source)
+            out = np.zeros(tokens, dtype=np.int64)
+            starts = np.arange(0, tokens, 37)
+            for start in np.random.default_rng(0).permutation(starts).tolist():
+                count = min(37, tokens - start)
+                out[start : start + count] = store.read(split, source, start, count)
+            found[split, source] = out.tolist()
+    return found
+
+
+def test_it_is_the_local_store(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    store = open_store(far(tmp_path))
+    assert store.fingerprint == origin.fingerprint
+    assert copied(store) == []  # nothing but manifest and tokenizer comes before it is needed
+    assert (store.path / "manifest.json").read_bytes() == (origin.path / "manifest.json").read_bytes()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (store.tokenizer_folder / name).read_bytes() == (origin.tokenizer_folder / name).read_bytes()
+    assert whole(store) == whole(origin)
+    for split in origin.splits:
+        for source in origin.sources(split):
+            assert store.documents(split, source).tolist() == origin.documents(split, source).tolist()
+    assert store.inputs() == origin.inputs()
+    assert {**describe_store(store), "store": ""} == {**describe_store(origin), "store": ""}
+    assert sample_text(store) == sample_text(origin)
+    # Complete, the copies are a store of their own.
+    assert TokenStore.open(store.path).verify() == []
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "pad"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_are_the_local_ones(tmp_path: Path, origin: TokenStore, bucket: Any, packing: str, masked: bool) -> None:
+    store = open_store(far(tmp_path, 4 * largest(origin)))
+    for source in origin.sources("train"):
+        here, there = (open_rows(s, "train", source, LENGTH, packing, masked) for s in (origin, store))
+        numbers = np.random.default_rng(1).permutation(here.count)
+        for few in np.array_split(numbers, 20):
+            expected, found = here.read(few), there.read(few)
+            assert np.array_equal(expected.tokens, found.tokens)
+            assert (expected.documents is None) == (found.documents is None)
+            assert expected.documents is None or np.array_equal(expected.documents, found.documents)
+
+
+def test_batches_are_the_local_ones(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    grid = {"sequence_length": LENGTH, "seed": 5, "lanes": 2, "micro_batches": 2, "micro_batch": 3}
+    here, there = TokenFeed(origin, **grid), TokenFeed(open_store(far(tmp_path, 3 * largest(origin))), **grid)
+    for step in range(40):
+        for lane in range(2):
+            for one, other in zip(here.batch(step, lane), there.batch(step, lane), strict=True):
+                assert one["ids"].equal(other["ids"]) and one["targets"].equal(other["targets"])
+
+
+def test_copies_stay_within_their_bound(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    limit = 3 * largest(origin)
+    assert limit < origin.size_bytes / 3
+    store = open_store(far(tmp_path, limit))
+    most, sizes = 0, []
+    for source in origin.sources("train"):
+        for start in range(0, origin.tokens("train", source) - 40, 40):
+            found = store.read("train", source, start, 40)
+            assert np.array_equal(found, origin.read("train", source, start, 40))
+            sizes.append(sum(file.stat().st_size for file in copied(store)))
+            most = max(most, len(copied(store)))
+    assert max(sizes) <= limit
+    assert most > 1  # it is a cache, not one file at a time
+
+
+def test_the_copy_used_longest_ago_goes_first(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    source = origin.sources("train")[0]
+    shards = origin.shards("train", source)
+    store = open_store(far(tmp_path, sum(2 * shard.tokens for shard in shards[:3])))
+
+    def use(number: int) -> None:
+        store.read("train", source, shards[number].first_token, 1)
+
+    def there() -> set[str]:
+        return {file.name for file in copied(store)}
+
+    for number in (0, 1, 2, 0):
+        use(number)
+        time.sleep(0.01)
+    assert there() == {shard.file for shard in shards[:3]}
+    smallest = min(range(3, len(shards)), key=lambda number: shards[number].tokens)
+    use(smallest)
+    assert shards[0].file in there() and shards[smallest].file in there()
+    assert shards[1].file not in there()
+
+
+def test_a_mapped_copy_is_never_removed(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    source = origin.sources("train")[0]
+    shards = origin.shards("train", source)
+    limit = 3 * largest(origin)
+    first, second = open_store(far(tmp_path, limit)), open_store(far(tmp_path, limit))
+    held = first.read("train", source, 0, 5)  # a view of the mapping
+    file = first.path / "train" / source / shards[0].file
+    for shard in shards[1:]:
+        second.read("train", source, shard.first_token, 1)
+        assert file.exists()
+    expected = held.tolist()
+    assert expected == origin.read("train", source, 0, 5).tolist()
+    del held, first
+    gc.collect()
+    for shard in shards[1:]:
+        second.read("train", source, shard.first_token, 1)
+    assert not file.exists()
+
+
+def test_the_lock_lasts_as_long_as_the_mapping(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    store = open_store(far(tmp_path))
+    source = origin.sources("train")[0]
+    view = store.read("train", source, 0, 5)
+    file = store.path / "train" / source / origin.shards("train", source)[0].file
+    with file.open("r+b") as opened:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        store.copies._let_go(0)  # type: ignore[attr-defined]
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        del view
+        gc.collect()
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_too_small_a_bound_is_refused(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    size = max(2 * s.tokens for split in origin.splits for n in origin.sources(split) for s in origin.shards(split, n))
+    with pytest.raises(ConfigError, match="two of its largest shards") as caught:
+        open_store(far(tmp_path, 2 * size - 1))
+    assert f"data.cache_bytes={2 * size}" in str(caught.value)
+    open_store(far(tmp_path, 2 * size))
+    with pytest.raises(ConfigError, match="for each of 3 processes"):
+        open_store(far(tmp_path, 2 * size), processes=3)
+
+
+def test_a_shard_is_brought_once_for_all(
+    tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = remote.open_remote
+
+    def counting(url: str, *arguments: Any) -> Any:
+        asked.append(url)
+        time.sleep(0.05)
+        return real(url, *arguments)
+
+    monkeypatch.setattr(remote, "open_remote", counting)
+    stores = [open_store(far(tmp_path)) for _ in range(6)]
+    asked.clear()
+    source = origin.sources("train")[0]
+    threads = [threading.Thread(target=s.read, args=("train", source, 0, 4)) for s in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(asked) == 1
+
+
+def test_rows_in_many_shards_are_brought_together(
+    tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(far(tmp_path))
+    source = origin.sources("train")[0]
+    rows = open_rows(store, "train", source, LENGTH)
+    under_way, most, guard = 0, 0, threading.Lock()
+    real = remote.open_remote
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal under_way, most
+        with guard:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.1)
+        try:
+            return real(*arguments)
+        finally:
+            with guard:
+                under_way -= 1
+
+    monkeypatch.setattr(remote, "open_remote", slow)
+    rows.read(np.arange(rows.count))
+    assert most > 2
+
+
+class TestWhatComesWrong:
+    """The remote store is damaged, changes, or goes."""
+
+    def a_shard(self, origin: TokenStore) -> tuple[str, str]:
+        source = origin.sources("train")[0]
+        return source, f"/bucket/store/train/{source}/{origin.shards('train', source)[0].file}"
+
+    def test_a_corrupted_object_is_refused(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        source, path = self.a_shard(origin)
+        content = bytearray(bucket.cat(path))
+        content[len(content) // 2] ^= 1
+        bucket.pipe(path, bytes(content))
+        store = open_store(far(tmp_path))
+        with pytest.raises(DataError, match="SHA-256 is another") as caught:
+            store.read("train", source, 0, 4)
+        assert path in str(caught.value)
+        assert copied(store) == [] or all(file.suffix == ".part" for file in copied(store))
+        assert store.verify() == [f"{path.removeprefix('/bucket/store/')}: its SHA-256 is not the manifest's"]
+
+    def test_one_bad_transfer_is_done_again(
+        self, tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source, _ = self.a_shard(origin)
+        store = open_store(far(tmp_path))
+        real, bad = remote.open_remote, [True]
+
+        def flipping(*arguments: Any) -> Any:
+            import io
+
+            with real(*arguments) as stream:
+                content = bytearray(stream.read() or b"")
+            if bad:
+                bad.pop()
+                content[3] ^= 1
+            return io.BytesIO(bytes(content))
+
+        monkeypatch.setattr(remote, "open_remote", flipping)
+        assert np.array_equal(store.read("train", source, 0, 9), origin.read("train", source, 0, 9))
+        assert not bad
+
+    def test_a_short_object_is_found_by_the_listing(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        _, path = self.a_shard(origin)
+        bucket.pipe(path, bucket.cat(path)[:-2])
+        with pytest.raises(DataError, match="bytes long, not") as caught:
+            open_store(far(tmp_path))
+        assert path in str(caught.value)
+
+    def test_a_missing_object_is_found_by_the_listing(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        _, path = self.a_shard(origin)
+        bucket.rm(path)
+        with pytest.raises(DataError, match="missing"):
+            open_store(far(tmp_path))
+        assert copied(open_store(far(tmp_path), check=False)) == []
+
+    def test_another_store_in_its_place(self, tmp_path: Path, origin: TokenStore, bucket: Any, config: Any) -> None:
+        store = open_store(far(tmp_path))
+        data = config([tmp_path / "one"], store=tmp_path / "other", validation=0.2)
+        prepare(data, workers=1)
+        bucket.rm("/bucket", recursive=True)
+        bucket.put(str(data.store), "/bucket/store", recursive=True)
+        source, _ = self.a_shard(origin)
+        with pytest.raises(DataError, match="has changed under the run"):
+            store.read("train", source, 0, 4)
+        with pytest.raises(DataError, match="the remote store has changed: its fingerprint"):
+            open_store(far(tmp_path))
+        open_store(far(tmp_path, name="elsewhere"))
+
+    def test_a_store_that_goes(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        store = open_store(far(tmp_path))
+        bucket.rm("/bucket", recursive=True)
+        bucket.pipe("/bucket/else", b"")
+        source, _ = self.a_shard(origin)
+        with pytest.raises(DataError, match="the remote store is gone"):
+            store.read("train", source, 0, 4)
+        with pytest.raises(DataError, match="there is no token store there"):
+            open_store(far(tmp_path))
+
+    def test_names_that_lead_out_of_the_folder(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        manifest = json.loads(bucket.cat("/bucket/store/manifest.json"))
+        source = origin.sources("train")[0]
+        manifest["splits"]["train"][source]["shards"][0]["file"] = "../../../escaped.bin"
+        bucket.pipe("/bucket/store/manifest.json", json.dumps(manifest).encode())
+        with pytest.raises(DataError, match="odd name"):
+            open_store(far(tmp_path))
+
+    def test_a_tokenizer_that_is_not_the_manifests(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        path = "/bucket/store/tokenizer/tokenizer.json"
+        bucket.pipe(path, bucket.cat(path) + b"\n")
+        with pytest.raises(DataError, match="SHA-256 is not the manifest's"):
+            open_store(far(tmp_path))
+        assert not (tmp_path / "copies" / "manifest.json").exists()
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="there is no token store there"):
+            open_store(far(tmp_path))
+
+    def test_a_full_disk(
+        self, tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = open_store(far(tmp_path))
+        source, _ = self.a_shard(origin)
+        monkeypatch.setenv("HEADWAY_FAULTS", "enospc@remote.rename:1")
+        with pytest.raises(DataError, match="No space left") as caught:
+            store.read("train", source, 0, 4)
+        assert "data.cache_bytes" in str(caught.value)
+        monkeypatch.delenv("HEADWAY_FAULTS")
+        assert np.array_equal(store.read("train", source, 0, 4), origin.read("train", source, 0, 4))
+
+
+class TestThePlaceOfCopies:
+    """What may be in `data.store`."""
+
+    def test_a_store_of_its_own_is_left_alone(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        before = sorted(origin.path.rglob("*"))
+        with pytest.raises(ConfigError, match="something else is in the place"):
+            open_store(far(tmp_path, name="origin"))
+        assert sorted(origin.path.rglob("*")) == before
+
+    def test_preparing_into_it_is_refused(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        data = far(tmp_path, sources=[str(tmp_path / "one")])
+        open_store(data)
+        with pytest.raises(ConfigError, match="this config trains from the store at memory://bucket/store"):
+            prepare(data, workers=1)
+
+    def test_half_a_download_never_counts_and_goes(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        limit = 3 * largest(origin)
+        store = open_store(far(tmp_path, limit))
+        source = origin.sources("train")[0]
+        shards = origin.shards("train", source)
+        folder = store.path / "train" / source
+        folder.mkdir(parents=True)
+        half, other = folder / f".{shards[0].file}.part", folder / f".{shards[1].file}.part"
+        for path in (half, other):
+            path.write_bytes(bytes(limit))  # as much as a killed process may have taken
+            os.utime(path, (1, 1))
+        assert np.array_equal(store.read("train", source, 0, 9), origin.read("train", source, 0, 9))
+        assert not half.exists() and not other.exists()
+        assert sum(file.stat().st_size for file in copied(store)) <= limit
+
+    def test_a_copy_of_another_length_is_replaced(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        store = open_store(far(tmp_path))
+        source = origin.sources("train")[0]
+        file = store.path / "train" / source / origin.shards("train", source)[0].file
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"cut")
+        assert np.array_equal(store.read("train", source, 0, 9), origin.read("train", source, 0, 9))
+
+    def test_without_the_network_copies_serve(
+        self, tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        source = origin.sources("train")[0]
+        open_store(far(tmp_path)).read("train", source, 0, 4)
+
+        def gone(*arguments: Any) -> Any:
+            raise remote.UnreachableError("the remote store cannot be read: no route")
+
+        monkeypatch.setattr(remote, "describe", gone)
+        monkeypatch.setattr(remote, "open_remote", gone)
+        store = open_store(far(tmp_path))
+        assert isinstance(store, RemoteTokenStore)
+        assert "going on with the copies" in capsys.readouterr().err
+        assert np.array_equal(store.read("train", source, 0, 4), origin.read("train", source, 0, 4))
+        with pytest.raises(DataError, match="no route"):
+            store.read("train", source, origin.shards("train", source)[1].first_token, 4)
+        with pytest.raises(DataError, match="no route"):
+            open_store(far(tmp_path, name="nothing-yet"))
+
+    def test_the_tokenizer_alone(self, tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+        folder = tokenizer_folder(far(tmp_path))
+        assert (folder / "tokenizer.json").read_bytes() == (origin.tokenizer_folder / "tokenizer.json").read_bytes()
+
+
+def test_no_more_files_are_mapped_than_a_process_may_open(
+    tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_cache, "_MAPPED", 4)
+    store = open_store(far(tmp_path))
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(f"{store.path}/")
+
+    source = origin.sources("train")[0]
+    for shard in origin.shards("train", source):
+        store.read("train", source, shard.first_token, 1)
+        assert mapped() <= 4
+    assert mapped() == 4
+
+
+def test_killed_while_the_first_copies_are_made(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    folder = tmp_path / "copies"
+    open_store(far(tmp_path))
+    (folder / "manifest.json").unlink()  # it comes last
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+    store = open_store(far(tmp_path))
+    assert (store.tokenizer_folder / "tokenizer.json").exists() and (folder / "manifest.json").exists()
+    assert whole(store) == whole(origin)
+
+
+def test_on_the_web(tmp_path: Path, origin: TokenStore) -> None:
+    """There are no listings there; this server does not know ranges either."""
+    pytest.importorskip("aiohttp", reason="fsspec needs it for the web")
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(origin.path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            store = open_store(far(tmp_path, 3 * largest(origin), remote=url))
+            assert whole(store) == whole(origin)
+            source = origin.sources("train")[0]
+            file = origin.path / "train" / source / origin.shards("train", source)[5].file
+            content = file.read_bytes()
+            file.write_bytes(content[:-2])
+            with pytest.raises(DataError, match="bytes long, not") as caught:
+                open_store(far(tmp_path, name="other", remote=url))
+            assert file.name in str(caught.value)
+            file.unlink()
+            with pytest.raises(DataError, match="missing"):
+                open_store(far(tmp_path, name="other", remote=url))
+        finally:
+            server.shutdown()
+
+
+def test_patience_ends_when_the_store_is_back(
+    tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(remote_cache, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(remote_cache.time, "sleep", lambda seconds: None)
+    store = open_store(far(tmp_path))
+    real, failures = remote.open_remote, [1, 2, 3]
+
+    def failing(*arguments: Any) -> Any:
+        if failures:
+            failures.pop()
+            raise remote.UnreachableError("the remote store cannot be read: refused")
+        return real(*arguments)
+
+    monkeypatch.setattr(remote, "open_remote", failing)
+    source = origin.sources("train")[0]
+    assert np.array_equal(store.read("train", source, 0, 4), origin.read("train", source, 0, 4))
+    said = capsys.readouterr().err
+    assert said.count("trying again") == 1 and "can be reached again" in said

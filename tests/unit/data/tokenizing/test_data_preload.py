@@ -1,0 +1,44 @@
+"""Loading the fast encoder ahead of time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway.data.tokenizing import preload
+from headway.data.tokenizing.encoders import open_encoder
+from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.data.tokenizing.train import train_on
+
+
+@pytest.fixture
+def folder(tmp_path: Path, documents: Callable[..., list[str]]) -> Path:
+    train_on(documents(20), 300).save(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def test_what_was_loaded_is_used_once(folder: Path) -> None:
+    preload.begin_loading_file(folder, "auto")
+    tokenizer = Tokenizer.load(folder)
+    expected = open_encoder("tokenizers", tokenizer).encode(["some text to compare"])[0].tolist()
+    loaded = preload.take_loaded(tokenizer.content)
+    ids, _ = loaded.encode_batch_flat(["some text to compare"])
+    assert list(memoryview(ids).cast("I")) == expected
+    assert preload.take_loaded(tokenizer.content) is None
+
+
+def test_another_vocabulary_is_not_mistaken_for_it(folder: Path) -> None:
+    preload.begin_loading_file(folder / "tokenizer.json", "fastokens")
+    assert preload.take_loaded(b"{}") is None
+    for path, encoder in ((folder, "tokenizers"), (None, "auto"), (folder / "nothing.json", "auto")):
+        preload.begin_loading_file(path, encoder)
+        assert preload.take_loaded((folder / "tokenizer.json").read_bytes()) is None
+
+
+def test_what_cannot_be_loaded_is_left_to_others(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": "nonsense"}))
+    preload.begin_loading_file(tmp_path, "auto")
+    assert preload.take_loaded((tmp_path / "tokenizer.json").read_bytes()) is None

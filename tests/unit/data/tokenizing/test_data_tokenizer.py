@@ -1,0 +1,191 @@
+"""Vocabularies: trained ones, given ones, exact round trips."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.config.data import SourceConfig
+from headway.core.errors import DataError
+from headway.data.reading.sources import find_sources
+from headway.data.tokenizing import spec as module
+from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.data.tokenizing.train import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "a.txt").write_text("def main():\n    return [number for number in range(10)]\n" * 50)
+    return train_tokenizer(find_sources([SourceConfig(path=str(folder))]), 280, 10**6)
+
+
+ODD_TEXTS = [
+    "",
+    " ",
+    "\n\n \t\r\n",
+    "\x00\x01\x7f",
+    "naïve café — “quotes” … ﬁ",
+    "e\u0301 vs é",  # not normalised into each other
+    "👩‍👩‍👧‍👦🏳️‍🌈",
+    "العربية עברית हिन्दी 日本語 한국어",
+    "\ufeff\u200b\u2028\u202e\uffff\U0010ffff",
+    "<|endoftext|> in <|endoftext|>text",
+]
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_any_text_survives(trained: Tokenizer, text: str) -> None:
+    (ids,) = trained.encode_batch([text])
+    assert trained.decode(ids) == text
+    assert trained.end_of_text_id not in ids
+
+
+@given(st.text())
+@settings(max_examples=100, deadline=None)
+def test_any_text_at_all_survives(trained: Tokenizer, text: str) -> None:
+    assert trained.decode(trained.encode_batch([text])[0]) == text
+
+
+def test_vocabulary_has_what_was_asked_for(trained: Tokenizer) -> None:
+    assert trained.vocab_size == 280
+    assert trained.special_tokens == {"<|endoftext|>": trained.end_of_text_id}
+    assert trained.decode([trained.end_of_text_id]) == ""
+    assert trained.decode([trained.end_of_text_id], skip_special_tokens=False) == "<|endoftext|>"
+    assert trained.dtype == np.dtype("<u2")
+
+
+@given(st.text(alphabet="ab .,'1\n \té中\x1c_\"(=|-", min_size=50, max_size=400))
+@settings(max_examples=100, deadline=None)
+def test_long_texts_are_cut_where_it_changes_nothing(trained: Tokenizer, text: str) -> None:
+    whole = trained._backend.encode(text, add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PART_CHARACTERS", 8)
+        assert list(module.parts(text, "byte_level")) != [] and "".join(module.parts(text, "byte_level")) == text
+        assert trained.encode_batch([text, "short", text])[::2] == [whole, whole]
+
+
+def test_quotes_end_words_where_nothing_else_does(trained: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '"one",    "two",        "three",    ' * 20
+    whole = trained._backend.encode(text, add_special_tokens=False).ids
+    monkeypatch.setattr(module, "PART_CHARACTERS", 16)
+    # A cut in the white space, where an endless word would get one, changes the ids.
+    for length in range(16, 48):
+        monkeypatch.setattr(module, "WORD_CHARACTERS", length)
+        assert len(list(module.parts(text, "byte_level"))) > 5
+        assert trained.encode_batch([text]) == [whole]
+
+
+def test_cuts_happen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_CHARACTERS", 10)
+    assert len(list(module.parts("some words and more words " * 10, "byte_level"))) > 10
+    assert len(list(module.parts("一些文字，还有文字。" * 10, "byte_level"))) > 5
+
+
+@pytest.mark.parametrize("text", ["x" * 1000, "一" * 1000, ". " * 500, "x" * 105])
+def test_a_word_without_end_is_cut(trained: Tokenizer, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_CHARACTERS", 10)
+    monkeypatch.setattr(module, "WORD_CHARACTERS", 100)
+    parts = list(module.parts(text, "byte_level"))
+    assert max(map(len, parts)) <= 110
+    assert "".join(parts) == text
+    assert trained.decode(trained.encode_batch([text])[0]) == text
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}, True),
+        ({"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}, False),
+        ({"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}, False),
+        ({"type": "Metaspace", "replacement": "▁"}, False),
+        (
+            {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": "\\p{L}+|\\s+"}, "behavior": "Isolated"},
+                    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+                ],
+            },
+            True,
+        ),
+        (None, False),
+    ],
+)
+def test_only_known_kinds_are_cut(spec: Any, expected: bool) -> None:
+    assert module._is_byte_level({"normalizer": None, "pre_tokenizer": spec}) is expected
+    assert not module._is_byte_level({"normalizer": {"type": "NFC"}, "pre_tokenizer": spec})
+
+
+def backend(special: list[str], **values: Any) -> bytes:
+    """A word-level tokenizer.json with given special tokens."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    made = Backend(models.WordLevel({"<unk>": 0, "hello": 1, "world": 2}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(special)
+    if values.get("padding"):
+        made.enable_padding(length=64)
+        made.enable_truncation(max_length=2)
+    return str(made.to_str()).encode()
+
+
+@pytest.mark.parametrize("name", ["</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"])
+def test_given_tokenizers_end_is_found_by_common_names(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(backend(["<pad>", name]))
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.end_of_text, loaded.end_of_text_id, loaded.vocab_size) == (name, 4, 5)
+
+
+def test_given_tokenizers_end_is_what_its_config_says(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(backend(["</s>", "<stop>"]))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<stop>"}}))
+    assert Tokenizer.load(tmp_path / "tokenizer.json").end_of_text == "<stop>"
+
+
+def test_padding_and_truncation_in_the_file_do_not_reach_the_store(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(backend(["</s>"], padding=True))
+    assert Tokenizer.load(tmp_path).encode_batch(["hello world hello", "hello"]) == [[1, 2, 1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (backend(["<pad>"]), "no end-of-text token"),
+        (b"{}", "not a tokenizer"),
+        (b"\xff", "not a tokenizer"),
+        (None, "no"),
+    ],
+)
+def test_unusable_tokenizers(tmp_path: Path, content: bytes | None, what: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(DataError, match=what) as caught:
+        Tokenizer.load(tmp_path)
+    assert str(tmp_path) in str(caught.value.where)
+
+
+def test_saved_tokenizer_loads_in_transformers(tmp_path: Path, trained: Tokenizer) -> None:
+    transformers = pytest.importorskip("transformers")
+    trained.save(tmp_path / "saved")
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    text = "def main(): é"
+    assert loaded(text)["input_ids"] == trained.encode_batch([text])[0]
+    assert loaded.eos_token_id == trained.end_of_text_id
+    assert loaded.decode(trained.encode_batch([text])[0]) == text
+    assert Tokenizer.load(tmp_path / "saved").fingerprint == trained.fingerprint
+
+
+def test_ids_that_the_library_would_change_are_refused(tmp_path: Path) -> None:
+    spec = json.loads(backend(["</s>"]))
+    spec["added_tokens"][0]["id"] = 9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(DataError, match="ids have a gap: </s> is 9"):
+        Tokenizer.load(tmp_path).encode_batch(["hello"])
