@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -17,6 +16,7 @@ from headway.config import Config, changes, dump_config, identity, load_config
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
+from headway.core.signals import handled, held
 from headway.supervise.run_directory import Attempt, RunDirectory
 from headway.telemetry.provenance import provenance
 
@@ -34,17 +34,8 @@ class Wishes:
     """Go on although the config now says something else about the mathematics."""
 
 
-def begin_attempt(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
-    """Take ownership of the run directory and write down what is about to run.
-
-    Args:
-        fingerprints: Of the data and the tokenizer.
-        facts: On the model: its parameters and vocabulary.
-
-    Raises:
-        CheckpointError: the directory is in use, or is not a run.
-        ConfigError: the run there was made by another config.
-    """
+def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
+    """Take ownership of the run directory and write down what is about to run."""
     run = RunDirectory(config.run_directory)
     # When torchrun starts its workers once more, the wish has been granted before.
     if wishes.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
@@ -76,7 +67,7 @@ def preemptible() -> Iterator[None]:
 
     A worker among others keeps the default, which also ends it while it waits for them.
     """
-    if threading.current_thread() is not threading.main_thread() or "WORLD_SIZE" in os.environ:
+    if "WORLD_SIZE" in os.environ:
         yield
         return
 
@@ -84,17 +75,33 @@ def preemptible() -> Iterator[None]:
         name = signal.Signals(number).name
         raise Preempted(f"stopped by {name} while no step was under way", fix="run the same command again")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
+    with handled((signal.SIGTERM, signal.SIGUSR1), stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextmanager
-def concluding(attempt: Attempt) -> Iterator[None]:
-    """Record why an attempt ended, whatever the way it ended."""
+def own_attempt(
+    config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
+) -> Iterator[Attempt]:
+    """Begin an attempt, and record why it ended, whatever the way it ended.
+
+    Args:
+        fingerprints: Of the data and the tokenizer.
+        facts: On the model: its parameters and vocabulary.
+
+    Raises:
+        CheckpointError: the directory is in use, or is not a run.
+        ConfigError: the run there was made by another config.
+    """
+    with ExitStack() as stack:
+        with held():  # a signal between the two would end an attempt that nobody concludes
+            attempt = _begin(config, fingerprints, facts, wishes)
+            stack.enter_context(_concluding(attempt))
+        yield attempt
+
+
+@contextmanager
+def _concluding(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except HeadwayError as error:

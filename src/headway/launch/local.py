@@ -13,7 +13,7 @@ from typing import Any
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, resolve_lanes
 from headway.core.errors import HeadwayError, Preempted
-from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, begin_attempt, concluding
+from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
 from headway.supervise.run_directory import Attempt
 
 
@@ -30,8 +30,7 @@ def launch_local(config: Config, fingerprints: Mapping[str, str], facts: Mapping
         HeadwayError: what ended the attempt, as told by the worker that met it.
     """
     resolve_lanes(config, config.parallel.workers)
-    attempt = begin_attempt(config, fingerprints, facts, wishes)
-    with concluding(attempt):
+    with own_attempt(config, fingerprints, facts, wishes) as attempt:
         _run_agent(config, attempt)
 
 

@@ -26,7 +26,7 @@ from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
-from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, begin_attempt, concluding
+from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
@@ -72,8 +72,7 @@ def _joined_attempt(config: Config, task: Task, world: World, wishes: Wishes) ->
     if given:
         yield Attempt.join(config.run_directory, int(given))
     elif world.is_first:
-        attempt = begin_attempt(config, task.fingerprints, task.facts(), wishes)
-        with concluding(attempt):
+        with own_attempt(config, task.fingerprints, task.facts(), wishes) as attempt:
             world.broadcast_number(attempt.number)
             yield attempt
     else:

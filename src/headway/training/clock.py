@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from headway.core.signals import STOPPING, handled
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 
 if TYPE_CHECKING:
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 class StopSignals:
     """Turns SIGTERM, SIGUSR1 and Ctrl-C into a wish that the loop reads between steps; a second Ctrl-C acts at once."""
 
-    HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
     def __init__(self) -> None:
         self.name: str | None = None
+        self._handled = handled(STOPPING, self._handle)
 
     @property
     def stop(self) -> bool:
@@ -31,16 +30,11 @@ class StopSignals:
         return self.name is not None
 
     def __enter__(self) -> Self:
-        # Python runs handlers in the main thread only; started from another thread, signals keep their meaning.
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in self.HANDLED}
-        else:
-            self._before = {}
+        self._before = self._handled.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: it was not installed by Python
+    def __exit__(self, *error: Any) -> None:
+        self._handled.__exit__(*error)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name

@@ -20,6 +20,12 @@ def folder(tmp_path: Path, documents: Callable[..., list[str]]) -> Path:
     return tmp_path / "tokenizer"
 
 
+@pytest.fixture(autouse=True)
+def _nothing_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier command of this process began to load and did not take."""
+    monkeypatch.setattr(preload, "_loading", None)
+
+
 def test_what_was_loaded_is_used_once(folder: Path) -> None:
     preload.begin_loading_file(folder, "auto")
     tokenizer = Tokenizer.load(folder)

@@ -1,0 +1,42 @@
+"""Signals, taken for a while and handed back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+#: What asks a run to stop: a scheduler's notices and Ctrl-C.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:
+    """Handle signals in a block, and give what handled them before.
+
+    Python runs handlers in the main thread only; in another thread signals keep their meaning, and nothing is given.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield before
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier or signal.SIG_DFL)  # None: it was not installed by Python
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Keep signals that ask to stop until the end of a block: for steps that must be taken together."""
+    came: list[int] = []
+    try:
+        with handled(STOPPING, lambda number, frame: came.append(number)):
+            yield
+    finally:
+        for number in came:
+            signal.raise_signal(number)
