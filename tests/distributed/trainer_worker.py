@@ -34,7 +34,7 @@ class Images:
 
 class SameEverywhere(Callback):
     def on_step(self, job: Any, step: int, metrics: dict[str, float]) -> None:
-        tensors = [*job.state.tensors().values(), *job.state.model.buffers()]
+        tensors = [*(block.local for block in job.state.blocks().values()), *job.state.model.buffers()]
         mine = [float(torch.view_as_real(t).sum() if t.is_complex() else t.sum()) for t in tensors]
         everyone = job.world.gather(mine)
         assert everyone[0] == everyone[1], (step, everyone)

@@ -1,9 +1,9 @@
-"""Run under torchrun: checks the tree's all-reduce against its definition, on every worker."""
+"""Run under torchrun: checks the tree's all-reduce and reduce-scatter against their definition, on every worker."""
 
 import torch
 import torch.distributed as dist
 
-from headway.parallel.tree import tree_all_reduce_
+from headway.parallel.tree import tree_all_reduce_, tree_reduce_scatter
 
 
 def tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -19,6 +19,11 @@ for numel in (1, 2, 3, 5, 64, 1001):
         generator = torch.Generator().manual_seed(numel)
         parts = [(torch.randn(numel, generator=generator) * 10.0**r).to(dtype) for r in range(size)]
         mine = parts[rank].clone()
-        tree_all_reduce_(mine, rank, size)
+        tree_all_reduce_(mine)
         assert torch.equal(mine, tree_sum(parts)), (rank, numel, dtype)
+        wide = [part.repeat(size) for part in parts]
+        for number, part in enumerate(wide):
+            part[::size] += number
+        tree_reduce_scatter(mine, wide[rank].clone())
+        assert torch.equal(mine, tree_sum(wide).chunk(size)[rank]), (rank, numel, dtype)
 dist.destroy_process_group()

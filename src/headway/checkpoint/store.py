@@ -37,7 +37,7 @@ from headway.core.format import format_bytes
 if TYPE_CHECKING:
     import torch
 
-    from headway.core.types import StateTensors
+    from headway.core.types import StateBlocks, StateTensors
 
 #: A save in progress, or a checkpoint on its way out. Nobody reads these.
 _TEMPORARY = ".tmp-"
@@ -182,19 +182,31 @@ class CheckpointStore:
         """
         return read_tensors(info.path, info.manifest)
 
-    def load_into(self, info: CheckpointInfo, tensors: StateTensors) -> None:
-        """Copy a checkpoint's tensors into existing ones, on whatever device those are.
+    def load_into(
+        self, info: CheckpointInfo, blocks: StateBlocks, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]
+    ) -> None:
+        """Copy what a worker needs of a checkpoint into its part of the state, on whatever device that is.
+
+        Only that is read. The parts may be cut in another way than when the checkpoint was made.
+
+        Args:
+            blocks: The parts of this worker.
+            gather: Gives what every worker says; all of them load together.
 
         Raises:
-            CheckpointError: names, shapes or dtypes differ; nothing has been copied then.
+            CheckpointError: the names, shapes or dtypes of all parts together differ from the checkpoint's; nothing has
+                been copied then.
         """
         import torch
 
+        here: dict[str, Any] = {}
+        for worker in gather({n: (dtype_name(n, b.local), b.shape) for n, b in blocks.items()}):
+            here |= worker
+        _refuse_differences(info, here)
         saved = self.load(info)
-        _refuse_differences(info, tensors)
         with torch.no_grad():
-            for name, tensor in tensors.items():
-                tensor.copy_(saved[name])
+            for name, block in blocks.items():
+                block.local.copy_(saved[name][block.index])
 
     def _folder(self, step: int) -> Path:
         aside = self.directory / (_REPLACED + step_name(step))
@@ -346,15 +358,15 @@ def _entry(file: str, name: str, tensor: torch.Tensor, sha256: str) -> TensorEnt
     return TensorEntry(dtype=dtype_name(name, tensor), shape=shape, sha256=sha256, slices=(part,))
 
 
-def _refuse_differences(info: CheckpointInfo, tensors: StateTensors) -> None:
+def _refuse_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]]) -> None:
+    """Compare with what the workers hold together: dtype and shape by name."""
     entries = info.manifest.tensors
-    problems = [f"'{name}' is not in the checkpoint" for name in sorted(tensors.keys() - entries.keys())]
-    problems += [f"'{name}' is only in the checkpoint" for name in sorted(entries.keys() - tensors.keys())]
-    for name in sorted(tensors.keys() & entries.keys()):
-        saved = (entries[name].dtype, list(entries[name].shape))
-        here = (dtype_name(name, tensors[name]), list(tensors[name].shape))
-        if saved != here:
-            problems.append(f"'{name}' is {saved[0]} {saved[1]} in the checkpoint and {here[0]} {here[1]} here")
+    problems = [f"'{name}' is not in the checkpoint" for name in sorted(here.keys() - entries.keys())]
+    problems += [f"'{name}' is only in the checkpoint" for name in sorted(entries.keys() - here.keys())]
+    for name in sorted(here.keys() & entries.keys()):
+        saved, mine = (entries[name].dtype, list(entries[name].shape)), (here[name][0], list(here[name][1]))
+        if saved != mine:
+            problems.append(f"'{name}' is {saved[0]} {saved[1]} in the checkpoint and {mine[0]} {mine[1]} here")
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise CheckpointError(

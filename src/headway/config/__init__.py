@@ -4,6 +4,7 @@ from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceCo
 from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, override
+from headway.config.mesh import FULLY_SHARDED, MeshShape, resolve_mesh
 from headway.config.schema import (
     CheckpointConfig,
     Config,
@@ -19,6 +20,7 @@ from headway.config.shapes import SHAPES
 from headway.config.units import Interval
 
 __all__ = [
+    "FULLY_SHARDED",
     "SHAPES",
     "CheckpointConfig",
     "Config",
@@ -27,6 +29,7 @@ __all__ = [
     "EvaluationConfig",
     "Interval",
     "LaneGrid",
+    "MeshShape",
     "MixtureConfig",
     "ModelConfig",
     "OptimizerConfig",
@@ -43,5 +46,6 @@ __all__ = [
     "load_config",
     "override",
     "resolve_lanes",
+    "resolve_mesh",
     "resolve_threads",
 ]

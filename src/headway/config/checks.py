@@ -5,6 +5,7 @@ A problem is a `ConfigError` whose `where` is the dotted key it is about, or a f
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.config.data import named_sources
 from headway.config.lanes import divisors, nearest, resolve_lanes
+from headway.config.mesh import resolve_mesh
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,14 +118,10 @@ def _stage_weights(config: Config, weights: dict[str, float], key: str) -> Itera
 
 
 def _workers(config: Config) -> Iterator[ConfigError]:
-    workers = config.parallel.workers
-    if config.parallel.strategy == "single" and workers > 1:
-        yield ConfigError(
-            f"strategy 'single' cannot use {workers} workers",
-            where="parallel.strategy, parallel.workers",
-            fix="parallel.strategy=auto, or parallel.workers=1",
-        )
+    # An agent that has started this process (torchrun, Ray) says how many there are; else they will be started here.
+    workers = int(os.environ.get("WORLD_SIZE", config.parallel.workers))
     try:
-        resolve_lanes(config, workers)
+        mesh = resolve_mesh(config, workers)
+        resolve_lanes(config, mesh.data)
     except ConfigError as error:
         yield error

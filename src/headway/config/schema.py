@@ -206,10 +206,24 @@ class ScheduleConfig(Section):
 class ParallelConfig(Section):
     """How the work is spread over processes."""
 
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """`auto`: `single` for one worker, `ddp` for more."""
+    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = "auto"
+    """What workers that share the data keep: `ddp` a copy of everything; `zero1` a part of the moments; `zero2` of
+    gradients too; `zero3`, also called `fsdp`, of weights too; `hsdp` the same within groups (`replicate`). `auto`:
+    `single` for one worker, `ddp` for more."""
     workers: PositiveInt = 1
     """Worker processes on this machine (`--workers` on the command line)."""
+    replicate: PositiveInt | None = None
+    """Groups of workers that hold copies of each other: for `hsdp` each is a whole copy cut into shards (2 when not
+    given); for `ddp` gradients are summed within each group first, then between them."""
+    reshard_after_forward: bool = True
+    """With `zero3` and `hsdp`: let go of a layer's weights between its forward and its backward pass. Keeping them
+    saves a third of the communication."""
+    tensor: PositiveInt = 1
+    """Tensor parallelism: workers that share every matrix, with activations cut by position between them."""
+    context: PositiveInt = 1
+    """Context parallelism: workers that share the positions of every row."""
+    pipeline: PositiveInt = 1
+    """Pipeline parallelism: stages of consecutive layers."""
     threads: PositiveInt | Literal["auto"] = "auto"
     """CPU threads per worker. `auto`: cores / workers; when `elastic` cores / lanes, since bits can depend on it."""
     timeout_seconds: PositiveInt = 600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -43,3 +44,34 @@ class Feed(Protocol):
 
 #: A flat, named view of everything that must survive: "model.<parameter>", "optimizer.<moment>.<parameter>".
 StateTensors = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one worker has of a tensor: a box of its elements, perhaps all, perhaps none."""
+
+    local: torch.Tensor
+    """The live elements."""
+    offset: tuple[int, ...]
+    """Where the box begins in the whole tensor, per dimension."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+
+    @classmethod
+    def whole(cls, tensor: torch.Tensor) -> Block:
+        """All of a tensor."""
+        return cls(tensor.detach(), (0,) * tensor.ndim, tuple(tensor.shape))
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """The box, as an index into the whole tensor."""
+        return tuple(slice(start, start + size) for start, size in zip(self.offset, self.local.shape, strict=True))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the tensor."""
+        return tuple(self.local.shape) == self.shape
+
+
+#: The same view of what one worker has of the state; names that only others have are absent.
+StateBlocks = dict[str, Block]

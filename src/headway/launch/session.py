@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 
@@ -16,10 +17,12 @@ from headway import __version__
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import SynchronousWriter
 from headway.config import (
+    FULLY_SHARDED,
     Config,
     LaneGrid,
     identity,
     resolve_lanes,
+    resolve_mesh,
     resolve_threads,
 )
 from headway.core.console import log_to, notice, warning
@@ -35,6 +38,7 @@ from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
 from headway.training.callbacks import Callback
+from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
 from headway.training.optimizer import build_optimizer
@@ -50,11 +54,11 @@ def run_in_this_process(
     callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train as one worker: the only one, or one of those that torchrun or the local launcher started."""
-    size = world_size_from_environment() or 1
-    grid = resolve_lanes(config, size)
+    mesh = resolve_mesh(config, world_size_from_environment() or 1)
+    grid = resolve_lanes(config, mesh.data)
     apply_determinism(config.determinism)
     keep_freed_memory()
-    with open_world(config.train.device, config.parallel.timeout_seconds) as world:
+    with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         task = make_task(config, grid)
         with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):
             _train(config, task, world, grid, attempt, callbacks)
@@ -89,12 +93,16 @@ def _train(
     torch.set_num_threads(threads)
 
     task.model.to(world.device).train()
-    state = TrainState(task.model, build_optimizer(config.optimizer, task.model, world.device))
     if start is None:
         world.broadcast_(task.model.parameters())
-    else:
+    strategy = make_strategy(config, task.model, world)
+    optimizer = build_optimizer(config.optimizer, task.model, world.device, strategy.updates)
+    if config.determinism == "elastic" and config.parallel.strategy in FULLY_SHARDED:
+        refuse_cuts_that_show(partial(build_optimizer, config.optimizer), world.device, threads)
+    state = TrainState(task.model, optimizer)
+    if start is not None:
         _check_data(task, start)
-        store.load_into(start, state.prepare_to_load())
+        store.load_into(start, state.prepare_to_load(), world.gather_json)
         state.cursor = Cursor(**start.cursor)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
     if config.train.compile:
@@ -104,6 +112,8 @@ def _train(
         "identity": fingerprint(identity(config)),
         **task.fingerprints,
         "world_size": world.size,
+        "mesh": world.mesh.sizes,
+        "strategy": config.parallel.strategy,
         "lanes": grid.lanes,
         "threads": threads,
         "determinism": config.determinism,
@@ -111,12 +121,12 @@ def _train(
         "headway": __version__,
         "torch": torch.__version__,
     }
-    recorders = _recorders(config, run, attempt, start) if world.is_first else []
+    recorders = _recorders(config, run, attempt, start, world)
     job = Job(
         config=config,
         task=task,
         state=state,
-        strategy=make_strategy(config, task.model, world),
+        strategy=strategy,
         world=world,
         grid=grid,
         writer=SynchronousWriter(store) if world.is_first else None,
@@ -171,12 +181,16 @@ def _check_data(task: Task, start: CheckpointInfo) -> None:
             )
 
 
-def _recorders(config: Config, run: RunDirectory, attempt: Attempt, start: CheckpointInfo | None) -> list[Callback]:
-    earlier = [a.seconds or 0.0 for a in open_run(run.path).attempts if a.number < attempt.number]
-    recorders: list[Callback] = [
-        Recorder(run.metrics_path, attempt.number, sum(earlier)),
-        LedgerKeeper(Ledger(run.ledger_path), attempt.number, start),
-    ]
+def _recorders(
+    config: Config, run: RunDirectory, attempt: Attempt, start: CheckpointInfo | None, world: World
+) -> list[Callback]:
+    recorders: list[Callback] = []
+    if world.is_first:
+        earlier = [a.seconds or 0.0 for a in open_run(run.path).attempts if a.number < attempt.number]
+        recorders += [
+            Recorder(run.metrics_path, attempt.number, sum(earlier)),
+            LedgerKeeper(Ledger(run.ledger_path), attempt.number, start),
+        ]
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders

@@ -158,6 +158,10 @@ class Decoder(nn.Module):
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
         self.make_rotary_tables()
 
+    def wrap_units(self) -> list[nn.Module]:
+        """The parts whose weights are brought together one at a time where weights are sharded."""
+        return list(self.layers)
+
     def set_activation_checkpointing(self, mode: Literal["none", "full"]) -> None:
         """`full`: keep only each layer's input and compute the layer again in the backward pass."""
         self.activation_checkpointing = mode == "full"

@@ -38,8 +38,14 @@ class DataParallel:
         self._pending = []
         self._buffers.begin()
 
+    def updates(self, p: torch.Tensor) -> bool:
+        return True
+
+    def counts(self, p: torch.Tensor) -> bool:
+        return self._world.is_first
+
     @contextmanager
-    def micro_batch(self, last: bool) -> Iterator[None]:
+    def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
         self._last = last
         yield
 
@@ -56,6 +62,9 @@ class DataParallel:
         for request in self._pending:
             request.wait()
         self._last = False  # the hooks stay with the parameters, also when another run trains them later
+
+    def after_update(self) -> None:
+        pass
 
     def _hook(self, index: int) -> Any:
         def filled(p: torch.Tensor) -> None:
@@ -94,8 +103,14 @@ class ElasticDataParallel:
         self._clear()
         self._buffers.begin()
 
+    def updates(self, p: torch.Tensor) -> bool:
+        return True
+
+    def counts(self, p: torch.Tensor) -> bool:
+        return self._world.is_first
+
     @contextmanager
-    def micro_batch(self, last: bool) -> Iterator[None]:
+    def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
         yield
 
     def end_lane(self) -> None:
@@ -107,8 +122,11 @@ class ElasticDataParallel:
         self._buffers.check()
         for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
             total = lanes.take()
-            tree_all_reduce_(total, self._world.rank, self._world.size)
+            tree_all_reduce_(total)
             bucket.flat.copy_(total)
+
+    def after_update(self) -> None:
+        pass
 
     def _clear(self) -> None:
         for bucket in self._buckets:

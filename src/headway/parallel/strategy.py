@@ -1,7 +1,8 @@
 """The protocol behind `parallel.strategy`, and the table of strategies.
 
-A strategy decides where gradients are summed. The training step calls it at four points and knows nothing else about
-it; after `reduce` every parameter's `.grad` is the **sum** over all lanes of the global batch.
+A strategy decides who keeps what of weights, gradients and moments, and where gradients are summed. It is made before
+the optimizer, since it may replace a module's parameters by parts of them. After `reduce` the `.grad` of every
+parameter that this worker updates is the **sum** over all lanes of the global batch, or the worker's part of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
+from headway.config.mesh import FULLY_SHARDED
 from headway.core.errors import ConfigError
 from headway.parallel.world import World
 
@@ -23,11 +25,19 @@ if TYPE_CHECKING:
 class Strategy(Protocol):
     """How one training step is spread over workers."""
 
+    def updates(self, p: torch.Tensor) -> bool:
+        """Whether this worker's optimizer has the parameter, or its part of it."""
+        ...
+
+    def counts(self, p: torch.Tensor) -> bool:
+        """Whether this worker is the one that counts what it has of a parameter into norms."""
+        ...
+
     def begin(self) -> None:
         """Before the first micro-batch of a step: gradients are cleared."""
         ...
 
-    def micro_batch(self, last: bool) -> AbstractContextManager[None]:
+    def micro_batch(self, last_of_lane: bool, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch; `last` is the last one of this worker's step."""
         ...
 
@@ -37,6 +47,10 @@ class Strategy(Protocol):
 
     def reduce(self) -> None:
         """After all lanes of this worker: finish the sum over workers."""
+        ...
+
+    def after_update(self) -> None:
+        """After the optimizer's step: bring the weights that others have updated."""
         ...
 
 
@@ -52,10 +66,16 @@ class Single:
             )
         self._module = module
 
+    def updates(self, p: torch.Tensor) -> bool:
+        return True
+
+    def counts(self, p: torch.Tensor) -> bool:
+        return True
+
     def begin(self) -> None:
         self._module.zero_grad(set_to_none=True)
 
-    def micro_batch(self, last: bool) -> AbstractContextManager[None]:
+    def micro_batch(self, last_of_lane: bool, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
     def end_lane(self) -> None:
@@ -67,19 +87,34 @@ class Single:
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
 
+    def after_update(self) -> None:
+        pass
+
 
 def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
-    """The strategy that a config asks for, around a module whose weights are already in place."""
-    from headway.parallel.ddp import DataParallel, ElasticDataParallel
-
+    """The strategy that a config asks for, around a module whose weights are already in place and on their device."""
     _refuse_running_statistics(module, world, config.determinism)
-    if config.determinism == "elastic":
-        return ElasticDataParallel(module, world)
-    name = config.parallel.strategy
+    elastic, name = config.determinism == "elastic", config.parallel.strategy
     if name == "auto":
         name = "single" if world.size == 1 else "ddp"
-    strategies: dict[str, Callable[[nn.Module, World], Strategy]] = {"single": Single, "ddp": DataParallel}
-    return strategies[name](module, world)
+    if name in FULLY_SHARDED and world.size > 1:
+        from headway.parallel.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(module, world, config)
+    from headway.parallel.ddp import DataParallel, ElasticDataParallel
+    from headway.parallel.zero import ElasticZero, Zero1, Zero2
+
+    plain: dict[str, Callable[[nn.Module, World], Strategy]] = {
+        "single": Single,
+        "ddp": DataParallel,
+        "zero1": Zero1,
+        "zero2": Zero2,
+    }
+    in_tree: dict[str, Callable[[nn.Module, World], Strategy]] = {"zero1": ElasticZero, "zero2": ElasticZero}
+    if elastic:
+        return in_tree.get(name, ElasticDataParallel)(module, world)
+    # Alone there is nobody to divide anything with.
+    return (Single if world.size == 1 else plain[name])(module, world)
 
 
 def _refuse_running_statistics(module: nn.Module, world: World, determinism: str) -> None:

@@ -41,21 +41,54 @@ class LaneAccumulator:
         return top
 
 
-def tree_all_reduce_(flat: torch.Tensor, rank: int, size: int) -> None:
-    """Sum `flat` over all workers in place, in the order of the tree; `size` must be a power of two.
+def tree_all_reduce_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Sum `flat` over the workers of a group in place, in the order of the tree; there must be a power of two of them.
 
     Recursive halving, then doubling (Thakur, Rabenseifner & Gropp 2005, section 4.4) with the nearest partner first:
     every element is summed at distance 1, 2, 4, ... and travels about twice. Both partners of an exchange own
     disjoint halves, so each sum is computed once and copied, never recomputed.
     """
+    rank, size = _place(group)
     if size == 1:
         return
     padded = flat
     if flat.numel() % size:
         padded = torch.zeros(flat.numel() + -flat.numel() % size, dtype=flat.dtype, device=flat.device)
         padded[: flat.numel()] = flat
+    start, length = _halve_(padded, group)
+    distance = size
+    while distance > 1:
+        distance //= 2
+        partner_start = start - length if rank & distance else start + length
+        mine, theirs = padded[start : start + length], padded[partner_start : partner_start + length]
+        _exchange(mine, theirs, rank ^ distance, group)
+        start, length = min(start, partner_start), length * 2
+    if padded is not flat:
+        flat.copy_(padded[: flat.numel()])
+
+
+def tree_reduce_scatter(mine: torch.Tensor, flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Sum `flat` over the workers of a group as `tree_all_reduce_` does, and leave each worker its part in `mine`.
+
+    Args:
+        mine: Part number `rank` of the sum, (n,); overwritten.
+        flat: (size * n,).
+    """
+    _, size = _place(group)
+    if size == 1:
+        mine.copy_(flat)
+        return
+    # Halving with the nearest partner first leaves a worker the part whose number is its rank with reversed bits.
+    parts = flat.view(size, -1)[[_reversed_bits(position, size) for position in range(size)]].flatten()
+    start, length = _halve_(parts, group)
+    mine.copy_(parts[start : start + length])
+
+
+def _halve_(padded: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """The first half of the exchange: sums in place; returns where this worker's part of the sum begins, its length."""
+    rank, size = _place(group)
     start, length = 0, padded.numel()
-    received = torch.empty(length // 2, dtype=flat.dtype, device=flat.device)
+    received = torch.empty(length // 2, dtype=padded.dtype, device=padded.device)
     distance = 1
     while distance < size:
         length //= 2
@@ -63,19 +96,25 @@ def tree_all_reduce_(flat: torch.Tensor, rank: int, size: int) -> None:
         keep = start + length if upper else start
         give = start if upper else start + length
         mine = padded[keep : keep + length]
-        _exchange(padded[give : give + length], received[:length], rank ^ distance)
+        _exchange(padded[give : give + length], received[:length], rank ^ distance, group)
         mine.add_(received[:length])
         start, distance = keep, distance * 2
-    while distance > 1:
-        distance //= 2
-        partner_start = start - length if rank & distance else start + length
-        _exchange(padded[start : start + length], padded[partner_start : partner_start + length], rank ^ distance)
-        start, length = min(start, partner_start), length * 2
-    if padded is not flat:
-        flat.copy_(padded[: flat.numel()])
+    return start, length
 
 
-def _exchange(send: torch.Tensor, receive: torch.Tensor, partner: int) -> None:
-    operations = [dist.P2POp(dist.isend, send, partner), dist.P2POp(dist.irecv, receive, partner)]
+def _exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, group: dist.ProcessGroup | None) -> None:
+    peer = partner if group is None else dist.get_global_rank(group, partner)
+    operations = [dist.P2POp(dist.isend, send, peer, group), dist.P2POp(dist.irecv, receive, peer, group)]
     for request in dist.batch_isend_irecv(operations):
         request.wait()
+
+
+def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Rank and size; a process without others needs no group."""
+    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
+
+
+def _reversed_bits(number: int, size: int) -> int:
+    """The number's bits in reverse order, of as many as the numbers below `size` have."""
+    bits = size.bit_length() - 1
+    return int(f"{number:0{bits}b}"[::-1], 2) if bits else 0

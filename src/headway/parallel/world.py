@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 _opened = count()
+_ALONE = MeshShape()
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,21 @@ class World:
     size: int
     local_rank: int
     device: torch.device
+    mesh: MeshShape = _ALONE
+    """How the workers are arranged."""
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of the global batch this worker computes, alone or with others."""
+        return self.mesh.data_rank(self.rank)
+
+    @cached_property
+    def device_mesh(self) -> DeviceMesh:
+        """PyTorch's view of the same arrangement, with a process group along every dimension."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = self.mesh.sizes
+        return init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     @property
     def is_first(self) -> bool:
@@ -42,6 +65,18 @@ class World:
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(everyone, mine)
         return [worker.tolist() for worker in everyone]
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """What every worker says, by rank; any JSON value, of any length. Tuples become lists."""
+        if self.size == 1:
+            return [json.loads(json.dumps(value))]
+        text = json.dumps(value).encode()
+        lengths = [int(worker[0]) for worker in self.gather([float(len(text))])]
+        mine = torch.zeros(max(lengths), dtype=torch.uint8)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine)
+        return [json.loads(bytes(said[:n].tolist())) for said, n in zip(everyone, lengths, strict=True)]
 
     @torch.no_grad()
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -89,8 +124,8 @@ def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
 
 
 @contextmanager
-def open_world(device: str, timeout_seconds: int) -> Iterator[World]:
-    """Join the other workers for the length of a block.
+def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None) -> Iterator[World]:
+    """Join the other workers for the length of a block, all of them for the data unless `mesh` says otherwise.
 
     CPU tensors travel over gloo and GPU tensors over NCCL.
     """
@@ -101,7 +136,8 @@ def open_world(device: str, timeout_seconds: int) -> Iterator[World]:
         yield World(0, 1, 0, pick_device(device))
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    world = World(int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank))
+    mesh = mesh or MeshShape(dp_shard=size)
+    world = World(int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank), mesh)
     if world.device.type == "mps":
         raise ConfigError("mps has no process groups", where="train.device", fix="train.device=cpu, or one worker")
     if world.device.type == "cuda":

@@ -31,16 +31,20 @@ class Evaluation:
 def evaluate(
     objective: Objective, model: nn.Module, feed: BatchList, world: World, precision: str = "fp32"
 ) -> Evaluation:
-    """Loss over a list of micro-batches; number `i` is computed by worker `i mod size`, all are summed in order."""
-    batches = len(feed)
+    """Loss over a list of micro-batches; they are dealt out in turns and summed in order.
+
+    Every worker computes equally many, since a forward pass may take all of them: some compute one in vain.
+    """
+    batches, size = len(feed), world.mesh.data
     sums, items = [0.0] * batches, [0.0] * batches
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    for index in range(world.rank, batches, world.size):
-        batch = feed.batch(index)
-        items[index] = float(objective.count_items(batch))
+    for index in range(world.data_rank, -(-batches // size) * size, size):
+        batch = feed.batch(min(index, batches - 1))
         with autocast(precision, world.device):
-            sums[index] = float(objective.summed_loss(model, to_device(batch, world.device)))
+            loss = float(objective.summed_loss(model, to_device(batch, world.device)))
+        if index < batches:
+            sums[index], items[index] = loss, float(objective.count_items(batch))
     for module, mode in modes:  # one by one: a frozen part may have been in evaluation mode before
         module.training = mode
     # Every entry is non-zero on one worker only, so adding the workers up is exact.

@@ -11,6 +11,7 @@ from headway.config import Config, LaneGrid
 from headway.core.errors import DivergedError, Preempted
 from headway.core.faults import fault_point
 from headway.data.feeding.prefetch import Prefetcher
+from headway.parallel.blocks import gather_whole
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.callbacks import Callback
@@ -56,7 +57,7 @@ def train_loop(job: Job) -> None:
         Preempted: a signal asked to stop; the state is saved.
     """
     config, state = job.config, job.state
-    lanes = job.grid.of_worker(job.world.rank, job.world.size)
+    lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps)
     watch, clock = Stopwatch(job, feed), SaveClock(config.checkpoint.every)
     with feed, StopSignals() as signals:
@@ -100,8 +101,9 @@ def _evaluate(job: Job) -> Evaluation:
 def _checkpoint(job: Job) -> None:
     """Save on the writing worker; the others wait, so that none runs ahead of a save that may fail."""
     state, stall = job.state, 0.0
+    tensors = gather_whole(state.blocks(), job.world)
     if job.writer is not None:
-        stall = job.writer.submit(state.cursor.step, state.tensors(), state.cursor_record(), job.checkpoint_context)
+        stall = job.writer.submit(state.cursor.step, tensors, state.cursor_record(), job.checkpoint_context)
     job.world.barrier()
     for callback in job.callbacks:
         callback.on_checkpoint(job, state.cursor.step, stall)

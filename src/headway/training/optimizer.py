@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +15,21 @@ if TYPE_CHECKING:
     from headway.config import OptimizerConfig
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module, device: torch.device) -> Optimizer:
+def build_optimizer(
+    config: OptimizerConfig,
+    model: nn.Module,
+    device: torch.device,
+    updates: Callable[[torch.Tensor], bool] = lambda p: True,
+) -> Optimizer:
     """AdamW for all parameters, or Muon for the matrices between layers and AdamW for the rest.
 
     Decay is decoupled and for matrices only; norms, biases and other vectors are not decayed.
+
+    Args:
+        updates: Whether a parameter is this worker's to update.
     """
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    hidden = hidden_matrices(model) if config.name == "muon" else []
+    trainable = [p for p in model.parameters() if p.requires_grad and updates(p)]
+    hidden = [p for p in hidden_matrices(model) if updates(p)] if config.name == "muon" else []
     in_hidden = {id(p) for p in hidden}
     rest = [p for p in trainable if id(p) not in in_hidden]
     groups = [

@@ -1,4 +1,4 @@
-"""Callbacks that write down what happens. They belong on the first worker only."""
+"""Callbacks that write down what happens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headway.checkpoint.format import hash_tensors
 from headway.core.files import append_json_line
+from headway.parallel.blocks import gather_whole
 from headway.telemetry.line import StatusLine
 from headway.telemetry.metrics import MetricsLog
 from headway.training.callbacks import Callback
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Recorder(Callback):
-    """`metrics.jsonl` and the line on the screen.
+    """`metrics.jsonl` and the line on the screen; for the first worker only.
 
     Args:
         spent_seconds: Run time of earlier attempts, so that cost covers the whole run.
@@ -62,7 +63,10 @@ class Recorder(Callback):
 
 
 class StateHashes(Callback):
-    """Writes the SHA-256 of every state tensor each so many steps, for comparing two runs step by step."""
+    """Writes the SHA-256 of every state tensor each so many steps, for comparing two runs step by step.
+
+    Every worker has one, since all bring together what each has; the first one writes.
+    """
 
     def __init__(self, path: Path, every: int) -> None:
         self._path, self._every = path, every
@@ -77,4 +81,6 @@ class StateHashes(Callback):
             self._write(job, step)
 
     def _write(self, job: Job, step: int) -> None:
-        append_json_line(self._path, {"step": step, "tensors": hash_tensors(job.state.tensors())})
+        tensors = gather_whole(job.state.blocks(), job.world)
+        if job.world.is_first:
+            append_json_line(self._path, {"step": step, "tensors": hash_tensors(tensors)})

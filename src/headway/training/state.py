@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from headway.core.types import StateTensors
+from headway.core.types import StateBlocks, StateTensors
+from headway.parallel.blocks import block_of
 from headway.training.optimizer import materialize, optimizer_tensors
 
 
@@ -32,14 +33,15 @@ class TrainState:
     optimizer: Optimizer
     cursor: Cursor = field(default_factory=Cursor)
 
-    def tensors(self) -> StateTensors:
-        """Live weights, buffers and moments by name; a weight that is used twice appears once."""
-        return {**model_tensors(self.model), **optimizer_tensors(self.optimizer, parameter_names(self.model))}
+    def blocks(self) -> StateBlocks:
+        """What this worker has of weights, buffers and moments, by name; a weight that is used twice appears once."""
+        tensors = {**model_tensors(self.model), **optimizer_tensors(self.optimizer, parameter_names(self.model))}
+        return {name: block_of(tensor) for name, tensor in tensors.items()}
 
-    def prepare_to_load(self) -> StateTensors:
-        """As `tensors`, with the optimizer's state created where it is not there yet."""
+    def prepare_to_load(self) -> StateBlocks:
+        """As `blocks`, with the optimizer's state created where it is not there yet."""
         materialize(self.optimizer)
-        return self.tensors()
+        return self.blocks()
 
     def cursor_record(self) -> dict[str, int]:
         """The cursor as it is written to a checkpoint."""

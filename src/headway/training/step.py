@@ -13,6 +13,8 @@ from headway.config import Config
 from headway.core.faults import fault_point
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
+from headway.parallel.blocks import local_part
+from headway.parallel.norms import norm_parts, total_norm
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.optimizer import set_learning_rate
@@ -56,12 +58,12 @@ def train_step(
     strategy.begin()
     lane_losses, items = _forward_backward(config, task, state, strategy, world, batches)
     strategy.reduce()
-    total_loss, total_items, agreed = _exchange(world, lane_losses, items, flags)
-
     parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = norm_parts((p for p in parameters if strategy.counts(p)), exact=config.determinism == "elastic")
+    total_loss, total_items, agreed, total_norm = _exchange(world, lane_losses, items, flags, parts)
+
     # Gradients are sums over all items; the mean and the clipping are one multiplication.
-    grad_norm = float(torch.nn.utils.get_total_norm(gradients)) / total_items
+    grad_norm = total_norm / total_items
     if fault_point("gradient", state.cursor.step + 1) == "nan":
         grad_norm = math.nan
     rate = learning_rate(config, state.cursor.step)
@@ -69,9 +71,11 @@ def train_step(
     if finite:
         limit = config.train.max_grad_norm
         clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
-        torch._foreach_mul_(gradients, clip / total_items)
+        if parameters:
+            torch._foreach_mul_([local_part(p.grad) for p in parameters], clip / total_items)
         set_learning_rate(state.optimizer, rate)
         state.optimizer.step()
+        strategy.after_update()
 
     cursor = state.cursor
     cursor.step += 1
@@ -97,7 +101,8 @@ def _forward_backward(
         for index, batch in enumerate(micro_batches):
             items += task.objective.count_items(batch)
             torch.manual_seed(derive_seed(config.seed, "dropout", state.cursor.step, lane, index))
-            with strategy.micro_batch(last=lane == last_lane and index == len(micro_batches) - 1):
+            last_of_lane = index == len(micro_batches) - 1
+            with strategy.micro_batch(last_of_lane, last=last_of_lane and lane == last_lane):
                 with autocast(config.train.precision, world.device):
                     loss = task.objective.summed_loss(state.model, to_device(batch, world.device))
                 loss.backward()
@@ -108,14 +113,19 @@ def _forward_backward(
 
 
 def _exchange(
-    world: World, lane_losses: list[float], items: int, flags: Sequence[bool]
-) -> tuple[float, int, list[bool]]:
-    """Sum losses in lane order, so that the figure is the same for any number of workers, and agree on flags."""
-    everyone = world.gather([float(items), *map(float, flags), *lane_losses])
-    first_loss = 1 + len(flags)
+    world: World, lane_losses: list[float], items: int, flags: Sequence[bool], norms: Sequence[float]
+) -> tuple[float, int, list[bool], float]:
+    """Agree on flags, and sum losses, items and norms in ways whose result does not depend on the number of workers.
+
+    Returns:
+        Loss and items of the global batch, the flags, the norm of the whole gradient.
+    """
+    everyone = world.gather([float(items), *map(float, flags), *norms, *lane_losses])
+    first_norm, first_loss = 1 + len(flags), 1 + len(flags) + len(norms)
     total = exact_sum([loss for worker in everyone for loss in worker[first_loss:]])
     agreed = [any(worker[1 + i] for worker in everyone) for i in range(len(flags))]
-    return total, int(sum(worker[0] for worker in everyone)), agreed
+    norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
+    return total, int(sum(worker[0] for worker in everyone)), agreed, norm
 
 
 def exact_sum(values: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ from headway.checkpoint.shards import plan_shards
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter, SynchronousWriter
 from headway.core.errors import CheckpointError
+from headway.core.types import Block
 from states import equal, make_state, names, save
 
 
@@ -161,11 +162,28 @@ def test_a_type_without_a_place_in_the_format_is_named(store: CheckpointStore) -
     assert names(store.directory) == []
 
 
+def blocks(tensors: dict[str, torch.Tensor]) -> dict[str, Block]:
+    return {name: Block.whole(tensor) for name, tensor in tensors.items()}
+
+
+def test_load_into_reads_the_part_that_is_asked_for(store: CheckpointStore) -> None:
+    save(store, 3)
+    whole = make_state(3)["model.embedding"]
+    part = Block(torch.zeros_like(whole[1:]), (1, 0), tuple(whole.shape))
+    others = {name: Block.whole(tensor) for name, tensor in make_state(0).items() if name != "model.embedding"}
+    store.load_into(store.info(3), {**others, "model.embedding": part})
+    assert torch.equal(part.local, whole[1:])
+    with pytest.raises(CheckpointError, match="only in the checkpoint"):
+        store.load_into(store.info(3), others)
+    elsewhere = {"model.embedding": ("F32", tuple(whole.shape))}
+    store.load_into(store.info(3), others, lambda said: [said, elsewhere])
+
+
 def test_load_into_fills_existing_tensors_in_place(store: CheckpointStore) -> None:
     save(store, 3)
     target = {name: torch.zeros_like(tensor) for name, tensor in make_state(0).items()}
     parameter = target["model.embedding"] = torch.nn.Parameter(target["model.embedding"])
-    store.load_into(store.info(3), target)
+    store.load_into(store.info(3), blocks(target))
     assert torch.equal(parameter, make_state(3)["model.embedding"]) and parameter.requires_grad
     assert equal(target, make_state(3))
 
@@ -177,7 +195,7 @@ def test_a_state_on_a_gpu_is_saved_as_on_the_cpu(store: CheckpointStore, tmp_pat
     assert manifest.state_sha256 == save(CheckpointStore(tmp_path / "cpu"), 3).state_sha256
     assert hash_tensors(on_gpu) == hash_tensors(make_state(3))
     target = {name: torch.zeros_like(tensor) for name, tensor in on_gpu.items()}
-    store.load_into(store.info(3), target)
+    store.load_into(store.info(3), blocks(target))
     assert equal(target, on_gpu)
 
 
@@ -189,7 +207,7 @@ def test_load_into_refuses_another_model_and_touches_nothing(store: CheckpointSt
     target["model.empty"] = torch.zeros(2, 4)
     target["model.half"] = torch.zeros(2, 3)
     with pytest.raises(CheckpointError) as error:
-        store.load_into(store.info(3), target)
+        store.load_into(store.info(3), blocks(target))
     for problem in (
         "'model.new' is not in the checkpoint",
         "'model.mask' is only in the checkpoint",

@@ -3,14 +3,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from headway.config import Config
+from headway.config import Config, MeshShape
 from headway.core.errors import ConfigError
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.strategy import Single, make_strategy
 from headway.parallel.world import World, pick_device
 
 ONE = World(0, 1, 0, torch.device("cpu"))
-TWO = World(0, 2, 0, torch.device("cpu"))
+TWO = World(0, 2, 0, torch.device("cpu"), MeshShape(dp_shard=2))
 
 
 def config(**values: object) -> Config:
@@ -57,7 +57,7 @@ def test_gradients_after_reduce_are_the_sum_over_all_lanes(strategy: type) -> No
     for _ in range(2):  # the second step must not see the first one's gradients
         spread.begin()
         for number, batch in enumerate(batches):
-            with spread.micro_batch(last=number == 3):
+            with spread.micro_batch(last_of_lane=True, last=number == 3):
                 model(batch).square().sum().backward()
             spread.end_lane()
         spread.reduce()
@@ -70,7 +70,7 @@ def test_a_parameter_without_a_gradient_has_one_of_zero(strategy: type) -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     spread = strategy(model, ONE)
     spread.begin()
-    with spread.micro_batch(last=True):
+    with spread.micro_batch(last_of_lane=True, last=True):
         model[0](torch.ones(1, 2)).sum().backward()
     spread.end_lane()
     spread.reduce()
@@ -127,7 +127,7 @@ def test_a_gradient_that_comes_after_its_bucket_was_sent_is_an_error(monkeypatch
         spread.begin()
         hidden = checkpoint(shared, x, use_reentrant=reentrant)
         loss = checkpoint(shared, hidden, use_reentrant=reentrant).sum()
-        with spread.micro_batch(last=True):
+        with spread.micro_batch(last_of_lane=True, last=True):
             if reentrant:
                 with pytest.raises(RuntimeError, match="second gradient"):
                     loss.backward()

@@ -1,0 +1,189 @@
+"""How workers are arranged: the degrees of every kind of parallelism, and who has which part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.config.lanes import divisors, nearest
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config
+
+#: Strategies that cut each weight between workers.
+FULLY_SHARDED = ("zero3", "fsdp", "hsdp")
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Degrees of parallelism, from the outermost dimension, whose workers talk least, to the innermost.
+
+    Worker numbers count through the innermost dimension first, so that tensor-parallel workers are neighbours, and so
+    on one machine.
+    """
+
+    pp: int = 1
+    """Pipeline stages."""
+    dp_replicate: int = 1
+    """Copies of what `dp_shard` workers hold together."""
+    dp_shard: int = 1
+    """Workers that share the data and, where the strategy cuts them, weights and moments."""
+    cp: int = 1
+    """Workers that share the positions of a row."""
+    tp: int = 1
+    """Workers that share each matrix."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Degree by name, outermost first."""
+        return {
+            "pp": self.pp,
+            "dp_replicate": self.dp_replicate,
+            "dp_shard": self.dp_shard,
+            "cp": self.cp,
+            "tp": self.tp,
+        }
+
+    @property
+    def size(self) -> int:
+        """Workers in all."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def data(self) -> int:
+        """Workers, or groups of them, that compute lanes of their own."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether every worker computes lanes of its own."""
+        return self.data == self.size
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Place of a worker in every dimension."""
+        places: dict[str, int] = {}
+        for name, degree in reversed(self.sizes.items()):
+            rank, places[name] = divmod(rank, degree)
+        return places
+
+    def data_rank(self, rank: int) -> int:
+        """Which of the `data` parts of a global batch a worker computes, alone or with others."""
+        places = self.coordinates(rank)
+        return places["dp_replicate"] * self.dp_shard + places["dp_shard"]
+
+    def __str__(self) -> str:
+        cut = [f"{name} {degree}" for name, degree in self.sizes.items() if degree > 1]
+        return " x ".join(cut) or "one worker"
+
+
+def resolve_mesh(config: Config, workers: int) -> MeshShape:
+    """The arrangement of a number of workers.
+
+    Raises:
+        ConfigError: the degrees do not fit the workers, each other, or the model; the message has the nearest that do.
+    """
+    for problem in _problems(config, workers):
+        raise problem
+    parallel = config.parallel
+    data = workers // _split(config)
+    copies = _copies(config, data)
+    return MeshShape(parallel.pipeline, copies, data // copies, parallel.context, parallel.tensor)
+
+
+def _split(config: Config) -> int:
+    """Workers that compute one lane together."""
+    return config.parallel.pipeline * config.parallel.context * config.parallel.tensor
+
+
+def _copies(config: Config, data: int) -> int:
+    if config.parallel.replicate is not None:
+        return config.parallel.replicate
+    # Two levels need two of each; without a word about machines, the smallest number of copies is taken.
+    return min((n for n in divisors(data) if n > 1), default=1) if config.parallel.strategy == "hsdp" else 1
+
+
+def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
+    parallel, split = config.parallel, _split(config)
+    if workers % split:
+        degrees = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
+        words = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+        yield ConfigError(
+            f"{workers} workers cannot be arranged as {words}, which takes a multiple of {split}",
+            where="parallel.workers, " + ", ".join(f"parallel.{name}" for name, n in degrees.items() if n > 1),
+            fix=f"parallel.workers={max(1, round(workers / split)) * split}",
+        )
+        return
+    data = workers // split
+    if parallel.strategy == "single" and data > 1:
+        yield ConfigError(
+            f"strategy 'single' cannot use {data} workers for the data",
+            where="parallel.strategy, parallel.workers",
+            fix=f"parallel.strategy=auto, or parallel.workers={split}",
+        )
+    yield from _replication(config, data)
+    if config.determinism == "elastic" and split > 1:
+        yield ConfigError(
+            "determinism 'elastic' holds for workers that share the data; tensor, context and pipeline parallelism"
+            " change the order of sums with their degree",
+            where="determinism, parallel.tensor, parallel.context, parallel.pipeline",
+            fix="determinism=run, or leave those degrees at 1",
+        )
+    yield from _model(config)
+
+
+def _replication(config: Config, data: int) -> Iterator[ConfigError]:
+    strategy, copies = config.parallel.strategy, config.parallel.replicate
+    if strategy == "hsdp" and (data < 4 or len(divisors(data)) < 3):
+        yield ConfigError(
+            f"hsdp arranges workers in two levels, copies and shards, which {data} workers for the data cannot fill",
+            where="parallel.strategy, parallel.workers",
+            fix="parallel.strategy=fsdp, or four workers or more",
+        )
+    elif copies is not None and (data % copies or (strategy == "hsdp" and copies in (1, data))):
+        inner = [n for n in divisors(data) if n not in (1, data)] if strategy == "hsdp" else divisors(data)
+        yield ConfigError(
+            f"{data} workers for the data cannot be arranged as {copies} copies"
+            + (" of at least two shards" if strategy == "hsdp" else ""),
+            where="parallel.replicate",
+            fix=f"parallel.replicate={nearest(copies, inner)}",
+        )
+    elif copies not in (None, 1) and strategy not in ("hsdp", "ddp"):
+        yield ConfigError(
+            f"strategy '{strategy}' has one level; copies are for 'hsdp' and 'ddp'",
+            where="parallel.replicate, parallel.strategy",
+            fix="leave parallel.replicate out, or parallel.strategy=hsdp",
+        )
+
+
+def _model(config: Config) -> Iterator[ConfigError]:
+    """What the shape of the model must allow; a pretrained one is known only when it is read."""
+    model, parallel = config.model, config.parallel
+    heads, layers = model.kv_heads or model.heads, model.layers
+    if heads and heads % parallel.tensor:
+        yield ConfigError(
+            f"{heads} key-value heads cannot be shared evenly by {parallel.tensor} tensor-parallel workers",
+            where="parallel.tensor, model.kv_heads",
+            fix=f"parallel.tensor={nearest(parallel.tensor, divisors(heads))}",
+        )
+    if layers and parallel.pipeline > layers:
+        yield ConfigError(
+            f"{layers} layers cannot be cut into {parallel.pipeline} pipeline stages",
+            where="parallel.pipeline, model.layers",
+            fix=f"parallel.pipeline={layers}",
+        )
+    if config.train.sequence_length % parallel.context:
+        near = nearest(parallel.context, divisors(config.train.sequence_length))
+        yield ConfigError(
+            f"rows of {config.train.sequence_length} tokens cannot be cut into {parallel.context} equal parts",
+            where="parallel.context, train.sequence_length",
+            fix=f"parallel.context={near}",
+        )
+    if model.dropout and (parallel.tensor > 1 or parallel.context > 1):
+        yield ConfigError(
+            "dropout draws one mask for a whole activation, of which these workers see parts",
+            where="model.dropout, parallel.tensor, parallel.context",
+            fix="model.dropout=0, or leave parallel.tensor and parallel.context at 1",
+        )

@@ -1,0 +1,82 @@
+"""Who updates which parameter, where moments are divided between workers (ZeRO stages 1 and 2).
+
+Rajbhandari et al. 2020, sections 5.1 and 5.2. Whole parameters are dealt out, not equal pieces of one flat buffer: the
+bits of an update then do not depend on where a buffer is cut, and an optimizer may look at a whole matrix (Muon). The
+price is that shares are only about equal; no worker has more than its fair share and the largest parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headway.core.errors import ConfigError
+
+
+class Ownership:
+    """The owner of every trainable parameter, a function of the model and the number of workers alone."""
+
+    def __init__(self, module: nn.Module, rank: int, workers: int) -> None:
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        if len(parameters) < workers:
+            raise ConfigError(
+                f"a model of {len(parameters)} parameters cannot be divided between {workers} workers",
+                where="parallel.strategy, parallel.workers",
+                fix="parallel.strategy=ddp, or fewer workers",
+            )
+        self.rank, self.workers = rank, workers
+        self._owner = _dealt(parameters, workers)
+
+    def owner(self, p: torch.Tensor) -> int:
+        """The rank that updates a parameter."""
+        return self._owner[p]
+
+    def is_mine(self, p: torch.Tensor) -> bool:
+        """Whether this worker updates a parameter."""
+        return self._owner[p] == self.rank
+
+    @torch.no_grad()
+    def share(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None, bucket_bytes: int) -> None:
+        """Bring every parameter from its owner to all the others."""
+        waiting = []
+        for owner, bucket in self._buckets(parameters, bucket_bytes):
+            flat = torch.cat([p.detach().flatten() for p in bucket])
+            source = owner if group is None else dist.get_global_rank(group, owner)
+            work = dist.broadcast(flat, src=source, group=group, async_op=True)
+            waiting.append((work, owner, bucket, flat))
+        for work, owner, bucket, flat in waiting:
+            assert work is not None
+            work.wait()
+            if owner != self.rank:
+                for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                    p.copy_(part.view(p.shape))
+
+    def _buckets(
+        self, parameters: Iterable[nn.Parameter], bucket_bytes: int
+    ) -> Iterable[tuple[int, Sequence[nn.Parameter]]]:
+        """Parameters of one owner and one type, of about `bucket_bytes`, in the same order on every worker."""
+        kinds: dict[tuple[int, torch.dtype], list[nn.Parameter]] = {}
+        for p in parameters:
+            kinds.setdefault((self.owner(p), p.dtype), []).append(p)
+        for (owner, _), members in kinds.items():
+            bucket: list[nn.Parameter] = []
+            for p in members:
+                if bucket and sum(q.nbytes for q in bucket) + p.nbytes > bucket_bytes:
+                    yield owner, bucket
+                    bucket = []
+                bucket.append(p)
+            yield owner, bucket
+
+
+def _dealt(parameters: Sequence[nn.Parameter], workers: int) -> dict[torch.Tensor, int]:
+    """The largest first, each to the worker that has least so far; equal ones in the order of the model."""
+    load = [0] * workers
+    owner: dict[torch.Tensor, int] = {}
+    for p in sorted(parameters, key=lambda p: -p.numel()):
+        least = min(range(workers), key=lambda rank: (load[rank], rank))
+        owner[p] = least
+        load[least] += p.numel()
+    return owner

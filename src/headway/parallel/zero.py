@@ -1,0 +1,138 @@
+"""ZeRO stages 1 and 2: weights are replicated; moments, and with stage 2 gradients, are divided between workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headway.parallel.buckets import BUCKET_BYTES
+from headway.parallel.buffers import BufferWatch
+from headway.parallel.ddp import DataParallel, ElasticDataParallel
+from headway.parallel.ownership import Ownership
+from headway.parallel.world import World
+
+
+class _OwnedUpdate:
+    """The update's side: each worker updates what it owns and tells the others."""
+
+    _module: nn.Module
+    _ownership: Ownership
+
+    def updates(self, p: torch.Tensor) -> bool:
+        return self._ownership.is_mine(p)
+
+    counts = updates
+
+    def after_update(self) -> None:
+        trainable = (p for p in self._module.parameters() if p.requires_grad)
+        self._ownership.share(trainable, None, BUCKET_BYTES)
+
+
+class Zero1(_OwnedUpdate, DataParallel):
+    """Gradients are summed everywhere, as with `ddp`; each worker updates its part of the weights."""
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        super().__init__(module, world)
+        self._module, self._ownership = module, Ownership(module, world.rank, world.size)
+
+
+class ElasticZero(_OwnedUpdate, ElasticDataParallel):
+    """Stages 1 and 2 under `elastic`: gradients stay whole until all lanes are summed, so only moments are divided."""
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        super().__init__(module, world)
+        self._module, self._ownership = module, Ownership(module, world.rank, world.size)
+
+
+class Zero2(_OwnedUpdate):
+    """Gradients are summed at their owner as soon as the backward pass has them, and freed everywhere else.
+
+    This happens in every micro-batch, so accumulating over micro-batches costs communication and no memory.
+    """
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        self._module, self._world = module, world
+        self._ownership = Ownership(module, world.rank, world.size)
+        self._buckets = _buckets_by_owner(module, self._ownership)
+        self._bucket_of = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
+        self._buffers = BufferWatch(module)
+        self._training = False
+        for p in self._bucket_of:
+            p.register_post_accumulate_grad_hook(self._filled)
+        self._missing: list[set[torch.Tensor]] = []
+        self._sent = 0
+        self._pending: list[tuple[dist.Work, torch.Tensor, int]] = []
+        self._sums: dict[torch.Tensor, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        for p in self._bucket_of:
+            p.grad = None
+        self._sums = {}
+        self._buffers.begin()
+
+    @contextmanager
+    def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
+        self._missing, self._sent, self._training = [set(bucket) for bucket in self._buckets], 0, True
+        yield
+        self._training = False
+        while self._sent < len(self._buckets):  # kept open by a parameter without a gradient
+            self._send()
+        for work, flat, index in self._pending:
+            work.wait()
+            self._add(flat, index)
+        self._pending = []
+
+    def end_lane(self) -> None:
+        pass
+
+    def reduce(self) -> None:
+        self._buffers.check()
+        for p in self._bucket_of:
+            p.grad = self._sums[p] if self._ownership.is_mine(p) else None
+
+    def _filled(self, p: Any) -> None:
+        if not self._training:
+            return
+        self._missing[self._bucket_of[p]].discard(p)
+        while self._sent < len(self._buckets) and not self._missing[self._sent]:
+            self._send()
+
+    def _send(self) -> None:
+        """Send the next bucket to its owner, in the same order on every worker."""
+        index, bucket = self._sent, self._buckets[self._sent]
+        flat = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in bucket])
+        for p in bucket:
+            p.grad = None
+        work = dist.reduce(flat, dst=self._ownership.owner(bucket[0]), async_op=True)
+        assert work is not None
+        self._pending.append((work, flat, index))
+        self._sent += 1
+
+    def _add(self, flat: torch.Tensor, index: int) -> None:
+        bucket = self._buckets[index]
+        if not self._ownership.is_mine(bucket[0]):
+            return
+        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            if p in self._sums:
+                self._sums[p].add_(part.view(p.shape))
+            else:
+                self._sums[p] = part.view(p.shape)
+
+
+def _buckets_by_owner(module: nn.Module, ownership: Ownership) -> list[list[nn.Parameter]]:
+    """Parameters in about the order in which the backward pass finishes them, each bucket of one owner and type."""
+    buckets: list[list[nn.Parameter]] = []
+    open_buckets: dict[tuple[int, torch.dtype], list[nn.Parameter]] = {}
+    for p in reversed([p for p in module.parameters() if p.requires_grad]):
+        kind = (ownership.owner(p), p.dtype)
+        bucket = open_buckets.get(kind)
+        if bucket is None or sum(q.nbytes for q in bucket) + p.nbytes > BUCKET_BYTES:
+            bucket = open_buckets[kind] = []
+            buckets.append(bucket)
+        bucket.append(p)
+    return buckets

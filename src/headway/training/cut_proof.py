@@ -1,0 +1,65 @@
+"""Whether an optimizer's arithmetic depends on where its parameters are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from headway.core.errors import ConfigError
+
+_ROWS, _COLUMNS, _STEPS = 61, 37, 3
+
+
+def refuse_cuts_that_show(
+    build: Callable[[nn.Module, torch.device], Optimizer], device: torch.device, threads: int
+) -> None:
+    """Make sure that shards of a matrix are updated with the bits of the whole one.
+
+    Vector kernels treat the last elements of a buffer by other instructions than the rest, and threads cut buffers too.
+    Whether that shows is a matter of the kernel, the compiler and the machine; so it is tried, on numbers that do not
+    fill vectors, rather than believed.
+
+    Raises:
+        ConfigError: the bits differ.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = _updated(build, device, [(0, _ROWS)])
+        cuts = ([0, 31, _ROWS], [0, 16, 32, 48, _ROWS], [0, 1, _ROWS])
+        same = all(
+            torch.equal(whole, _updated(build, device, list(zip(rows, rows[1:], strict=False)))) for rows in cuts
+        )
+    finally:
+        torch.set_num_threads(before)
+    if not same:
+        raise ConfigError(
+            "this machine's optimizer kernels round differently where a matrix is cut, so sharded weights would not have"
+            " the bits of whole ones",
+            where="determinism, parallel.strategy",
+            fix="parallel.strategy=zero1, which updates whole matrices, or determinism=run",
+        )
+
+
+def _updated(
+    build: Callable[[nn.Module, torch.device], Optimizer], device: torch.device, rows: list[tuple[int, int]]
+) -> torch.Tensor:
+    """A matrix after a few updates of its parts, together with all that the optimizer keeps of it."""
+    generator = torch.Generator().manual_seed(1)
+    weight, *gradients = (torch.randn(_ROWS, _COLUMNS, generator=generator) for _ in range(1 + _STEPS))
+    # A list of embeddings: nothing is taken for an output projection, whatever the optimizer does with those.
+    model = nn.ModuleList(nn.Embedding(end - start, _COLUMNS, device=device) for start, end in rows)
+    parts = [module.weight for module in model if isinstance(module, nn.Embedding)]
+    with torch.no_grad():
+        for part, (start, end) in zip(parts, rows, strict=True):
+            part.copy_(weight[start:end])
+    optimizer = build(model, device)
+    for gradient in gradients:
+        for part, (start, end) in zip(parts, rows, strict=True):
+            part.grad = gradient[start:end].to(device).clone()
+        optimizer.step()
+    kept = [[part.detach(), *(t for t in optimizer.state[part].values() if t.shape == part.shape)] for part in parts]
+    return torch.cat([torch.cat(tensors, dim=1) for tensors in kept])
