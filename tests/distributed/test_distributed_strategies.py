@@ -83,7 +83,8 @@ def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]
 
 
 def test_elastic_runs_have_the_same_bits_under_every_strategy(trials: Callable[..., Trials]) -> None:
-    runs = trials(determinism="elastic", model={"dropout": 0.1})
+    # Widths that do not fill vectors: kernels that treat the last elements of a shard otherwise would show.
+    runs = trials(determinism="elastic", model={"dropout": 0.1, "dim": 36, "heads": 3, "kv_heads": 1, "ffn_dim": 75})
     names = [runs.add("single", 1)]
     names += [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n in (2, 4) for s in DATA_PARALLEL]
     names.append(runs.add("hsdp-4", 4, "parallel.strategy=hsdp"))

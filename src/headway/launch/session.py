@@ -96,9 +96,10 @@ def _train(
     if start is None:
         world.broadcast_(task.model.parameters())
     strategy = make_strategy(config, task.model, world)
-    optimizer = build_optimizer(config.optimizer, task.model, world.device, strategy.updates)
-    if config.determinism == "elastic" and config.parallel.strategy in FULLY_SHARDED:
-        refuse_cuts_that_show(partial(build_optimizer, config.optimizer), world.device, threads)
+    elastic = config.determinism == "elastic"
+    optimizer = build_optimizer(config.optimizer, task.model, world.device, strategy.updates, elastic)
+    if elastic and config.parallel.strategy in FULLY_SHARDED:
+        refuse_cuts_that_show(partial(build_optimizer, config.optimizer, elastic=True), world.device, threads)
     state = TrainState(task.model, optimizer)
     if start is not None:
         _check_data(task, start)

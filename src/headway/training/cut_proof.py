@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -30,15 +31,13 @@ def refuse_cuts_that_show(
     try:
         whole = _updated(build, device, [(0, _ROWS)])
         cuts = ([0, 31, _ROWS], [0, 16, 32, 48, _ROWS], [0, 1, _ROWS])
-        same = all(
-            torch.equal(whole, _updated(build, device, list(zip(rows, rows[1:], strict=False)))) for rows in cuts
-        )
+        same = all(torch.equal(whole, _updated(build, device, list(pairwise(rows)))) for rows in cuts)
     finally:
         torch.set_num_threads(before)
     if not same:
         raise ConfigError(
-            "this machine's optimizer kernels round differently where a matrix is cut, so sharded weights would not have"
-            " the bits of whole ones",
+            "the optimizer's kernels round differently where a matrix is cut, so sharded weights would not have the bits"
+            " of whole ones",
             where="determinism, parallel.strategy",
             fix="parallel.strategy=zero1, which updates whole matrices, or determinism=run",
         )

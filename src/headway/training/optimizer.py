@@ -20,6 +20,7 @@ def build_optimizer(
     model: nn.Module,
     device: torch.device,
     updates: Callable[[torch.Tensor], bool] = lambda p: True,
+    elastic: bool = False,
 ) -> Optimizer:
     """AdamW for all parameters, or Muon for the matrices between layers and AdamW for the rest.
 
@@ -27,6 +28,8 @@ def build_optimizer(
 
     Args:
         updates: Whether a parameter is this worker's to update.
+        elastic: The bits must not depend on where a matrix is cut. The fused kernel for the CPU rounds the last
+            elements of a buffer otherwise than the rest; one operation after the other does not (`training.cut_proof`).
     """
     trainable = [p for p in model.parameters() if p.requires_grad and updates(p)]
     hidden = [p for p in hidden_matrices(model) if updates(p)] if config.name == "muon" else []
@@ -39,9 +42,16 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     parts: list[Optimizer] = []
     if groups:
-        fused = device.type in ("cpu", "cuda")
+        fused = device.type == "cuda" or (device.type == "cpu" and not elastic)
         parts.append(
-            torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=fused)
+            torch.optim.AdamW(
+                groups,
+                lr=config.learning_rate,
+                betas=config.betas,
+                eps=config.eps,
+                fused=fused,
+                foreach=False if elastic and not fused else None,
+            )
         )
     if hidden:
         # Scaled so that updates are about as large as AdamW's, one learning rate serves both (Liu et al. 2025, 2.2).

@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_adamw_passes_here(threads: int) -> None:
+def test_adamw_of_elastic_runs_passes(threads: int) -> None:
     before = torch.get_num_threads()
-    refuse_cuts_that_show(partial(build_optimizer, Config.model_validate({}).optimizer), CPU, threads)
+    refuse_cuts_that_show(partial(build_optimizer, Config.model_validate({}).optimizer, elastic=True), CPU, threads)
     assert torch.get_num_threads() == before
 
 
