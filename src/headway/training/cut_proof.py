@@ -36,8 +36,8 @@ def refuse_cuts_that_show(
         torch.set_num_threads(before)
     if not same:
         raise ConfigError(
-            "the optimizer's kernels round differently where a matrix is cut, so sharded weights would not have the bits"
-            " of whole ones",
+            "the optimizer's kernels round differently where a matrix is cut, so sharded weights would not have"
+            " the bits of whole ones",
             where="determinism, parallel.strategy",
             fix="parallel.strategy=zero1, which updates whole matrices, or determinism=run",
         )
