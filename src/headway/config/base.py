@@ -11,9 +11,7 @@ from pydantic_core import PydanticCustomError
 class Section(BaseModel):
     """A part of the config; unknown keys are errors, values do not change once set."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

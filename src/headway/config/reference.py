@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 import typing
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from types import UnionType
 from typing import Any
 
@@ -36,6 +41,10 @@ def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema(schema_generator=_SchemaGenerator)
     base = {"type": "string", "description": "File beside this one, or built-in preset, that this config starts from."}
     schema["properties"] = {"base": base, **schema["properties"]}
+    for model in _models(Config):
+        described = schema if model is Config else schema["$defs"][model.__name__]
+        for name, text in descriptions(model).items():
+            described["properties"][name]["description"] = text
     data = schema["$defs"]["DataConfig"]["properties"]
     for field in (data["sources"], data["clean"], schema["$defs"]["DecontaminateStep"]["properties"]["sets"]):
         _accept_names(field)
@@ -67,6 +76,35 @@ def _sections(info: FieldInfo, path: str) -> Iterator[tuple[str, type[BaseModel]
             yield from _sections(child, f"{path}.{name}")
 
 
+def _models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """A section and all sections below it."""
+    children = {child for info in model.model_fields.values() for child in sections_of(info.annotation)}
+    return {model}.union(*(_models(child) for child in children))
+
+
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """What the texts under the fields of a section say, by field.
+
+    Read from the source when somebody asks: pydantic would do so in every command, for a twentieth of a second.
+    """
+    found: dict[str, str] = {}
+    for owner in reversed(model.__mro__):
+        if not (issubclass(owner, BaseModel) and owner.__module__.startswith("headway.")):
+            continue
+        body = _classes(owner.__module__)[owner.__name__].body
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                assert isinstance(field.target, ast.Name)
+                found[field.target.id] = inspect.cleandoc(str(text.value.value))
+    return found
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
 def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
     """The sections that a field may hold, by itself, in lists or as one of several."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -76,8 +114,9 @@ def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _table(title: str, model: type[BaseModel], prefix: str) -> str:
+    texts = descriptions(model)
     rows = [
-        f"| `{prefix}{name}` | {_field_type(info)} | {_default(info)} | {_meaning(info)} |"
+        f"| `{prefix}{name}` | {_field_type(info)} | {_default(info)} | {_meaning(info, texts.get(name))} |"
         for name, info in model.model_fields.items()
         if not list(sections_of(info.annotation)) or prefix
     ]
@@ -121,9 +160,9 @@ def _default(info: FieldInfo) -> str:
     return f"`{value}`"
 
 
-def _meaning(info: FieldInfo) -> str:
+def _meaning(info: FieldInfo, text: str | None) -> str:
     sections = [model.__doc__ or "" for model in sections_of(info.annotation)]
-    return _cell(info.description or "".join(sections))
+    return _cell(text or "".join(sections))
 
 
 def _cell(text: str) -> str:
