@@ -160,6 +160,7 @@ class Place:
 
     def set(self, data: dict[str, Any]) -> None:
         """From now on prepare this."""
+        self._data = data
         config = {"name": "kills", "data": {**data, "store": str(self.store)}, "train": {"steps": 1}}
         self._config.write_text(json.dumps(config))  # JSON is YAML
 
@@ -204,11 +205,13 @@ class Place:
         return sorted(path.name for path in self.folder.iterdir() if path.name not in ("store", "run.yaml", "log"))
 
     def finished(self) -> dict[str, int]:
-        """What is done in the store in the making: shards and surveys that are recorded, and their inodes."""
+        """What is done in the store in the making: shards that are recorded, and their inodes; and surveys, where they
+        come before the shards and not with them."""
         making = self.folder / ".store.preparing"
         done = {path.name.split(".")[0] for path in (making / ".work").glob("*.shards.json")}
         files = [path for path in making.glob("*/*/*.bin") if path.name.split(".")[0] in done]
-        files += (making / ".work").glob("*.survey.json")
+        if self._data.get("dedup"):
+            files += (making / ".work").glob("*.survey.json")
         return {path.relative_to(making).as_posix(): path.stat().st_ino for path in files}
 
 
