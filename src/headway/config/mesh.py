@@ -131,7 +131,41 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             where="determinism, parallel.tensor, parallel.context, parallel.pipeline",
             fix="determinism=run, or leave those degrees at 1",
         )
+    yield from _communication(config)
     yield from _model(config)
+
+
+def _communication(config: Config) -> Iterator[ConfigError]:
+    """Ways of summing gradients that the strategy or the promise does not allow."""
+    parallel, exact = config.parallel, config.determinism
+    ways = {"compression": parallel.compression != "none", "reduce_precision": parallel.reduce_precision != "fp32"}
+    for key in (key for key, wanted in ways.items() if wanted):
+        where = f"parallel.{key}"
+        if parallel.strategy not in ("auto", "ddp", "zero1"):
+            yield ConfigError(
+                f"{key} is for gradients that every worker has whole, which '{parallel.strategy}' does not have",
+                where=f"{where}, parallel.strategy",
+                fix=f"parallel.strategy=ddp, or leave {where} out",
+            )
+        if exact == "elastic":
+            yield ConfigError(
+                "determinism 'elastic' sums in fp32, whole; anything else would depend on the number of workers",
+                where=f"{where}, determinism",
+                fix=f"leave {where} out, or determinism={'off' if key == 'compression' else 'run'}",
+            )
+        elif key == "compression" and exact == "run":
+            yield ConfigError(
+                "powersgd keeps what it has not sent yet outside of checkpoints, so a resumed run would differ",
+                where=f"{where}, determinism",
+                fix=f"determinism=off, or leave {where} out",
+            )
+    others = [*(key for key, wanted in ways.items() if wanted), *(["replicate"] if parallel.replicate else [])]
+    if len(others) > 1:
+        yield ConfigError(
+            f"gradients can be summed in one special way at a time, not by {' and '.join(others)}",
+            where=", ".join(f"parallel.{key}" for key in others),
+            fix="keep one of them",
+        )
 
 
 def _replication(config: Config, data: int) -> Iterator[ConfigError]:
@@ -150,7 +184,7 @@ def _replication(config: Config, data: int) -> Iterator[ConfigError]:
             where="parallel.replicate",
             fix=f"parallel.replicate={nearest(copies, inner)}",
         )
-    elif copies not in (None, 1) and strategy not in ("hsdp", "ddp"):
+    elif copies not in (None, 1) and strategy not in ("auto", "ddp", "hsdp"):
         yield ConfigError(
             f"strategy '{strategy}' has one level; copies are for 'hsdp' and 'ddp'",
             where="parallel.replicate, parallel.strategy",

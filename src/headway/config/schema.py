@@ -215,6 +215,14 @@ class ParallelConfig(Section):
     replicate: PositiveInt | None = None
     """Groups of workers that hold copies of each other: for `hsdp` each is a whole copy cut into shards (2 when not
     given); for `ddp` gradients are summed within each group first, then between them."""
+    reduce_precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """With `ddp` and `zero1`: the type in which gradients travel between workers and are summed. Half precision halves
+    the traffic and rounds the sum; losses are no longer those of one worker."""
+    compression: Literal["none", "powersgd"] = "none"
+    """With `ddp` and `zero1`: `powersgd` sends matrices as two thin factors (Vogels et al. 2019), for slow networks. It
+    keeps what they miss outside of checkpoints, so it takes `determinism: off`."""
+    powersgd_rank: PositiveInt = 4
+    """Columns of a factor."""
     reshard_after_forward: bool = True
     """With `zero3` and `hsdp`: let go of a layer's weights between its forward and its backward pass. Keeping them
     saves a third of the communication."""

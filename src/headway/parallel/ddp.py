@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from headway.parallel.buckets import Bucket, make_buckets
 from headway.parallel.buffers import BufferWatch
+from headway.parallel.exchange import Finish, make_exchange
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_
 from headway.parallel.world import World
 
+if TYPE_CHECKING:
+    from headway.config import Config
+
 
 class DataParallel:
-    """Buckets are all-reduced as soon as the last backward pass has filled them, while it goes on with the rest."""
+    """Buckets are summed as soon as the last backward pass has filled them, while it goes on with the rest."""
 
-    def __init__(self, module: nn.Module, world: World) -> None:
-        self._world = world
+    def __init__(self, module: nn.Module, world: World, config: Config) -> None:
+        self._world, self._exchange = world, make_exchange(config, world)
         self._buckets = make_buckets(module)
         self._missing: list[set[torch.Tensor]] = []
-        self._pending: list[dist.Work] = []
+        self._pending: list[Finish] = []
         self._last = False
         self._buffers = BufferWatch(module)
         if world.size > 1:
@@ -59,8 +62,8 @@ class DataParallel:
             self._buffers.check()
             for bucket in self._buckets[len(self._pending) :]:
                 self._send(bucket)
-        for request in self._pending:
-            request.wait()
+        for finish in self._pending:
+            finish()
         self._last = False  # the hooks stay with the parameters, also when another run trains them later
 
     def after_update(self) -> None:
@@ -82,9 +85,7 @@ class DataParallel:
         return filled
 
     def _send(self, bucket: Bucket) -> None:
-        request = dist.all_reduce(bucket.flat, async_op=True)
-        assert request is not None
-        self._pending.append(request)
+        self._pending.append(self._exchange.start(bucket))
 
 
 class ElasticDataParallel:
@@ -93,7 +94,7 @@ class ElasticDataParallel:
     The price: partial sums of log2(lanes per worker) + 1 lanes are kept, and nothing overlaps with the backward pass.
     """
 
-    def __init__(self, module: nn.Module, world: World) -> None:
+    def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._world = world
         self._buckets = make_buckets(module)
         self._lanes = [LaneAccumulator() for _ in self._buckets]

@@ -54,10 +54,13 @@ class Strategy(Protocol):
         ...
 
 
+_Maker = Callable[[nn.Module, World, "Config"], Strategy]
+
+
 class Single:
     """One worker; gradients add up where autograd leaves them."""
 
-    def __init__(self, module: nn.Module, world: World) -> None:
+    def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         if world.size > 1:
             raise ConfigError(
                 f"strategy 'single' cannot use {world.size} workers",
@@ -104,17 +107,12 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     from headway.parallel.ddp import DataParallel, ElasticDataParallel
     from headway.parallel.zero import ElasticZero, Zero1, Zero2
 
-    plain: dict[str, Callable[[nn.Module, World], Strategy]] = {
-        "single": Single,
-        "ddp": DataParallel,
-        "zero1": Zero1,
-        "zero2": Zero2,
-    }
-    in_tree: dict[str, Callable[[nn.Module, World], Strategy]] = {"zero1": ElasticZero, "zero2": ElasticZero}
+    plain: dict[str, _Maker] = {"single": Single, "ddp": DataParallel, "zero1": Zero1, "zero2": Zero2}
+    in_tree: dict[str, _Maker] = {"zero1": ElasticZero, "zero2": ElasticZero}
     if elastic:
-        return in_tree.get(name, ElasticDataParallel)(module, world)
+        return in_tree.get(name, ElasticDataParallel)(module, world, config)
     # Alone there is nobody to divide anything with.
-    return (Single if world.size == 1 else plain[name])(module, world)
+    return (Single if world.size == 1 else plain[name])(module, world, config)
 
 
 def _refuse_running_statistics(module: nn.Module, world: World, determinism: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from headway.parallel.buffers import BufferWatch
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.ownership import Ownership
 from headway.parallel.world import World
+
+if TYPE_CHECKING:
+    from headway.config import Config
 
 
 class _OwnedUpdate:
@@ -36,16 +39,16 @@ class _OwnedUpdate:
 class Zero1(_OwnedUpdate, DataParallel):
     """Gradients are summed everywhere, as with `ddp`; each worker updates its part of the weights."""
 
-    def __init__(self, module: nn.Module, world: World) -> None:
-        super().__init__(module, world)
+    def __init__(self, module: nn.Module, world: World, config: Config) -> None:
+        super().__init__(module, world, config)
         self._module, self._ownership = module, Ownership(module, world.rank, world.size)
 
 
 class ElasticZero(_OwnedUpdate, ElasticDataParallel):
     """Stages 1 and 2 under `elastic`: gradients stay whole until all lanes are summed, so only moments are divided."""
 
-    def __init__(self, module: nn.Module, world: World) -> None:
-        super().__init__(module, world)
+    def __init__(self, module: nn.Module, world: World, config: Config) -> None:
+        super().__init__(module, world, config)
         self._module, self._ownership = module, Ownership(module, world.rank, world.size)
 
 
@@ -55,7 +58,7 @@ class Zero2(_OwnedUpdate):
     This happens in every micro-batch, so accumulating over micro-batches costs communication and no memory.
     """
 
-    def __init__(self, module: nn.Module, world: World) -> None:
+    def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._module, self._world = module, world
         self._ownership = Ownership(module, world.rank, world.size)
         self._buckets = _buckets_by_owner(module, self._ownership)

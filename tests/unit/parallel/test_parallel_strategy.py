@@ -53,7 +53,7 @@ def test_gradients_after_reduce_are_the_sum_over_all_lanes(strategy: type) -> No
     model = nn.Linear(4, 3)
     batches = [torch.randn(2, 4) for _ in range(4)]
     expected = [torch.autograd.grad(model(torch.cat(batches)).square().sum(), list(model.parameters()))]
-    spread = strategy(model, ONE)
+    spread = strategy(model, ONE, config())
     for _ in range(2):  # the second step must not see the first one's gradients
         spread.begin()
         for number, batch in enumerate(batches):
@@ -68,7 +68,7 @@ def test_gradients_after_reduce_are_the_sum_over_all_lanes(strategy: type) -> No
 @pytest.mark.parametrize("strategy", [Single, DataParallel, ElasticDataParallel])
 def test_a_parameter_without_a_gradient_has_one_of_zero(strategy: type) -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    spread = strategy(model, ONE)
+    spread = strategy(model, ONE, config())
     spread.begin()
     with spread.micro_batch(last_of_lane=True, last=True):
         model[0](torch.ones(1, 2)).sum().backward()
@@ -98,7 +98,7 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_buffer_that_a_forward_pass_changes_is_refused(replace: bool) -> None:
     model = Counting(replace)
-    spread = ElasticDataParallel(model, ONE)
+    spread = ElasticDataParallel(model, ONE, config())
     spread.begin()
     model.count.add_(1)  # between steps, by a callback
     spread.begin()
@@ -121,7 +121,7 @@ def test_a_gradient_that_comes_after_its_bucket_was_sent_is_an_error(monkeypatch
     """Re-entrant checkpointing finishes a shared parameter once per use; what comes late would be lost."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: _Sent())
     shared = nn.Linear(2, 2)
-    spread = DataParallel(shared, TWO)
+    spread = DataParallel(shared, TWO, config())
     x = torch.ones(1, 2, requires_grad=True)
     for reentrant in (False, True):
         spread.begin()

@@ -1,0 +1,192 @@
+"""Ways in which a bucket of gradients is summed over workers.
+
+`start` is called while the backward pass goes on, in the same order on every worker; `finish` after it, in that order
+too. Some ways need more than one exchange; what comes after the first waits for `finish`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.distributed as dist
+
+from headway.core.random import derive_seed
+from headway.parallel.buckets import Bucket
+from headway.parallel.world import World
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+#: Ends what was started: when it returns, the bucket holds the sum.
+Finish = Callable[[], None]
+
+
+class Exchange(Protocol):
+    """Sums buckets over workers."""
+
+    def start(self, bucket: Bucket) -> Finish:
+        """Begin; the bucket must not be touched before what this returns has been called."""
+        ...
+
+
+def make_exchange(config: Config, world: World) -> Exchange:
+    """What `parallel` asks for, by `reduce_precision`, `compression` and `replicate`."""
+    parallel = config.parallel
+    if parallel.compression == "powersgd":
+        return PowerSGD(world.size, parallel.powersgd_rank, config.seed)
+    if world.mesh.dp_replicate > 1 and world.mesh.dp_shard > 1:
+        mesh = world.device_mesh
+        return TwoLevels(mesh["dp_shard"].get_group(), mesh["dp_replicate"].get_group())
+    if parallel.reduce_precision != "fp32":
+        return Rounded(getattr(torch, _DTYPES[parallel.reduce_precision]), config.train.tokens_per_step)
+    return Plain()
+
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+class Plain:
+    """One all-reduce in the gradients' own type."""
+
+    def start(self, bucket: Bucket) -> Finish:
+        """Begin the all-reduce."""
+        return _started(dist.all_reduce(bucket.flat, async_op=True))
+
+
+class Rounded:
+    """Gradients travel and are summed in half precision: half the traffic.
+
+    Args:
+        dtype: Of what travels.
+        items: About as many as a global batch has. Gradients are sums over items; divided by a power of two near that
+            number they are as large as the mean, far from the ends of what fp16 can hold.
+    """
+
+    def __init__(self, dtype: torch.dtype, items: int) -> None:
+        self._dtype, self._scale = dtype, 2.0 ** -round(math.log2(max(1, items)))
+
+    def start(self, bucket: Bucket) -> Finish:
+        """Round, and begin the all-reduce."""
+        rounded = (bucket.flat * self._scale).to(self._dtype)
+        wait = _started(dist.all_reduce(rounded, async_op=True))
+
+        def finish() -> None:
+            wait()
+            bucket.flat.copy_(rounded).div_(self._scale)
+
+        return finish
+
+
+class TwoLevels:
+    """Sums within a group first, then between groups, where links within are faster: between groups travels only what
+    one of a group's workers has, a part of the whole.
+
+    Args:
+        inner: Of this worker and its neighbours.
+        outer: Of the workers with this one's place in the other groups.
+    """
+
+    def __init__(self, inner: dist.ProcessGroup, outer: dist.ProcessGroup) -> None:
+        self._inner, self._outer = inner, outer
+
+    def start(self, bucket: Bucket) -> Finish:
+        """Begin to sum within the group."""
+        size = dist.get_world_size(self._inner)
+        padded = torch.nn.functional.pad(bucket.flat, (0, -bucket.flat.numel() % size))
+        part = padded.new_empty(padded.numel() // size)
+        wait = _started(dist.reduce_scatter_tensor(part, padded, group=self._inner, async_op=True))
+
+        def finish() -> None:
+            wait()
+            dist.all_reduce(part, group=self._outer)
+            dist.all_gather_into_tensor(padded, part, group=self._inner)
+            bucket.flat.copy_(padded[: bucket.flat.numel()])
+
+        return finish
+
+
+class PowerSGD:
+    """Matrices travel as two thin factors (Vogels et al. 2019, algorithms 1 and 2); the rest as it is.
+
+    What the factors miss is added to the next step's gradient. That remainder, and the factor that the next step starts
+    from, are state that no checkpoint has, so only `determinism: off` may use it.
+
+    Args:
+        workers: How many share a gradient.
+        rank: Columns of a factor.
+        seed: Of the first factors, the same on every worker.
+    """
+
+    def __init__(self, workers: int, rank: int, seed: int) -> None:
+        self._workers, self._rank, self._seed = workers, rank, seed
+        self._missed: dict[torch.Tensor, torch.Tensor] = {}
+        self._q: dict[torch.Tensor, torch.Tensor] = {}
+
+    def start(self, bucket: Bucket) -> Finish:
+        """Begin with the first factor of every matrix, and with all that is none."""
+        matrices = [p for p in bucket.parameters if self._pays(p)]
+        others = [_gradient(p) for p in bucket.parameters if not self._pays(p)]
+        wanted = [self._with_missed(p) for p in matrices]
+        ps = [m @ self._factor(p, m) for p, m in zip(matrices, wanted, strict=True)]
+        wait = _sum_all([*ps, *others])
+
+        def finish() -> None:
+            wait()
+            bases = [torch.linalg.qr(factor).Q for factor in ps]
+            qs = [m.t() @ basis for m, basis in zip(wanted, bases, strict=True)]
+            _sum_all(qs)()
+            for p, m, basis, q in zip(matrices, wanted, bases, qs, strict=True):
+                total = basis @ q.t()
+                # What this worker's share of the result misses of its own gradient.
+                self._missed[p] = m.sub_(total / self._workers)
+                self._q[p] = q
+                _gradient(p).copy_(total.view(p.shape))
+
+        return finish
+
+    def _pays(self, p: torch.Tensor) -> bool:
+        """Whether two factors are smaller than the matrix."""
+        rows, columns = p.shape[0] if p.ndim else 1, p.numel() // max(1, p.shape[0]) if p.ndim else 1
+        return p.ndim >= 2 and (rows + columns) * self._rank < rows * columns
+
+    def _with_missed(self, p: torch.Tensor) -> torch.Tensor:
+        gradient = _gradient(p).reshape(p.shape[0], -1)
+        return gradient + self._missed[p] if p in self._missed else gradient.clone()
+
+    def _factor(self, p: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        if p not in self._q:
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, "powersgd", *matrix.shape))
+            self._q[p] = torch.randn(matrix.shape[1], self._rank, generator=generator).to(matrix)
+        return self._q[p]
+
+
+def _gradient(p: torch.Tensor) -> torch.Tensor:
+    assert p.grad is not None, "buckets hold a gradient for every parameter"
+    return p.grad
+
+
+def _sum_all(tensors: Sequence[torch.Tensor]) -> Finish:
+    """Begin one all-reduce of several tensors."""
+    if not tensors:
+        return lambda: None
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    wait = _started(dist.all_reduce(flat, async_op=True))
+
+    def finish() -> None:
+        wait()
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+    return finish
+
+
+def _started(work: dist.Work | None) -> Finish:
+    assert work is not None, "asynchronous"
+
+    def finish() -> None:
+        work.wait()
+
+    return finish
