@@ -51,6 +51,7 @@ def test_the_summary(make_run: MakeRun) -> None:
         ("another-host", 1, START, "not ended"),
         (None, None, START, "died"),
     ],
+    ids=["running", "reused", "beyond", "elsewhere", "unknown"],  # the same in every process that collects them
 )
 def test_an_attempt_without_an_end(
     tmp_path: Path, host: str | None, pid: int | None, started: float, outcome: str
