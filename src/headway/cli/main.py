@@ -16,6 +16,7 @@ from headway.core.errors import HeadwayError
 #: The order of `headway --help`: from text to model to what comes after.
 VERBS = (
     "quickstart",
+    "doctor",
     "config",
     "data",
     "tokenizer",

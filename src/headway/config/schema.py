@@ -236,6 +236,8 @@ class ParallelConfig(Section):
     """CPU threads per worker. `auto`: cores / workers; when `elastic` cores / lanes, since bits can depend on it."""
     timeout_seconds: PositiveInt = 600
     """A collective that takes longer ends the attempt."""
+    nccl_profile: Literal["auto", "none", "ethernet", "infiniband", "roce", "nvlink"] = "auto"
+    """NCCL's environment variables for workers on GPUs, as `headway doctor` shows them; yours are never overridden."""
 
 
 class CheckpointConfig(Section):

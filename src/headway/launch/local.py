@@ -36,22 +36,50 @@ def launch_local(config: Config, fingerprints: Mapping[str, str], facts: Mapping
 
 def _run_agent(config: Config, attempt: Attempt) -> None:
     from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        start_workers(
+            config.parallel.workers,
+            f"{config.name}-{attempt.number}",
+            {ATTEMPT_VARIABLE: str(attempt.number)},
+            "headway.launch.worker",
+            str(config.run_directory),
+        )
+    except ChildFailedError as error:
+        raise _told(attempt) or _died(error, attempt) from None
+    except SignalException as error:
+        if any(info.step == config.train.steps for info in CheckpointStore(attempt.run / "checkpoints").list()):
+            return  # it came when all was done
+        saved = "before a checkpoint could be saved; the newest one is intact"
+        raise _told(attempt) or Preempted(f"stopped by {error.sigval.name} {saved}") from None
+
+
+def start_workers(workers: int, run_id: str, variables: Mapping[str, str], module: str, *arguments: str) -> None:
+    """Run `python -m module arguments` in so many processes that know of each other, and wait for all of them.
+
+    Args:
+        variables: Added to the environment of the processes.
+
+    Raises:
+        ChildFailedError: a process ended with an error; the others have been stopped.
+        SignalException: this process was told to stop, and has told the others.
+    """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # Workers set their own number of threads; this keeps libraries from starting one per core until then.
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     # The agent wants a folder for its own files; workers keep their logs themselves.
     with (
-        _environment({ATTEMPT_VARIABLE: str(attempt.number), "OMP_NUM_THREADS": threads}),
+        _environment({**variables, "OMP_NUM_THREADS": threads}),
         tempfile.TemporaryDirectory(prefix="headway-agent-") as scratch,
     ):
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=config.parallel.workers,
-            run_id=f"{config.name}-{attempt.number}",
+            nproc_per_node=workers,
+            run_id=run_id,
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",
             local_addr="127.0.0.1",
@@ -61,15 +89,7 @@ def _run_agent(config: Config, attempt: Attempt) -> None:
             # What workers take as a wish to stop, the agent passes on to them.
             signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         )
-        try:
-            elastic_launch(launch, sys.executable)("-m", "headway.launch.worker", str(config.run_directory))
-        except ChildFailedError as error:
-            raise _told(attempt) or _died(error, attempt) from None
-        except SignalException as error:
-            if any(info.step == config.train.steps for info in CheckpointStore(attempt.run / "checkpoints").list()):
-                return  # it came when all was done
-            saved = "before a checkpoint could be saved; the newest one is intact"
-            raise _told(attempt) or Preempted(f"stopped by {error.sigval.name} {saved}") from None
+        elastic_launch(launch, sys.executable)("-m", module, *arguments)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
+from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
@@ -58,7 +59,9 @@ def run_in_this_process(
     grid = resolve_lanes(config, mesh.data)
     apply_determinism(config.determinism)
     keep_freed_memory()
+    profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device)
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
+        assert_same_profile(world, profile)
         task = make_task(config, grid)
         with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):
             _train(config, task, world, grid, attempt, callbacks)

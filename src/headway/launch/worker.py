@@ -17,11 +17,11 @@ from headway.core.files import write_json
 
 def main() -> None:
     """Train as one worker; an error goes to `attempts/NNN/error-<rank>.json` for the launcher to tell."""
-    _die_with_parent()
+    die_with_parent()
     run, number, rank = Path(sys.argv[1]), int(os.environ["HEADWAY_ATTEMPT"]), int(os.environ["RANK"])
     folder = run / "attempts" / f"{number:03d}"
     if rank > 0:
-        _keep_log(folder / f"worker-{rank}.log")
+        keep_log(folder / f"worker-{rank}.log")
     try:
         from headway.config import load_config
         from headway.launch.attempt import Wishes
@@ -51,7 +51,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _keep_log(path: Path) -> None:
+def keep_log(path: Path) -> None:
     """Send everything this process prints, native libraries included, to its log; the first worker has the terminal."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, sys.stdout.fileno())
@@ -65,7 +65,7 @@ def _report(folder: Path, rank: int, record: dict[str, Any]) -> None:
         print(f"worker {rank} cannot leave its reason: {error}: {record}", file=sys.stderr)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent dies: the agent's death leaves no orphans that go on writing."""
     if sys.platform != "linux":
         return

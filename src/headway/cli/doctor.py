@@ -1,0 +1,200 @@
+"""`headway doctor`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli.common import JsonOption, OverridesArgument, load, print_json, print_table
+
+if TYPE_CHECKING:
+    from headway.doctor.bandwidth import Communication
+    from headway.doctor.examine import Examination
+    from headway.doctor.findings import Examined, Finding
+    from headway.parallel.nccl import Profile
+
+HELP = """Say what this machine has, what is wrong with it, and what to set.
+
+With a config, its folders, device and NCCL profile are looked at. Nothing is changed; what is unknown is n/a.
+
+[bold]Examples[/bold]
+
+headway doctor
+headway doctor configs/quickstart.yaml --disk
+headway doctor --json
+headway doctor --communication --workers 2 --device cpu --sizes 64Ki,1Mi,16Mi
+torchrun --nnodes 2 ... -m headway doctor --communication
+headway doctor --profile ethernet --export
+
+Exit codes: 0 nothing is wrong, or only warnings; 1 an error was found; 2 usage or config.
+"""
+
+_MARKS = {"ok": "ok     ", "note": "note   ", "warning": "WARNING", "error": "ERROR  "}
+_INDENT = " " * 11
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("doctor", help=HELP)(doctor)
+
+
+def doctor(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file of a run.", show_default=False)
+    ] = None,
+    overrides: OverridesArgument = None,
+    communication: Annotated[
+        bool, typer.Option("--communication", help="Measure how fast workers talk to each other instead.")
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-w", min=1, help="Workers that talk: one per GPU, or 2.", show_default=False),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Where: auto, cuda or cpu.")] = "auto",
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", help="Bytes of the arrays, e.g. 64Ki,1Mi,16Mi.", show_default=False)
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", help="NCCL profile: auto, none, ethernet, ...", show_default=False),
+    ] = None,
+    export: Annotated[bool, typer.Option("--export", help="Print the NCCL profile as shell commands instead.")] = False,
+    disk: Annotated[bool, typer.Option("--disk", help="Also write and sync 64 MiB in each folder.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The verb."""
+    from headway.core.errors import ConfigError
+
+    if device not in ("auto", "cuda", "cpu"):
+        raise ConfigError(f"there is no device '{device}'", where="--device", fix="auto, cuda or cpu")
+    loaded = load(config, overrides, trains=False) if config is not None else None
+    wanted = profile or (loaded.parallel.nccl_profile if loaded else "auto")
+    if communication:
+        _communication(workers, device, sizes, wanted, as_json)
+        return
+
+    from headway.doctor.examine import Examination
+
+    folders = {"runs": loaded.runs, "store": loaded.data.store} if loaded else {"here": Path()}
+    examination = Examination(folders=folders, wanted_profile=wanted, write_test=disk)
+    if export:
+        _export(examination.profile)
+        return
+    _examine(examination, as_json)
+
+
+def _examine(examination: Examination, as_json: bool) -> None:
+    from headway.core.errors import ConfigError
+    from headway.doctor.examine import as_json as result
+    from headway.doctor.findings import worst
+
+    examined = examination.examine()
+    try:
+        profile = examination.profile
+    except ConfigError:  # a finding says so
+        profile = None
+    if as_json:
+        print_json(result(examined, profile))
+    else:
+        _print(examined, profile)
+    if worst(examined) == "error":
+        raise typer.Exit(1)
+
+
+def _print(examined: list[Examined], profile: Profile | None) -> None:
+    for subject in examined:
+        print(subject.subject)
+        for finding in subject.findings:
+            _print_finding(finding)
+        if subject.subject == "NCCL profile" and profile is not None:
+            for setting in profile.settings:
+                print(f"{_INDENT}{setting.name}={setting.value}  {setting.reason}")
+            for left in profile.left_open:
+                print(f"{_INDENT}left open  {left}")
+    levels = [finding.level for subject in examined for finding in subject.findings]
+    errors, warnings = levels.count("error"), levels.count("warning")
+    print(f"\n{_counted(errors, 'error')}, {_counted(warnings, 'warning')}, {_counted(levels.count('note'), 'note')}")
+
+
+def _print_finding(finding: Finding) -> None:
+    print(f"  {_MARKS[finding.level]}  {finding.what}")
+    if finding.level == "ok":
+        return
+    for label, text in (("seen", finding.where), ("do", finding.fix), ("run", finding.command)):
+        if text:
+            print(f"{_INDENT}{label + ':':<6}{text}")
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _export(profile: Profile) -> None:
+    """Lines for a shell: `eval "$(headway doctor --export)"`."""
+    import os
+
+    print(f"# NCCL profile {profile.name}: {profile.reason}")
+    added = profile.environment(os.environ)
+    for setting in profile.settings:
+        if setting.name in added:
+            print(f"export {setting.name}={shlex.quote(setting.value)}  # {setting.reason}")
+        else:
+            print(f"# {setting.name} stays {shlex.quote(os.environ[setting.name])}, as you have set it")
+    for left in profile.left_open:
+        print(f"# left open: {left}")
+
+
+def _communication(workers: int | None, device: str, sizes: str | None, profile: str, as_json: bool) -> None:
+    parsed = _sizes(sizes) if sizes is not None else None
+    from headway.core.console import is_first_worker
+    from headway.doctor.workers import run_communication
+
+    found = run_communication(workers, device, parsed, profile)
+    if not is_first_worker():
+        return
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _print_communication(found)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    from headway.config.units import parse_count
+    from headway.core.errors import ConfigError
+
+    try:
+        sizes = tuple(parse_count(part.strip(), "bytes") for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(str(error), where="--sizes", fix="--sizes 64Ki,1Mi,16Mi") from None
+    if min(sizes) < 4:
+        raise ConfigError("an array has at least one number of 4 bytes", where="--sizes", fix="--sizes 64Ki")
+    return sizes
+
+
+def _print_communication(found: Communication) -> None:
+    from headway.core.format import format_bytes
+
+    where = f"{found.machines} machine{'' if found.machines == 1 else 's'}"
+    print(f"{found.workers} workers on {where}, {found.device}, {found.backend}\n")
+    headers = ["COLLECTIVE", "SIZE", "MEDIAN MS", "P10 MS", "P90 MS", "REPEATS", "ALGORITHM GB/S", "BUS GB/S"]
+    rows = [
+        [
+            item.operation,
+            format_bytes(item.size_bytes),
+            *(f"{1e3 * value:.3f}" for value in (item.median_seconds, item.p10_seconds, item.p90_seconds)),
+            str(item.repeats),
+            *(f"{1e-9 * value:.3f}" for value in (item.algorithm_bytes_per_second, item.bus_bytes_per_second)),
+        ]
+        for item in found.measurements
+    ]
+    print_table(headers, rows, numeric=range(1, len(headers)))
+    widest = max(found.clocks, key=lambda clock: abs(clock.seconds))
+    print(
+        f"\nclocks: worker {widest.worker} differs most from worker 0, by {1e3 * widest.seconds:+.3f} ms"
+        f" (known to {1e3 * widest.uncertainty_seconds:.3f} ms)"
+    )
+    if any(clock.is_wrong for clock in found.clocks):
+        print("WARNING: clocks differ by more than a second; run headway doctor on each machine")

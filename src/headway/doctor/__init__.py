@@ -1,0 +1,1 @@
+"""What is here, what is wrong, and what to set."""

@@ -1,0 +1,99 @@
+"""From times to bandwidths, by the formulas of nccl-tests (its doc/PERFORMANCE.md), so that figures can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: Operation to the factor between algorithm and bus bandwidth for n workers (PERFORMANCE.md, "Summary").
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One collective at one size."""
+
+    operation: str
+    size_bytes: int
+    """Of the whole array: what each worker has after an all-gather, and before the two others."""
+    repeats: int
+    median_seconds: float
+    p10_seconds: float
+    p90_seconds: float
+    algorithm_bytes_per_second: float
+    """`S / t`."""
+    bus_bytes_per_second: float
+    """What a link carries, whatever the number of workers: to be held against the hardware's peak."""
+
+
+def measurement(operation: str, size_bytes: int, workers: int, seconds: Sequence[float]) -> Measurement:
+    """Summarise the times of one collective.
+
+    Args:
+        seconds: Per repetition, the time of the slowest worker.
+    """
+    times = sorted(seconds)
+    median = quantile(times, 0.5)
+    algorithm = size_bytes / median
+    return Measurement(
+        operation,
+        size_bytes,
+        len(times),
+        median,
+        quantile(times, 0.1),
+        quantile(times, 0.9),
+        algorithm,
+        algorithm * BUS_FACTORS[operation](workers),
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Of rising values, with linear interpolation (type 7 of Hyndman & Fan 1996)."""
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """How far a worker's clock is ahead of the first worker's."""
+
+    worker: int
+    seconds: float
+    uncertainty_seconds: float
+    """Half of the fastest round trip."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the clocks surely differ by more than a second."""
+        return abs(self.seconds) - self.uncertainty_seconds > 1.0
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What the benchmark found."""
+
+    workers: int
+    machines: int
+    device: str
+    backend: str
+    nccl_profile: str
+    measurements: tuple[Measurement, ...]
+    clocks: tuple[ClockOffset, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Communication:
+        """The inverse of `to_json`."""
+        measurements = tuple(Measurement(**item) for item in values["measurements"])
+        clocks = tuple(ClockOffset(**item) for item in values["clocks"])
+        return cls(**{**values, "measurements": measurements, "clocks": clocks})

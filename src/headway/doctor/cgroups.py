@@ -1,0 +1,76 @@
+"""What a container or scheduler allows this process: Linux control groups, version 2 and 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headway.core.machine import Machine
+
+#: Version 1 says "no limit" with the largest multiple of a page in 63 bits, or about that.
+_UNLIMITED_BYTES = 2**60
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit and the file that sets it."""
+
+    value: float
+    where: str
+
+
+def cpu_limit(machine: Machine) -> Limit | None:
+    """Processors' worth of time that this process may use; None without a limit."""
+    return min((limit for limit in _cpu_limits(machine)), key=lambda limit: limit.value, default=None)
+
+
+def memory_limit(machine: Machine) -> Limit | None:
+    """Bytes of memory that this process may use; None without a limit."""
+    return min((limit for limit in _memory_limits(machine)), key=lambda limit: limit.value, default=None)
+
+
+def memory_used_bytes(machine: Machine) -> int | None:
+    """What the group that sets the memory limit uses, its cache of files included; None without a limit."""
+    limit = memory_limit(machine)
+    if limit is None:
+        return None
+    folder, _, name = limit.where.rpartition("/")
+    return machine.number(f"{folder}/{'memory.current' if name == 'memory.max' else 'memory.usage_in_bytes'}")
+
+
+def _cpu_limits(machine: Machine) -> Iterator[Limit]:
+    for folder in _folders(machine, ""):
+        quota, _, period = (machine.text(f"{folder}/cpu.max") or "").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            yield Limit(int(quota) / int(period), f"{folder}/cpu.max")
+    for folder in _folders(machine, "cpu"):
+        time, each = (machine.number(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if time is not None and each and time > 0:
+            yield Limit(time / each, f"{folder}/cpu.cfs_quota_us")
+
+
+def _memory_limits(machine: Machine) -> Iterator[Limit]:
+    for controller, name in (("", "memory.max"), ("memory", "memory.limit_in_bytes")):
+        for folder in _folders(machine, controller):
+            limit = machine.number(f"{folder}/{name}")
+            if limit is not None and limit < _UNLIMITED_BYTES:
+                yield Limit(limit, f"{folder}/{name}")
+
+
+def _folders(machine: Machine, controller: str) -> Iterator[str]:
+    """The group of this process and all those around it: every one of them may limit it.
+
+    Args:
+        controller: Of version 1; empty for version 2's only hierarchy.
+    """
+    for line in (machine.text("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller not in controllers.split(","):
+            continue
+        mounts = (f"/sys/fs/cgroup/{controllers}", f"/sys/fs/cgroup/{controller}")
+        mount = next((mount for mount in mounts if machine.exists(mount)), None) if controller else "/sys/fs/cgroup"
+        if mount is None:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for length in range(len(parts), -1, -1):
+            yield "/".join([mount, *parts[:length]])

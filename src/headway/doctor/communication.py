@@ -1,0 +1,182 @@
+"""How fast workers talk to each other: collectives by size, over gloo or NCCL; and how their clocks differ."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headway.core.console import progress
+from headway.core.errors import HeadwayError
+from headway.core.faults import fault_point
+from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, measurement
+from headway.launch.network import apply_nccl_profile, assert_same_profile
+from headway.parallel.world import World, open_world
+
+_WARM_UP = 3
+_FEWEST, _MOST = 5, 200
+_ELEMENT_BYTES = 4  # fp32
+_ROUND_TRIPS = 10
+
+# PyTorch 2.13 gave them new names and warns of the old ones.
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    device: str
+    sizes_bytes: tuple[int, ...]
+    seconds: float = 1.0
+    """About so long per collective and size."""
+    timeout_seconds: int = 60
+    nccl_profile: str = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Plan:
+        """The inverse of `to_json`."""
+        return cls(**{**values, "sizes_bytes": tuple(values["sizes_bytes"])})
+
+
+class CommunicationFailed(HeadwayError):
+    """Workers could not talk to each other, or did so wrongly."""
+
+    exit_code = 1
+
+
+def measure_communication(plan: Plan) -> Communication:
+    """Measure as one of several workers that an agent has started. All get the same result.
+
+    Raises:
+        CommunicationFailed: another worker is gone, or does not answer in time, or a sum is wrong.
+        ConfigError: there is no such device, or the NCCL profile does not fit.
+    """
+    profile = apply_nccl_profile(plan.nccl_profile, plan.device)
+    try:
+        with open_world(plan.device, plan.timeout_seconds) as world:
+            assert_same_profile(world, profile)
+            total = len(BUS_FACTORS) * len(plan.sizes_bytes)
+            with progress("measuring", total, "collectives") as bar:
+                measurements = []
+                for operation in BUS_FACTORS:
+                    for size in plan.sizes_bytes:
+                        measurements.append(_measure(world, operation, size, plan.seconds))
+                        bar.advance()
+            return Communication(
+                workers=world.size,
+                machines=max(1, world.size // int(os.environ.get("LOCAL_WORLD_SIZE", world.size))),
+                device=torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+                backend="nccl" if world.device.type == "cuda" else "gloo",
+                nccl_profile=profile.name,
+                measurements=tuple(measurements),
+                clocks=_clock_offsets(world),
+            )
+    except RuntimeError as error:  # PyTorch's for whatever goes wrong between workers
+        rank, said = os.environ.get("RANK", "?"), str(error).splitlines()[0]
+        raise CommunicationFailed(
+            f"worker {rank} lost the others: {said}",
+            where=f"torch.distributed, {type(error).__name__}",
+            fix="see what the other workers say; a firewall, a wrong interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"
+            " or a killed worker does this",
+        ) from error
+
+
+def _measure(world: World, operation: str, size_bytes: int, budget_seconds: float) -> Measurement:
+    each = max(1, -(-size_bytes // (_ELEMENT_BYTES * world.size)))
+    run, data = _collective(world, operation, each)
+    data.zero_()  # so that sums stay what they are, however often
+    last = 0.0
+    for _ in range(_WARM_UP):
+        last = _timed(world, run)
+    slowest = max(worker[0] for worker in world.gather([last]))
+    repeats = min(_MOST, max(_FEWEST, int(budget_seconds / max(slowest, 1e-6))))
+    mine = []
+    for _ in range(repeats):
+        fault_point(f"communication.worker-{world.rank}")
+        mine.append(_timed(world, run))
+    seconds = [max(times) for times in zip(*world.gather(mine), strict=True)]
+    _check(world, operation, each)
+    return measurement(operation, each * world.size * _ELEMENT_BYTES, world.size, seconds)
+
+
+def _timed(world: World, run: Callable[[], object]) -> float:
+    """Seconds of one collective on this worker, all having started together."""
+    world.barrier()
+    start = time.perf_counter()
+    run()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.perf_counter() - start
+
+
+def _collective(world: World, operation: str, each: int) -> tuple[Callable[[], object], torch.Tensor]:
+    """The call, and the tensor that it reads; `each` elements are one worker's part."""
+    whole = torch.ones(each * world.size, dtype=torch.float32, device=world.device)
+    part = torch.ones(each, dtype=torch.float32, device=world.device)
+    if operation == "all-reduce":
+        return lambda: dist.all_reduce(whole), whole
+    if operation == "all-gather":
+        return lambda: _ALL_GATHER(whole, part), part
+    assert operation == "reduce-scatter"
+    return lambda: _REDUCE_SCATTER(part, whole), whole
+
+
+def _check(world: World, operation: str, each: int) -> None:
+    """One more collective on numbers whose result is known."""
+    n = world.size
+    whole = torch.full((each * n,), float(world.rank + 1), device=world.device)
+    part = torch.full((each,), float(world.rank + 1), device=world.device)
+    if operation == "all-gather":
+        _ALL_GATHER(whole, part)
+        expected = torch.arange(1.0, n + 1.0, device=world.device).repeat_interleave(each)
+        right = torch.equal(whole, expected)
+    else:
+        result = whole
+        if operation == "all-reduce":
+            dist.all_reduce(whole)
+        else:
+            _REDUCE_SCATTER(part, whole)
+            result = part
+        right = bool((result == n * (n + 1) / 2).all())
+    wrong = [rank for rank, (said,) in enumerate(world.gather([float(right)])) if not said]
+    if wrong:
+        raise CommunicationFailed(
+            f"{operation} of {each * n * _ELEMENT_BYTES:,} bytes gave a wrong result on worker {wrong[0]}",
+            where=f"{len(wrong)} of {n} workers",
+            fix="do not train here: look after the GPU and the network of that worker",
+        )
+
+
+def _clock_offsets(world: World) -> tuple[ClockOffset, ...]:
+    """Ask the first worker for its time, as NTP does (RFC 5905, section 8): the fastest round trip counts."""
+    mine = [0.0, 0.0]
+    for other in range(1, world.size):
+        world.barrier()
+        stamp = torch.zeros(1, dtype=torch.float64)
+        if world.rank == 0:
+            for _ in range(_ROUND_TRIPS):
+                dist.recv(stamp, src=other)
+                stamp[0] = time.time()
+                dist.send(stamp, dst=other)
+        elif world.rank == other:
+            best = float("inf")
+            for _ in range(_ROUND_TRIPS):
+                sent = time.time()
+                dist.send(stamp, dst=0)
+                dist.recv(stamp, src=0)
+                back = time.time()
+                if back - sent < best:
+                    best = back - sent
+                    mine = [(sent + back) / 2 - float(stamp[0]), best / 2]
+    return tuple(ClockOffset(rank, *pair) for rank, pair in enumerate(world.gather(mine)))

@@ -1,0 +1,118 @@
+"""All subjects of an examination, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ConfigError
+from headway.core.machine import Machine
+from headway.doctor.clock import examine_clock
+from headway.doctor.environment import examine_environment
+from headway.doctor.findings import Examined, Finding, worst
+from headway.doctor.gpus import Driver, examine_gpus, examine_processes, read_driver
+from headway.doctor.limits import examine_limits
+from headway.doctor.memory import examine_memory
+from headway.doctor.network import examine_network
+from headway.doctor.processor import examine_processor, read_cores
+from headway.doctor.software import Software, examine_cuda, examine_versions, read_software
+from headway.doctor.storage import examine_storage
+from headway.parallel.interconnect import Interconnect, read_interconnect
+from headway.parallel.nccl import Profile, choose_profile
+
+
+@dataclass
+class Examination:
+    """What `headway doctor` looks at; each part is read once, when it is first needed."""
+
+    machine: Machine = field(default_factory=Machine)
+    folders: Mapping[str, Path] = field(default_factory=lambda: {"here": Path()})
+    """By what they are for: runs and token stores are written there."""
+    wanted_profile: str = "auto"
+    write_test: bool = False
+    software: Software | None = None
+    """Looked up when not given."""
+
+    @cached_property
+    def driver(self) -> Driver:
+        """GPUs as the driver describes them."""
+        return read_driver(self.machine)
+
+    @cached_property
+    def interconnect(self) -> Interconnect:
+        """How GPUs reach each other and the outside."""
+        return read_interconnect(self.machine, with_gpus=bool(self.driver.gpus))
+
+    @cached_property
+    def _installed(self) -> Software:
+        return self.software or read_software(ask_torch=bool(self.driver.gpus))
+
+    @cached_property
+    def profile(self) -> Profile:
+        """NCCL's settings for this machine.
+
+        Raises:
+            ConfigError: the wanted profile does not fit.
+        """
+        return choose_profile(self.wanted_profile, self.interconnect)
+
+    def examine(self) -> list[Examined]:
+        """Look at everything. What one subject cannot cope with becomes a finding, and the others go on."""
+        machine = self.machine
+        subjects: dict[str, Callable[[], Iterable[Finding]]] = {
+            "GPUs": lambda: examine_gpus(self.driver, self.interconnect),
+            "GPU processes": lambda: examine_processes(self.driver),
+            "CUDA": lambda: examine_cuda(self._installed, self.driver, self.interconnect),
+            "Versions": lambda: examine_versions(self._installed),
+            "Network": lambda: examine_network(self.interconnect),
+            "NCCL profile": lambda: [self._profile_finding()],
+            "Processor": lambda: examine_processor(machine),
+            "Memory": lambda: examine_memory(machine),
+            "Storage": lambda: examine_storage(machine, self.folders, write=self.write_test),
+            "Clock": lambda: examine_clock(machine),
+            "Limits": lambda: examine_limits(machine),
+            "Environment": lambda: examine_environment(machine, read_cores(machine).usable, self.interconnect),
+        }
+        examined = [Examined(name, _findings(look)) for name, look in subjects.items()]
+        return [subject for subject in examined if subject.findings]
+
+    def _profile_finding(self) -> Finding:
+        where = "parallel.nccl_profile"
+        try:
+            profile = self.profile
+        except ConfigError as error:
+            return Finding("error", error.what, where, error.fix)
+        shown = ", ".join(f"{setting.name}={setting.value}" for setting in profile.settings)
+        return Finding("ok", f"{profile.name}: {profile.reason}{f' ({shown})' if shown else ''}", where)
+
+
+def _findings(look: Callable[[], Iterable[Finding]]) -> tuple[Finding, ...]:
+    try:
+        return tuple(look())
+    except Exception as error:  # a machine may say anything; the other subjects are worth having all the same
+        what = f"could not be examined: {type(error).__name__}: {error}"
+        return (Finding("warning", what, None, "please report it with the output of headway doctor --json"),)
+
+
+def as_json(examined: list[Examined], profile: Profile | None) -> dict[str, Any]:
+    """The result for programs."""
+    return {
+        "worst": worst(examined),
+        "findings": [
+            {"subject": subject.subject, **vars(finding)} for subject in examined for finding in subject.findings
+        ],
+        "nccl_profile": None if profile is None else profile_as_json(profile),
+    }
+
+
+def profile_as_json(profile: Profile) -> dict[str, Any]:
+    """A profile for programs."""
+    return {
+        "name": profile.name,
+        "reason": profile.reason,
+        "settings": [vars(setting) for setting in profile.settings],
+        "left_open": list(profile.left_open),
+    }

@@ -1,0 +1,88 @@
+"""Main memory, and the part of it that processes share through /dev/shm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.core.format import format_bytes
+from headway.core.machine import Machine
+from headway.doctor.cgroups import memory_limit, memory_used_bytes
+from headway.doctor.findings import Finding
+
+_SHM = "/dev/shm"
+
+#: Docker's default is 64 MiB. NCCL takes about 10 MB per channel and pair of GPUs without NVLink or peer-to-peer.
+_SHM_ENOUGH_BYTES = 2**30
+
+#: Less than this share of all memory free, and a checkpoint or a tokenizer may be what breaks it.
+_LOW_SHARE = 0.1
+
+
+def examine_memory(machine: Machine) -> Iterator[Finding]:
+    """Total, limit, free, swap, /dev/shm."""
+    facts = _meminfo(machine)
+    total, available = facts.get("MemTotal"), facts.get("MemAvailable")
+    if total is None:
+        yield Finding("note", "how much memory there is could not be found out", "/proc/meminfo")
+        return
+    limit, used = memory_limit(machine), memory_used_bytes(machine)
+    where = "/proc/meminfo"
+    if limit is not None and limit.value < total:
+        where, allowed = limit.where, int(limit.value)
+        yield Finding(
+            "note",
+            f"this process may use {format_bytes(allowed)} of the machine's {format_bytes(total)};"
+            " beyond that the kernel kills it",
+            where,
+            "plan with the limit, or ask for more",
+        )
+        free = None if used is None else max(0, allowed - used)
+        available = free if available is None or free is None else min(available, free)
+        total = allowed
+    text = f"{format_bytes(available)} of {format_bytes(total)} memory is free"
+    if available is not None and available < _LOW_SHARE * total:
+        yield Finding("warning", text, where, "see what holds it", "ps aux --sort=-rss | head")
+    else:
+        yield Finding("ok", text, where)
+    yield from _swap(facts)
+    yield from _shared_memory(machine)
+
+
+def _swap(facts: dict[str, int]) -> Iterator[Finding]:
+    total, free = facts.get("SwapTotal", 0), facts.get("SwapFree", 0)
+    if total and total - free > 0.25 * total:
+        yield Finding(
+            "warning",
+            f"{format_bytes(total - free)} of {format_bytes(total)} swap is in use: memory has been short",
+            "/proc/meminfo",
+            "free memory; what was swapped out makes steps wait",
+        )
+    else:
+        yield Finding("ok", f"swap: {format_bytes(total)}" if total else "no swap", "/proc/meminfo")
+
+
+def _shared_memory(machine: Machine) -> Iterator[Finding]:
+    try:
+        space = machine.space(Path(_SHM))
+    except OSError:
+        yield Finding("note", "there is no /dev/shm", _SHM)
+        return
+    text = f"{format_bytes(space.free_bytes)} of {format_bytes(space.total_bytes)} are free in /dev/shm"
+    if space.free_bytes < _SHM_ENOUGH_BYTES:
+        yield Finding(
+            "warning",
+            f"{text}: NCCL between GPUs and DataLoader workers need more",
+            _SHM,
+            "start the container with more; on Kubernetes mount an emptyDir with medium: Memory there",
+            "docker run --shm-size=8g ...   (or --ipc=host)",
+        )
+    else:
+        yield Finding("ok", text, _SHM)
+
+
+def _meminfo(machine: Machine) -> dict[str, int]:
+    """Bytes by name."""
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", machine.text("/proc/meminfo") or "", re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in found}

@@ -1,0 +1,152 @@
+"""The CPU: how many cores there are, how many of them this process may use, and how fast they can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headway.core.machine import Machine, cpu_list
+from headway.doctor.cgroups import Limit, cpu_limit
+from headway.doctor.findings import Finding
+
+_CPUFREQ = "/sys/devices/system/cpu/cpu0/cpufreq"
+
+#: Instruction sets that matter for bf16 and int8 matrix products, best first.
+_INSTRUCTIONS = {
+    "amx_bf16": "AMX-BF16",
+    "avx512_bf16": "AVX-512 BF16",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+    "sve2": "SVE2",
+    "sve": "SVE",
+    "asimd": "NEON",
+}
+
+
+@dataclass(frozen=True)
+class Cores:
+    """How many processors there are, and how many are ours."""
+
+    seen: int
+    """Logical processors of the machine."""
+    allowed: int
+    """Those that the scheduler may run this process on."""
+    limit: Limit | None
+
+    @property
+    def usable(self) -> int:
+        """Threads that can run at the same time, at least one."""
+        return max(1, min(self.allowed, math.floor(self.limit.value) if self.limit else self.allowed))
+
+
+def read_cores(machine: Machine) -> Cores:
+    """Count processors."""
+    seen = len(cpu_list(machine.text("/sys/devices/system/cpu/online"))) or len(_processors(machine)) or 1
+    status = dict(line.split(":", 1) for line in (machine.text("/proc/self/status") or "").splitlines() if ":" in line)
+    allowed = len(cpu_list(status.get("Cpus_allowed_list", "").strip())) or seen
+    return Cores(seen, min(allowed, seen), cpu_limit(machine))
+
+
+def examine_processor(machine: Machine) -> Iterator[Finding]:
+    """Sockets, cores, NUMA nodes, limits, hyper-threads, instruction sets, governor."""
+    processors, cores = _processors(machine), read_cores(machine)
+    first = processors[0] if processors else {}
+    sockets = len({p["physical id"] for p in processors if "physical id" in p}) or None
+    physical = len({(p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= p.keys()})
+    nodes = len([name for name in machine.names("/sys/devices/system/node") if name.removeprefix("node").isdigit()])
+    parts = [
+        first.get("model name", "unknown processor"),
+        f"{cores.seen} logical processors",
+        *([f"{physical} cores"] if physical else []),
+        *([f"{sockets} sockets"] if sockets and sockets > 1 else []),
+        *([f"{nodes} NUMA nodes"] if nodes > 1 else []),
+    ]
+    yield Finding("ok", ", ".join(parts), "/proc/cpuinfo")
+    yield from _limits(cores)
+    yield from _instructions(first)
+    if machine.text("/sys/devices/system/cpu/smt/active") == "1":
+        yield Finding(
+            "note",
+            "hyper-threads are on: two of them share one core's arithmetic",
+            "/sys/devices/system/cpu/smt/active",
+            "count cores, not threads, when you set parallel.threads",
+            f"parallel.threads={max(1, min(physical or cores.usable, cores.usable))}",
+        )
+    if nodes > 1:
+        yield Finding(
+            "note",
+            f"memory is in {nodes} NUMA nodes: a process is slower on another node's memory",
+            "/sys/devices/system/node",
+            "one worker per node trains on CPUs fastest",
+            "numactl --cpunodebind=0 --membind=0 ...",
+        )
+    yield from _governor(machine)
+
+
+def _limits(cores: Cores) -> Iterator[Finding]:
+    threads = f"parallel.threads={cores.usable}"
+    if cores.limit is not None and cores.limit.value < cores.allowed:
+        yield Finding(
+            "warning",
+            f"this process may use {cores.limit.value:g} of the {cores.seen} processors that programs see;"
+            " with one thread for each it would be stopped again and again",
+            cores.limit.where,
+            "as many threads, over all workers, as processors granted, or ask for more processors",
+            f"export OMP_NUM_THREADS={cores.usable}; headway train ... {threads}",
+        )
+    elif cores.allowed < cores.seen:
+        yield Finding(
+            "note",
+            f"this process may run on {cores.allowed} of {cores.seen} processors",
+            "/proc/self/status (Cpus_allowed_list)",
+            "as many threads, over all workers, as processors granted",
+            threads,
+        )
+    else:
+        yield Finding("ok", f"all {cores.seen} processors may be used", "/proc/self/status (Cpus_allowed_list)")
+
+
+def _instructions(processor: dict[str, str]) -> Iterator[Finding]:
+    flags = set(processor.get("flags", processor.get("Features", "")).split())
+    known = [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
+    if not flags:
+        return
+    if {"avx2", "asimd", "sve"} & flags:
+        slow = "" if {"amx_bf16", "avx512_bf16"} & flags else "; bf16 has no instructions of its own here"
+        yield Finding("ok", f"matrix instructions: {', '.join(known)}{slow}", "/proc/cpuinfo")
+    else:
+        yield Finding(
+            "warning",
+            "the processor shows no AVX2: PyTorch's fast kernels cannot be used",
+            "/proc/cpuinfo",
+            "in a virtual machine, pass the host's processor on",
+            "-cpu host",
+        )
+
+
+def _governor(machine: Machine) -> Iterator[Finding]:
+    governor = machine.text(f"{_CPUFREQ}/scaling_governor")
+    driver = machine.text(f"{_CPUFREQ}/scaling_driver") or ""
+    if governor is None:
+        return
+    # In their active modes these drivers call "powersave" what goes up to full speed under load.
+    dynamic = driver in ("intel_pstate", "amd-pstate-epp")
+    if governor == "powersave" and not dynamic:
+        yield Finding(
+            "warning",
+            "the processor is held at its lowest frequency (governor powersave)",
+            f"{_CPUFREQ}/scaling_governor",
+            "let it run at full speed",
+            "sudo cpupower frequency-set -g performance",
+        )
+    else:
+        yield Finding("ok", f"frequency governor {governor}", f"{_CPUFREQ}/scaling_governor")
+
+
+def _processors(machine: Machine) -> list[dict[str, str]]:
+    """Every processor's entry of /proc/cpuinfo."""
+    entries = (machine.text("/proc/cpuinfo") or "").split("\n\n")
+    pairs = ([line.partition(":") for line in entry.splitlines()] for entry in entries if entry.strip())
+    found = [{key.strip(): value.strip() for key, _, value in lines} for lines in pairs]
+    return [entry for entry in found if "processor" in entry]

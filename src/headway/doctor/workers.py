@@ -1,0 +1,120 @@
+"""Starts the workers of the communication benchmark, or joins those that torchrun has started."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.console import notice
+from headway.core.errors import ConfigError
+from headway.core.files import write_json
+from headway.doctor.bandwidth import Communication
+from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
+from headway.launch.local import start_workers
+from headway.parallel.world import pick_device, world_size_from_environment
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+_KIB, _MIB = 2**10, 2**20
+
+#: When not asked for: small enough for a CPU, large enough to fill NVLink.
+_SIZES = {"cpu": (64 * _KIB, _MIB, 16 * _MIB), "cuda": (_MIB, 16 * _MIB, 256 * _MIB)}
+
+
+def run_communication(
+    workers: int | None, device: str, sizes_bytes: tuple[int, ...] | None, nccl_profile: str, timeout_seconds: int = 60
+) -> Communication:
+    """Measure between workers of this machine, or between those of which this process is one (torchrun).
+
+    Args:
+        workers: One per GPU, or two on the CPU, when not given.
+        device: "auto", "cuda" or "cpu".
+        sizes_bytes: Of the arrays; by the device when not given.
+
+    Raises:
+        CommunicationFailed: with what the worker says that failed first.
+        ConfigError: there is no such device, or too few workers to talk to each other.
+    """
+    try:
+        kind = pick_device(device).type
+    except ConfigError as error:
+        raise ConfigError(error.what, where="--device", fix="--device auto") from None
+    kind = "cpu" if kind == "mps" else kind  # it has no process groups
+    plan = Plan(kind, sizes_bytes or _SIZES[kind], timeout_seconds=timeout_seconds, nccl_profile=nccl_profile)
+    started = world_size_from_environment()
+    if started is not None:
+        if workers not in (None, started):
+            raise ConfigError(
+                f"torchrun has started {started} workers, not {workers}",
+                where="--workers",
+                fix=f"torchrun --nproc-per-node {workers}",
+            )
+        if started < 2:
+            raise _too_few(started)
+        return measure_communication(plan)
+    count = workers or _default_workers(kind)
+    if count < 2:
+        raise _too_few(count)
+    if kind == "cuda":
+        pick_device("cuda", count - 1)  # refuses more workers than GPUs before any is started
+    return _with_own_workers(count, plan)
+
+
+def _default_workers(kind: str) -> int:
+    import torch
+
+    return torch.cuda.device_count() if kind == "cuda" else 2
+
+
+def _too_few(count: int) -> ConfigError:
+    return ConfigError(
+        f"{count} worker has nobody to talk to",
+        where="--workers",
+        fix="headway doctor --communication --workers 2 --device cpu",
+    )
+
+
+def _with_own_workers(count: int, plan: Plan) -> Communication:
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    notice(f"starting {count} workers on {plan.device}")
+    with tempfile.TemporaryDirectory(prefix="headway-doctor-") as name:
+        folder = Path(name)
+        write_json(folder / "plan.json", plan.to_json())
+        try:
+            start_workers(count, "headway-doctor", {}, "headway.doctor.communication_worker", name)
+        except ChildFailedError as error:
+            raise _told(folder) or _died(folder, error) from None
+        except SignalException as error:
+            raise CommunicationFailed(f"stopped by {error.sigval.name}") from None
+        return Communication.from_json(json.loads((folder / "result.json").read_bytes()))
+
+
+def _told(folder: Path) -> CommunicationFailed | None:
+    """What a worker said that failed for a reason of its own."""
+    records: list[dict[str, Any]] = [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
+    own = [record for record in records if "lost the others" not in record["what"]]
+    if not own:
+        return None
+    error = CommunicationFailed(own[0]["what"], where=own[0]["where"], fix=own[0]["fix"])
+    error.exit_code = own[0]["exit_code"]
+    return error
+
+
+def _died(folder: Path, error: ChildFailedError) -> CommunicationFailed:
+    rank, failure = error.get_first_failure()
+    # Those that lost a killed worker say so, and may be noticed before it.
+    killed = [(r, f) for r, f in error.failures.items() if f.exitcode < 0 and f.exitcode != -15]
+    rank, failure = killed[0] if killed else (rank, failure)
+    how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    log = folder / f"worker-{rank}.log"
+    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    return CommunicationFailed(
+        f"worker {rank} died ({how}) while it was measuring{f': {last[0]}' if last else ''}",
+        where=f"worker {rank}",
+        fix="signal 9 is mostly the kernel, short of memory: see dmesg, or take smaller --sizes",
+    )

@@ -1,0 +1,68 @@
+"""NCCL's settings for the workers of a run: each machine's own, chosen before its process groups exist."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from dataclasses import replace
+
+import torch
+
+from headway.core.console import notice
+from headway.core.errors import ConfigError
+from headway.core.machine import Machine
+from headway.parallel.interconnect import read_interconnect
+from headway.parallel.nccl import PROFILES, Profile, choose_profile
+from headway.parallel.world import World, pick_device, world_size_from_environment
+
+
+def apply_nccl_profile(
+    wanted: str,
+    device: str,
+    machine: Machine | None = None,
+    environment: MutableMapping[str, str] | None = None,
+) -> Profile:
+    """Set what NCCL should know, where it will be used: by several workers on GPUs.
+
+    NCCL reads its variables when the first communicator is made. Variables that are set already stay as they are.
+
+    Args:
+        wanted: `parallel.nccl_profile`.
+        device: `train.device`.
+        machine: Looked at instead of this one.
+        environment: Changed instead of this process's.
+
+    Raises:
+        ConfigError: a profile was asked for that does not fit the machine.
+    """
+    environment = os.environ if environment is None else environment
+    if (world_size_from_environment() or 1) == 1:
+        return Profile("none", "one worker")
+    if pick_device(device, int(os.environ.get("LOCAL_RANK", "0"))).type != "cuda":
+        return Profile("none", "NCCL is for GPUs")
+    found = read_interconnect(machine or Machine())
+    if not found.gpus:  # there need not be an nvidia-smi for CUDA to work
+        found = replace(found, gpus=torch.cuda.device_count())
+    profile = choose_profile(wanted, found)
+    added = profile.environment(environment)
+    environment.update(added)
+    shown = " ".join(f"{name}={value}" for name, value in added.items())
+    notice(f"NCCL profile {profile.name} ({profile.reason}){': ' + shown if shown else ''}")
+    return profile
+
+
+def assert_same_profile(world: World, profile: Profile) -> None:
+    """Workers whose machines would talk over different networks never meet; say so instead of waiting.
+
+    Raises:
+        ConfigError: the profiles differ.
+    """
+    names = [PROFILES[int(worker[0])] for worker in world.gather([float(PROFILES.index(profile.name))])]
+    if len(set(names)) > 1:
+        first = {name: names.index(name) for name in dict.fromkeys(names)}
+        raise ConfigError(
+            "machines of this run have different networks: "
+            + ", ".join(f"worker {rank} has '{name}'" for name, rank in first.items()),
+            where="parallel.nccl_profile",
+            fix="name the one that all have, for example parallel.nccl_profile=ethernet; headway doctor shows each",
+        )

@@ -1,0 +1,208 @@
+"""Profiles: which of NCCL's environment variables to set on a machine, and why.
+
+NCCL finds most things out by itself. A profile settles what it cannot know (which of several networks is meant for
+training) and what fails late or slowly when left open. It is a pure function of what was found; see
+`interconnect.read_interconnect`. The variables are described in the NCCL user guide, "Environment Variables".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from headway.core.errors import ConfigError
+from headway.parallel.interconnect import DISTANCES, Interconnect, RdmaPort
+
+ProfileName = Literal["none", "ethernet", "infiniband", "roce", "nvlink"]
+PROFILES: tuple[ProfileName, ...] = get_args(ProfileName)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What to set, and why this was chosen."""
+
+    name: ProfileName
+    reason: str
+    settings: tuple[Setting, ...] = ()
+    left_open: tuple[str, ...] = ()
+    """Variables that are not set after all, each with the reason."""
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The variables to add to an environment: what its owner has set stays as it is."""
+        return {setting.name: setting.value for setting in self.settings if setting.name not in given}
+
+
+def choose_profile(wanted: str, found: Interconnect) -> Profile:
+    """The profile that is asked for; `auto` takes the best one that the machine has the parts for.
+
+    Raises:
+        ConfigError: the profile does not exist, or the machine lacks what it is about.
+    """
+    if wanted not in ("auto", *PROFILES):
+        raise ConfigError(
+            f"there is no NCCL profile '{wanted}'",
+            where="parallel.nccl_profile",
+            fix=f"one of auto, {', '.join(PROFILES)}",
+        )
+    if wanted == "none":
+        return Profile("none", "asked for: NCCL decides everything")
+    if wanted != "auto":
+        return _MAKERS[wanted](found, "asked for")
+    if found.gpus == 0:
+        return Profile("none", "no GPU was found, so NCCL is not used")
+    return _best(found)
+
+
+def _best(found: Interconnect) -> Profile:
+    if found.nvlink_sharp:
+        assert found.topology is not None
+        return _nvlink(found, f"NVSwitch with {found.topology.nvlinks} links between any two GPUs")
+    for kind, make in (("infiniband", _infiniband), ("roce", _roce)):
+        ports = found.active_ports(kind)
+        if ports:
+            return make(found, f"{len(ports)} active {ports[0].link_layer} ports with RDMA")
+    if any(port.kind == "other" and port.active for port in found.ports):
+        return Profile("none", "the network's maker has a plug-in for NCCL that brings its own settings (EFA, for one)")
+    if found.socket_interface() is None:
+        return Profile("none", "no network that could be used; GPUs of this machine need none")
+    return _ethernet(found, "no RDMA device that could be used")
+
+
+def _ethernet(found: Interconnect, reason: str) -> Profile:
+    interface = found.socket_interface()
+    if interface is None:
+        raise _lacks("ethernet", "no network interface is up and has an address")
+    settings = [
+        Setting("NCCL_IB_DISABLE", "1", "no RDMA: do not look for it"),
+        *_socket_interface(found),
+    ]
+    speed = interface.megabits_per_second
+    left_open = []
+    if speed is not None and speed >= 100_000:
+        # One TCP stream does not fill such a link; threads * sockets may be 64 at most.
+        settings.append(Setting("NCCL_SOCKET_NTHREADS", "4", "one thread cannot fill 100 Gb/s"))
+        settings.append(Setting("NCCL_NSOCKS_PERTHREAD", "4", "one TCP stream cannot fill 100 Gb/s"))
+    elif speed is not None and speed >= 25_000:
+        settings.append(Setting("NCCL_SOCKET_NTHREADS", "2", "one thread cannot fill 25 Gb/s"))
+        settings.append(Setting("NCCL_NSOCKS_PERTHREAD", "2", "one TCP stream cannot fill 25 Gb/s"))
+    elif speed is None:
+        left_open.append(f"NCCL_SOCKET_NTHREADS: the speed of {interface.name} is unknown (NCCL knows some clouds)")
+    return Profile("ethernet", reason, tuple(settings), tuple(left_open))
+
+
+def _infiniband(found: Interconnect, reason: str) -> Profile:
+    ports = found.active_ports("infiniband")
+    if not ports:
+        raise _lacks("infiniband", _why_no_ports(found, "infiniband"))
+    settings, left_open = _rdma(found, ports)
+    collnet = _collnet(found)
+    return Profile("infiniband", reason, (*settings, *collnet), tuple(left_open))
+
+
+def _roce(found: Interconnect, reason: str) -> Profile:
+    ports = found.active_ports("roce")
+    if not ports:
+        raise _lacks("roce", _why_no_ports(found, "roce"))
+    settings, left_open = _rdma(found, ports)
+    indexes = {port.roce_v2_index for port in ports}
+    index = next(iter(indexes))
+    if len(indexes) == 1 and index is not None:
+        settings.append(Setting("NCCL_IB_GID_INDEX", str(index), "RoCE v2 over IPv4 is at this index on every port"))
+    else:
+        left_open.append("NCCL_IB_GID_INDEX: RoCE v2 is at no common index, so NCCL looks for it on each port")
+    return Profile("roce", reason, tuple(settings), tuple(left_open))
+
+
+def _nvlink(found: Interconnect, reason: str) -> Profile:
+    """NVLink within the machine, and between machines the best network there is."""
+    if found.topology is None:
+        raise _lacks("nvlink", "nvidia-smi tells of no GPUs and no links between them")
+    if not found.topology.nvlinks:
+        raise _lacks("nvlink", "no two GPUs, or a pair without NVLink between them")
+    settings: list[Setting] = []
+    left_open: list[str] = []
+    if found.active_ports("infiniband"):
+        network = _infiniband(found, "")
+    elif found.active_ports("roce"):
+        network = _roce(found, "")
+    elif found.socket_interface() is not None and not any(p.kind == "other" and p.active for p in found.ports):
+        network = _ethernet(found, "")
+    else:
+        network = Profile("none", "")
+    if found.nvlink_sharp:
+        # 2, unlike 1, still asks the driver: under some hypervisors the switches do not reduce.
+        settings.append(Setting("NCCL_NVLS_ENABLE", "2", "NVLink switches can reduce (SHARP), if the driver agrees"))
+    else:
+        left_open.append("NCCL_NVLS_ENABLE: no switch that reduces was seen; it takes NVSwitch, Hopper and three GPUs")
+    return Profile("nvlink", reason, (*settings, *network.settings), (*left_open, *network.left_open))
+
+
+_MAKERS = {"ethernet": _ethernet, "infiniband": _infiniband, "roce": _roce, "nvlink": _nvlink}
+
+
+def _rdma(found: Interconnect, ports: tuple[RdmaPort, ...]) -> tuple[list[Setting], list[str]]:
+    left_open: list[str] = []
+    devices = ",".join(f"{port.device}:{port.port}" for port in ports)
+    speed = ports[0].gigabits_per_second
+    rate = "an unknown rate" if speed is None else f"{speed:g} Gb/s"
+    settings = [
+        Setting("NCCL_IB_DISABLE", "0", "RDMA is there"),
+        Setting("NCCL_IB_HCA", f"={devices}", f"the active ports of {rate}; slower ones are not for training"),
+    ]
+    if found.gpudirect is None:
+        settings.append(Setting("NCCL_NET_GDR_LEVEL", "LOC", "no nvidia_peermem and no DMA-BUF: GPUDirect cannot work"))
+    else:
+        ways = found.topology.to_network.values() if found.topology else ()
+        farthest = max(ways, key=DISTANCES.index, default=None)
+        if farthest in ("PIX", "PXB", "PHB"):
+            level = "PHB" if farthest == "PHB" else "PXB"
+            reason = f"GPUDirect through {found.gpudirect}: no GPU is farther than {farthest} from a port"
+            settings.append(Setting("NCCL_NET_GDR_LEVEL", level, reason))
+        else:
+            why = "where GPUs and ports sit is unknown" if farthest is None else f"a GPU is {farthest} from every port"
+            left_open.append(f"NCCL_NET_GDR_LEVEL: {why}, so NCCL judges each pair")
+    settings.extend(_socket_interface(found))
+    return settings, left_open
+
+
+def _socket_interface(found: Interconnect) -> list[Setting]:
+    interface = found.socket_interface()
+    if interface is None:
+        return []
+    speed = interface.megabits_per_second
+    how = "of unknown speed" if speed is None else f"{speed / 1000:g} Gb/s"
+    which = "the fastest interface" if interface.has_hardware else "the interface with the default route"
+    return [Setting("NCCL_SOCKET_IFNAME", f"={interface.name}", f"{which} that is up and has an address ({how})")]
+
+
+def _collnet(found: Interconnect) -> list[Setting]:
+    if found.sharp_library is None:
+        return []
+    return [Setting("NCCL_COLLNET_ENABLE", "1", f"InfiniBand switches can reduce: {found.sharp_library}")]
+
+
+def _why_no_ports(found: Interconnect, kind: str) -> str:
+    ports = [port for port in found.ports if port.kind == kind]
+    if not ports:
+        return f"there is no {'InfiniBand' if kind == 'infiniband' else 'RoCE'} device"
+    if not any(port.active for port in ports):
+        return f"no port is active: {', '.join(f'{port.device}:{port.port} {port.state}' for port in ports)}"
+    return "programs here cannot open /dev/infiniband"
+
+
+def _lacks(profile: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"the NCCL profile '{profile}' does not fit this machine: {what}",
+        where="parallel.nccl_profile",
+        fix="parallel.nccl_profile=auto, or see: headway doctor",
+    )
