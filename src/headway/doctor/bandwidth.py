@@ -75,6 +75,17 @@ class ClockOffset:
         return abs(self.seconds) - self.uncertainty_seconds > 1.0
 
 
+def clock_offset(worker: int, stamps: Sequence[tuple[float, float, float]]) -> ClockOffset:
+    """From a few questions to the first worker what time it is: the fastest one tells most (RFC 5905, section 8).
+
+    Args:
+        stamps: Seconds on this worker's clock when it asked, on the first worker's when it answered, and on this
+            worker's when the answer came.
+    """
+    sent, answered, back = min(stamps, key=lambda stamp: stamp[2] - stamp[0])
+    return ClockOffset(worker, (sent + back) / 2 - answered, (back - sent) / 2)
+
+
 @dataclass(frozen=True)
 class Communication:
     """What the benchmark found."""

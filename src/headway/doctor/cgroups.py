@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,12 +31,18 @@ def memory_limit(machine: Machine) -> Limit | None:
 
 
 def memory_used_bytes(machine: Machine) -> int | None:
-    """What the group that sets the memory limit uses, its cache of files included; None without a limit."""
+    """What the group that sets the memory limit holds and cannot let go of at once; None without a limit."""
     limit = memory_limit(machine)
     if limit is None:
         return None
     folder, _, name = limit.where.rpartition("/")
-    return machine.number(f"{folder}/{'memory.current' if name == 'memory.max' else 'memory.usage_in_bytes'}")
+    used = machine.number(f"{folder}/{'memory.current' if name == 'memory.max' else 'memory.usage_in_bytes'}")
+    if used is None:
+        return None
+    # Pages of files that were not used lately count as used, and are given up when memory is wanted.
+    idle = "inactive_file" if name == "memory.max" else "total_inactive_file"
+    cached = re.search(rf"^{idle} (\d+)$", machine.text(f"{folder}/memory.stat") or "", re.MULTILINE)
+    return max(0, used - int(cached[1])) if cached else used
 
 
 def _cpu_limits(machine: Machine) -> Iterator[Limit]:

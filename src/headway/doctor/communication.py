@@ -14,7 +14,7 @@ import torch.distributed as dist
 from headway.core.console import progress
 from headway.core.errors import HeadwayError
 from headway.core.faults import fault_point
-from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, measurement
+from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, clock_offset, measurement
 from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.world import World, open_world
 
@@ -159,8 +159,8 @@ def _check(world: World, operation: str, each: int) -> None:
 
 
 def _clock_offsets(world: World) -> tuple[ClockOffset, ...]:
-    """Ask the first worker for its time, as NTP does (RFC 5905, section 8): the fastest round trip counts."""
-    mine = [0.0, 0.0]
+    """Of every worker against the first, one after the other, so that they do not disturb each other."""
+    mine = ClockOffset(world.rank, 0.0, 0.0)
     for other in range(1, world.size):
         world.barrier()
         stamp = torch.zeros(1, dtype=torch.float64)
@@ -170,13 +170,12 @@ def _clock_offsets(world: World) -> tuple[ClockOffset, ...]:
                 stamp[0] = time.time()
                 dist.send(stamp, dst=other)
         elif world.rank == other:
-            best = float("inf")
+            stamps = []
             for _ in range(_ROUND_TRIPS):
                 sent = time.time()
                 dist.send(stamp, dst=0)
                 dist.recv(stamp, src=0)
-                back = time.time()
-                if back - sent < best:
-                    best = back - sent
-                    mine = [(sent + back) / 2 - float(stamp[0]), best / 2]
-    return tuple(ClockOffset(rank, *pair) for rank, pair in enumerate(world.gather(mine)))
+                stamps.append((sent, float(stamp[0]), time.time()))
+            mine = clock_offset(other, stamps)
+    gathered = world.gather([mine.seconds, mine.uncertainty_seconds])
+    return tuple(ClockOffset(rank, *pair) for rank, pair in enumerate(gathered))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headway.core.machine import Machine
 from headway.doctor.findings import Finding
+from headway.doctor.processor import Cores
 from headway.parallel.interconnect import Interconnect
 
 #: Variables that are for hunting bugs: value or None for any, level, what they do.
@@ -40,11 +41,11 @@ _RENAMED = {
 _OURS = ("headway", "torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
 
-def examine_environment(machine: Machine, usable_cores: int, found: Interconnect) -> Iterator[Finding]:
+def examine_environment(machine: Machine, cores: Cores, found: Interconnect) -> Iterator[Finding]:
     """Threads, debugging, networks, GPUs, leftovers of launchers, PYTHONPATH."""
     given = machine.environment
     findings = [
-        *_threads(machine, usable_cores),
+        *_threads(machine, cores),
         *_debugging(machine),
         *_interfaces(machine, found),
         *_rdma(machine, found),
@@ -58,22 +59,23 @@ def examine_environment(machine: Machine, usable_cores: int, found: Interconnect
     yield from findings or [Finding("ok", "no variable that hurts", "environment")]
 
 
-def _threads(machine: Machine, usable_cores: int) -> Iterator[Finding]:
+def _threads(machine: Machine, cores: Cores) -> Iterator[Finding]:
     text = machine.environment.get("OMP_NUM_THREADS")
     if text is None:
-        yield Finding("ok", "OMP_NUM_THREADS is not set: each worker takes its share of the cores", "OMP_NUM_THREADS")
+        if cores.usable == cores.seen:  # else the processor's finding says what to set
+            yield Finding("ok", "OMP_NUM_THREADS is not set: workers share the cores evenly", "OMP_NUM_THREADS")
         return
     first = text.split(",")[0].strip()
     if not first.isdigit() or int(first) < 1:
         yield Finding("warning", f"OMP_NUM_THREADS={text} is no number", "OMP_NUM_THREADS", "unset it",
                       "unset OMP_NUM_THREADS")  # fmt: skip
-    elif int(first) > usable_cores:
+    elif int(first) > cores.usable:
         yield Finding(
             "warning",
-            f"OMP_NUM_THREADS={text}, but this process may use {usable_cores} cores: threads wait for each other",
+            f"OMP_NUM_THREADS={text}, but this process may use {cores.usable} cores: threads wait for each other",
             "OMP_NUM_THREADS",
             "no more threads, over all workers, than cores",
-            f"export OMP_NUM_THREADS={usable_cores}",
+            f"export OMP_NUM_THREADS={cores.usable}",
         )
 
 

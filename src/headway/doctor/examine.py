@@ -74,7 +74,7 @@ class Examination:
             "Storage": lambda: examine_storage(machine, self.folders, write=self.write_test),
             "Clock": lambda: examine_clock(machine),
             "Limits": lambda: examine_limits(machine),
-            "Environment": lambda: examine_environment(machine, read_cores(machine).usable, self.interconnect),
+            "Environment": lambda: examine_environment(machine, read_cores(machine), self.interconnect),
         }
         examined = [Examined(name, _findings(look)) for name, look in subjects.items()]
         return [subject for subject in examined if subject.findings]

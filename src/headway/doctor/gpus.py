@@ -144,13 +144,14 @@ def _names(driver: Driver, found: Interconnect) -> Iterator[Finding]:
     capability = f", compute capability {found.compute_capability}" if found.compute_capability else ""
     for (name, memory), indexes in kinds.items():
         yield Finding("ok", f"{len(indexes)} x {name}, {format_bytes(memory)}{capability}", _QUERY)
+    most = max(kinds.values(), key=lambda indexes: len(indexes))
     if len(kinds) > 1:
         yield Finding(
             "warning",
             "GPUs of different kinds: every step waits for the slowest",
             _QUERY,
             "train on one kind",
-            f"export CUDA_VISIBLE_DEVICES={','.join(map(str, max(kinds.values(), key=lambda indexes: len(indexes))))}",
+            f"export CUDA_VISIBLE_DEVICES={','.join(map(str, most))}",
         )
 
 

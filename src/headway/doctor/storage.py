@@ -71,7 +71,7 @@ def _examine(machine: Machine, name: str, folder: Path, mount: Mount | None) -> 
     if space.free_bytes < _TIGHT_BYTES:
         yield Finding("error", text, where, "free some space, or choose another place", f"du -xh {folder} | sort -h")
     elif space.free_bytes < _LOW_BYTES:
-        what = f"{text}: a checkpoint takes 12 to 16 bytes per parameter, and checkpoint.keep of them are kept"
+        what = f"{text}: a checkpoint takes 12 bytes per parameter with AdamW, and checkpoint.keep of them are kept"
         yield Finding("warning", what, where, "free some space, or keep fewer", "checkpoint.keep=1")
     else:
         yield Finding("ok", text, where)

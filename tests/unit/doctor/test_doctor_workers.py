@@ -1,0 +1,91 @@
+"""What the communication benchmark says when its workers fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from headway.core.errors import ConfigError
+from headway.core.files import write_json
+from headway.doctor import communication
+from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
+from headway.doctor.workers import _died, _told, run_communication
+
+
+def failures(**codes: int) -> Any:
+    """PyTorch's account of failed workers."""
+    by_rank = {int(name[1:]): SimpleNamespace(exitcode=code) for name, code in codes.items()}
+    return SimpleNamespace(failures=by_rank, get_first_failure=lambda: next(iter(by_rank.items())))
+
+
+def test_a_worker_s_own_reason_goes_before_the_echoes(tmp_path: Path) -> None:
+    assert _told(tmp_path) is None
+    echo = {"rank": 0, "exit_code": 1, "what": "worker 0 lost the others: closed", "where": None, "fix": None}
+    write_json(tmp_path / "error-0.json", echo)
+    assert _told(tmp_path) is None
+    own = {"rank": 1, "exit_code": 2, "what": "no such fault", "where": "HEADWAY_FAULTS", "fix": "kill"}
+    write_json(tmp_path / "error-1.json", own)
+    error = _told(tmp_path)
+    assert error is not None and (error.exit_code, error.what, error.where) == (2, "no such fault", "HEADWAY_FAULTS")
+
+
+def test_the_killed_worker_is_named_rather_than_those_that_missed_it(tmp_path: Path) -> None:
+    (tmp_path / "worker-2.log").write_text("begin\nout of memory\n")
+    error = _died(tmp_path, failures(r0=1, r1=-15, r2=-9))
+    assert error.what == "worker 2 died (signal 9) while it was measuring: out of memory"
+    assert _died(tmp_path, failures(r1=7)).what == "worker 1 died (exit code 7) while it was measuring"
+
+
+def test_what_pytorch_says_becomes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("Connection closed by peer\nC++ stack")
+
+    monkeypatch.setattr(communication, "open_world", fail)
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(CommunicationFailed, match="worker 3 lost the others: Connection closed by peer"):
+        measure_communication(Plan("cpu", (4,)))
+
+
+@pytest.mark.parametrize("operation", ["all-reduce", "all-gather", "reduce-scatter"])
+def test_a_wrong_result_is_no_result(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[list[float]] = []
+
+    def gather(values: list[float]) -> list[list[float]]:
+        said.append(values)
+        return [[1.0], values]
+
+    world: Any = SimpleNamespace(rank=1, size=2, device=torch.device("cpu"), gather=gather)
+    # The second of two workers, whose numbers are 2 where the first one's are 1.
+    monkeypatch.setattr(communication.dist, "all_reduce", lambda whole: whole.fill_(3.0))
+    monkeypatch.setattr(
+        communication, "_ALL_GATHER", lambda whole, part: whole.copy_(torch.tensor([1.0, 1.0, 2.0, 2.0]))
+    )
+    monkeypatch.setattr(communication, "_REDUCE_SCATTER", lambda part, whole: part.fill_(3.0))
+    communication._check(world, operation, 2)
+    assert said == [[1.0]]
+    for name in ("_ALL_GATHER", "_REDUCE_SCATTER"):
+        monkeypatch.setattr(communication, name, lambda out, given: None)
+    monkeypatch.setattr(communication.dist, "all_reduce", lambda whole: None)
+    with pytest.raises(CommunicationFailed, match=f"{operation} of 16 bytes gave a wrong result on worker 1"):
+        communication._check(world, operation, 2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_said_in_terms_of_the_option() -> None:
+    with pytest.raises(ConfigError, match="no cuda device here") as refused:
+        run_communication(2, "cuda", None, "auto")
+    assert refused.value.where == "--device"
+
+
+def test_torchrun_has_the_last_word_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="torchrun has started 2 workers, not 4"):
+        run_communication(4, "cpu", None, "auto")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigError, match="nobody to talk to"):
+        run_communication(None, "cpu", None, "auto")

@@ -1,0 +1,75 @@
+"""When workers get NCCL's settings, and that machines which would not meet are told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.core.errors import ConfigError
+from headway.core.machine import Output
+from headway.launch import network
+from headway.launch.network import apply_nccl_profile, assert_same_profile
+from headway.parallel.nccl import PROFILES, Profile
+from support_doctor import CAPABILITY, CLOUD
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """One of two workers, with a GPU each."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(network, "pick_device", lambda wanted, rank: torch.device("cuda", rank))
+    return monkeypatch
+
+
+def test_workers_on_gpus_get_the_profile(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment = {"NCCL_SOCKET_NTHREADS": "1"}
+    profile = apply_nccl_profile("auto", "cuda", CLOUD.machine(tmp_path), environment)
+    assert profile.name == "ethernet"
+    assert environment == {
+        "NCCL_SOCKET_NTHREADS": "1",  # the user's
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_SOCKET_IFNAME": "=ens5",
+        "NCCL_NSOCKS_PERTHREAD": "4",
+    }
+
+
+def test_cuda_counts_even_where_nvidia_smi_is_missing(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    workers.setattr(torch.cuda, "device_count", lambda: 2)
+    blind = CLOUD.but(commands={CAPABILITY: Output("missing")})
+    assert apply_nccl_profile("auto", "cuda", blind.machine(tmp_path), {}).name == "ethernet"
+
+
+def test_cpu_workers_and_lone_ones_get_nothing(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine, environment = CLOUD.machine(tmp_path), dict[str, str]()
+    workers.setattr(network, "pick_device", lambda wanted, rank: torch.device("cpu"))
+    assert apply_nccl_profile("ethernet", "cpu", machine, environment).settings == ()
+    workers.setattr(network, "pick_device", lambda wanted, rank: torch.device("cuda", rank))
+    workers.setenv("WORLD_SIZE", "1")
+    assert apply_nccl_profile("ethernet", "cuda", machine, environment).settings == ()
+    assert environment == {}
+
+
+def test_a_profile_that_does_not_fit_ends_the_run(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no InfiniBand device"):
+        apply_nccl_profile("infiniband", "cuda", CLOUD.machine(tmp_path), {})
+
+
+@dataclass
+class Others:
+    """A world whose other workers say what they are told to."""
+
+    said: list[str]
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        return [values, *([float(PROFILES.index(name))] for name in self.said)]  # type: ignore[arg-type]
+
+
+def test_machines_on_different_networks_are_refused() -> None:
+    mine = Profile("infiniband", "for a test")
+    assert_same_profile(Others(["infiniband"]), mine)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="worker 0 has 'infiniband', worker 2 has 'ethernet'"):
+        assert_same_profile(Others(["infiniband", "ethernet"]), mine)  # type: ignore[arg-type]
