@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HELP = """Say what this machine has, what is wrong with it, and what to set.
 
-With a config, its folders, device and NCCL profile are looked at. Nothing is changed; what is unknown is n/a.
+With a config, its folders and its NCCL profile are looked at. Nothing is changed; what is unknown is n/a.
 
 [bold]Examples[/bold]
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.machine import Machine
 from headway.doctor.clock import examine_clock
@@ -39,6 +40,8 @@ class Examination:
     @cached_property
     def driver(self) -> Driver:
         """GPUs as the driver describes them."""
+        if self.machine.exists("/proc/driver/nvidia"):
+            notice("asking the driver about its GPUs")
         return read_driver(self.machine)
 
     @cached_property
@@ -48,7 +51,11 @@ class Examination:
 
     @cached_property
     def _installed(self) -> Software:
-        return self.software or read_software(ask_torch=bool(self.driver.gpus))
+        if self.software is not None:
+            return self.software
+        if self.driver.gpus:
+            notice("asking PyTorch about the GPUs")
+        return read_software(ask_torch=bool(self.driver.gpus))
 
     @cached_property
     def profile(self) -> Profile:

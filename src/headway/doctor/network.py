@@ -17,6 +17,7 @@ def examine_network(found: Interconnect) -> Iterator[Finding]:
     """Devices with their rates and states, and whether GPUs can use them without the CPU."""
     for port in found.ports:
         yield _port(port)
+    yield from _slower(found)
     if found.ports and not found.verbs:
         yield Finding(
             "warning",
@@ -41,6 +42,23 @@ def _port(port: RdmaPort) -> Finding:
     if port.state == "INIT" and port.kind == "infiniband":
         return Finding("warning", f"{text}: no subnet manager has seen it", where, "start one", "opensm")
     return Finding("note", text, where, "plug it in, or leave it out if it is not meant to be used")
+
+
+def _slower(found: Interconnect) -> Iterator[Finding]:
+    """Cards for storage are meant to be slower; others may have fallen back."""
+    for kind in _KINDS:
+        used = found.active_ports(kind)
+        for port in found.ports:
+            if used and port.kind == kind and port.active and port not in used:
+                rate, fastest = (p.gigabits_per_second or 0.0 for p in (port, used[0]))
+                yield Finding(
+                    "note",
+                    f"{port.device} port {port.port} has {rate:g} Gb/s where others have {fastest:g}:"
+                    " profiles leave it out",
+                    f"{_RDMA}/{port.device}/ports/{port.port}/rate",
+                    "if it is not meant for storage, see its cable",
+                    f"ibstat {port.device}",
+                )
 
 
 def _interfaces(found: Interconnect) -> Iterator[Finding]:

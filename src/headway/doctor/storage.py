@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.core.console import notice
 from headway.core.format import format_bytes
 from headway.core.machine import Machine
 from headway.doctor.findings import Finding
@@ -48,6 +49,7 @@ def examine_storage(machine: Machine, folders: Mapping[str, Path], *, write: boo
         mount = _mount_of(mounts, there)
         yield from _examine(machine, f"{purpose} ({folder})", there, mount)
         if write:
+            notice(f"writing {format_bytes(_TEST_BYTES)} to {there}")
             yield _write_test(machine.path(there), purpose)
 
 

@@ -89,6 +89,7 @@ CASES: dict[str, tuple[Recorded, Recorded, str, str, str]] = {
     "no verbs": (H100, H100.but(files={f"/dev/infiniband/uverbs{n}": None for n in range(9)}), "Network", "warning", "cannot open them"),
     "port down": (H100, H100.but(files=rdma("mlx5_3", state="1: DOWN")), "Network", "note", "mlx5_3 port 1: InfiniBand, 400 Gb/s, DOWN"),
     "no manager": (H100, H100.but(files=rdma("mlx5_3", state="2: INIT")), "Network", "warning", "no subnet manager"),
+    "slower port": (H100, H100.but(files=rdma("mlx5_3", rate=200)), "Network", "note", "mlx5_3 port 1 has 200 Gb/s where others have 400"),
     "no gpudirect": (H100, H100.but(files=NO_MODULE), "Network", "warning", "no GPUDirect"),
     "no address": (CLOUD, CLOUD.but(files={"/proc/net/route": ""}), "Network", "note", "training stays on this machine"),
     "slow network": (CLOUD, CLOUD.but(files=interface("ens5", speed=10_000)), "Network", "note", "ens5 has 10 Gb/s"),
