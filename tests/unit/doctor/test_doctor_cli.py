@@ -37,18 +37,19 @@ def on(machine: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 def test_this_machine_quickly_and_without_torch(tmp_path: Path) -> None:
     script = (
-        "import sys, time; start = time.perf_counter(); sys.argv = ['headway', 'doctor', '--json']\n"
+        "import sys, time; sys.argv = ['headway', 'doctor', '--json']\n"
         "from headway.cli.main import app\n"
         "try: app()\n"
         "except SystemExit: pass\n"
-        "print(time.perf_counter() - start, 'torch' in sys.modules, file=sys.stderr)"
+        "print(time.process_time(), 'torch' in sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     result = json.loads(done.stdout)
     assert {"Versions", "Processor", "Memory", "Storage", "Limits"} <= {item["subject"] for item in result["findings"]}
     seconds, has_torch = done.stderr.split()
     if not any(item["subject"] == "CUDA" for item in result["findings"]):
-        assert has_torch == "False" and float(seconds) < 3
+        assert has_torch == "False"
+        assert float(seconds) < 2, "of the CPU's time, whatever else goes on here"
     assert list(tmp_path.iterdir()) == []
 
 
