@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file of a run.", show_default=False)
+        Path | None, typer.Argument(metavar="CONFIG", help="YAML file of a run.", show_default=False)
     ] = None,
     overrides: OverridesArgument = None,
     communication: Annotated[
@@ -140,7 +140,8 @@ def _export(profile: Profile) -> None:
     added = profile.environment(os.environ)
     for setting in profile.settings:
         if setting.name in added:
-            print(f"export {setting.name}={shlex.quote(setting.value)}  # {setting.reason}")
+            # Always in quotes: zsh takes a bare "=eth0" for the path of a program.
+            print(f"export {setting.name}='{setting.value}'  # {setting.reason}")
         else:
             print(f"# {setting.name} stays {shlex.quote(os.environ[setting.name])}, as you have set it")
     for left in profile.left_open:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -83,7 +84,9 @@ def measure_communication(plan: Plan) -> Communication:
                 clocks=_clock_offsets(world),
             )
     except RuntimeError as error:  # PyTorch's for whatever goes wrong between workers
-        rank, said = os.environ.get("RANK", "?"), str(error).splitlines()[0]
+        # Without the place in the source and the advice that gloo adds.
+        said = re.sub(r"^\[[^\]]*\]\s*", "", (str(error).splitlines() or ["no reason given"])[0]).split(". ")[0]
+        rank = os.environ.get("RANK", "?")
         raise CommunicationFailed(
             f"worker {rank} lost the others: {said}",
             where=f"torch.distributed, {type(error).__name__}",

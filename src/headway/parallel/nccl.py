@@ -180,7 +180,7 @@ def _socket_interface(found: Interconnect) -> list[Setting]:
     if interface is None:
         return []
     speed = interface.megabits_per_second
-    how = "of unknown speed" if speed is None else f"{speed / 1000:g} Gb/s"
+    how = "speed unknown" if speed is None else f"{speed / 1000:g} Gb/s"
     which = "the fastest interface" if interface.has_hardware else "the interface with the default route"
     return [Setting("NCCL_SOCKET_IFNAME", f"={interface.name}", f"{which} that is up and has an address ({how})")]
 

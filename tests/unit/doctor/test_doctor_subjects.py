@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headway.core.machine import Output, Space
+from headway.doctor import storage
 from headway.doctor.findings import Finding
 from headway.doctor.software import TorchFacts
 from support_doctor import (
@@ -56,6 +58,7 @@ DESKTOP = USER.replace("<type>C<", "<type>G<")
 SCALING = "/sys/devices/system/cpu/cpu0/cpufreq/scaling"
 CHRONY, SYSTEMD = "chronyc -n tracking", "timedatectl show --property=NTPSynchronized --value"
 PCI = {"/sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de", "/sys/bus/pci/devices/0000:01:00.0/class": "0x030200"}
+SOME_NVLINK = Output("ok", "\tGPU0\tGPU1\tCPU Affinity\nGPU0\tX\tNV4\t0-7\nGPU1\tPHB\tX\t0-7\n")
 NO_MODULE = {"/sys/module/nvidia_peermem/": None}
 
 #: Sound machine, machine with one thing wrong, subject, level, words of the finding.
@@ -76,6 +79,7 @@ CASES: dict[str, tuple[Recorded, Recorded, str, str, str]] = {
     "ecc": (CLOUD, a10(current_ecc="Disabled"), "GPUs", "note", "ECC is off on GPU 1"),
     "mig": (CLOUD, a10(current_mig="Enabled"), "GPUs", "warning", "MIG is on (GPU 1)"),
     "no topology": (CLOUD, CLOUD.but(commands={TOPOLOGY: Output("failed")}), "GPUs", "note", "could not be found out"),
+    "some NVLink": (CLOUD, CLOUD.but(commands={TOPOLOGY: SOME_NVLINK}), "GPUs", "note", "not between all GPUs: some pairs talk over PCIe (NV4, PHB)"),
     "far GPUs": (CLOUD, CLOUD.but(commands={TOPOLOGY: topology(2, 0, link="SYS")}), "GPUs", "note", "through the CPUs"),
     "busy GPU": (CLOUD, a10(extra=USER), "GPU processes", "warning", "GPU 1 is used by process 4711 (python, 900.0 MiB)"),
     "CPU build": (CLOUD, replace(CLOUD, torch=CPU_TORCH), "CUDA", "error", "built for the CPU alone"),
@@ -98,6 +102,8 @@ CASES: dict[str, tuple[Recorded, Recorded, str, str, str]] = {
     "affinity": (CLOUD, CLOUD.but(files={"/proc/self/status": "Cpus_allowed_list:\t0-2,8"}), "Processor", "note", "may run on 4 of 16"),
     "no AVX2": (CLOUD, CLOUD.but(files={"/proc/cpuinfo": "processor: 0\nflags: fpu sse2"}), "Processor", "warning", "no AVX2"),
     "powersave": (CLOUD, CLOUD.but(files={f"{SCALING}_governor": "powersave", f"{SCALING}_driver": "acpi-cpufreq"}), "Processor", "warning", "lowest frequency"),
+    "hyper-threads": (CLOUD, CLOUD.but(files={"/sys/devices/system/cpu/smt/active": "1"}), "Processor", "note", "hyper-threads are on"),
+    "numa": (CLOUD, CLOUD.but(files={f"/sys/devices/system/node/node{n}/": "" for n in range(4)}), "Processor", "note", "in 4 NUMA nodes"),
     "little memory": (CLOUD, CLOUD.but(files={"/proc/meminfo": meminfo(available=6_000_000)}), "Memory", "warning", "memory is free"),
     "swapping": (CLOUD, CLOUD.but(files={"/proc/meminfo": meminfo(swap=1000, swap_free=700)}), "Memory", "warning", "swap is in use"),
     "memory limit": (CLOUD, CLOUD.but(files={"/sys/fs/cgroup/memory.max": str(GIB)}), "Memory", "note", "1.0 GiB of the machine's 62.0 GiB"),
@@ -208,3 +214,45 @@ def test_an_older_driver_names_reasons_and_capabilities_differently(tmp_path: Pa
     assert seen(old, tmp_path, "GPUs", "ok", "2 x NVIDIA A10G, 22.5 GiB")
     assert old.examination(tmp_path).interconnect.gpus == 2
     assert "compute capability" not in seen(old, tmp_path, "GPUs", "ok", "2 x NVIDIA A10G")[0].what, "n/a, not guessed"
+
+
+def test_an_old_python_and_a_source_tree(tmp_path: Path) -> None:
+    software = replace(CLOUD.software(), python=(3, 10, 2), requirements=())
+    found = CLOUD.findings(tmp_path, software=software)["Versions"]
+    assert [(f.level, f.what) for f in found if "Python" in f.what] == [("error", "Python 3.10.2")]
+    assert any("its extras are unknown" in f.what for f in found)
+
+
+def test_a_hard_limit_cannot_be_raised_by_a_command(tmp_path: Path) -> None:
+    low = limits(files=1024)
+    (soft,) = seen(CLOUD.but(files={"/proc/self/limits": low}), tmp_path / "a", "Limits", "warning", "open files")
+    assert soft.command == "ulimit -n 65536"
+    hard = CLOUD.but(files={"/proc/self/limits": low.replace("1048576", "1024   ")})
+    (finding,) = seen(hard, tmp_path / "b", "Limits", "warning", "open files")
+    assert finding.command is None and "administrator" in (finding.fix or "")
+
+
+def test_a_slow_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(0, 1000, 10))
+    monkeypatch.setattr(storage, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    found = CLOUD.findings(tmp_path, write_test=True)["Storage"]
+    assert [f.level for f in found] == ["ok", "warning"]
+    assert "3.2 MiB/s" in found[1].what
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("27 1 0:5 / / rw - fuse.gcsfuse bucket rw", "fuse.gcsfuse (network)"),
+        ("27 1 8:1 / / rw - xfs /dev/sda1 rw", "xfs on an SSD"),
+        ("27 1 254:0 / / rw - ext4 /dev/vda rw", "ext4 on a virtual disk"),
+        ("27 1 9:9 / / rw - ext4 /dev/mapper/x rw", "ext4, speed class n/a"),
+        ("27 1 0:5 / / rw - overlay overlay rw\n28 27 0:6 / /work rw - nfs4 nas:/w rw", "nfs4 (network)"),
+        ("27 1 0:5 / / rw - overlay overlay rw\n28 27 0:6 / /wo rw - nfs4 nas:/w rw", "overlay, speed class n/a"),
+    ],
+)
+def test_kinds_of_disks(line: str, shown: str, tmp_path: Path) -> None:
+    queues = {"/sys/dev/block/8:1/../queue/rotational": "0", "/sys/dev/block/254:0/queue/rotational": "1"}
+    machine = CLOUD.but(files={"/proc/self/mountinfo": line, "/sys/dev/block/8:1/size": "1", "/work/x": "", **queues})
+    (finding,) = machine.findings(tmp_path)["Storage"]
+    assert finding.what.endswith(f"free, {shown}")
