@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
+from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
 from headway.core.files import canonical_json, fingerprint, sha256_bytes
 
@@ -228,5 +228,5 @@ def hash_tensors(tensors: StateTensors) -> dict[str, str]:
         # Hashing lets go of the interpreter's lock, so threads do help.
         return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))

@@ -29,6 +29,7 @@ from headway.checkpoint.format import (
 from headway.checkpoint.shards import dtype_name, plan_shards, read_tensors, write_shard
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
+from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.files import sync_folder
@@ -260,7 +261,7 @@ class CheckpointStore:
         folder.mkdir()
         shards = {f"shard-{i:05d}.safetensors": s for i, s in enumerate(plan_shards(tensors, self._max_shard_bytes))}
         # Hashing and writing let go of the interpreter's lock; more threads than this only wait for the disk.
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(4, usable_cores())) as pool:
             written = pool.map(lambda s: write_shard(folder / s[0], {n: tensors[n] for n in s[1]}), shards.items())
             files: dict[str, FileEntry] = {}
             entries: dict[str, TensorEntry] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from headway.checkpoint.format import Manifest, hash_tensors, read_manifest, step_of
 from headway.checkpoint.shards import contradiction, open_shard, read_tensors
+from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
 from headway.core.files import sha256_file
 
@@ -74,7 +74,7 @@ def verify_checkpoint(
         advance(manifest.files[name].bytes)
         return found
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         damage = [found for found in pool.map(check, manifest.files) if found is not None]
     if tensors and not damage:
         damage = _check_tensors(path, manifest)

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.core.cores import Cores
 from headway.core.machine import Machine
 from headway.doctor.findings import Finding
-from headway.doctor.processor import Cores
 from headway.parallel.interconnect import Interconnect
 
 #: Variables that are for hunting bugs: value or None for any, level, what they do.

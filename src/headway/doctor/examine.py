@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.console import notice
+from headway.core.cores import read_cores
 from headway.core.errors import ConfigError
 from headway.core.machine import Machine
 from headway.doctor.clock import examine_clock
@@ -18,7 +19,7 @@ from headway.doctor.gpus import Driver, examine_gpus, examine_processes, read_dr
 from headway.doctor.limits import examine_limits
 from headway.doctor.memory import examine_memory
 from headway.doctor.network import examine_network
-from headway.doctor.processor import examine_processor, read_cores
+from headway.doctor.processor import examine_processor
 from headway.doctor.software import Software, examine_cuda, examine_versions, read_software
 from headway.doctor.storage import examine_storage
 from headway.parallel.interconnect import Interconnect, read_interconnect

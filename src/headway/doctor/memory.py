@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.core.cgroups import memory_limit, memory_used_bytes
 from headway.core.format import format_bytes
 from headway.core.machine import Machine
-from headway.doctor.cgroups import memory_limit, memory_used_bytes
 from headway.doctor.findings import Finding
 
 _SHM = "/dev/shm"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from headway.core.machine import Machine, cpu_list
-from headway.doctor.cgroups import Limit, cpu_limit
+from headway.core.cores import Cores, read_cores, read_processors
+from headway.core.machine import Machine
 from headway.doctor.findings import Finding
 
 _CPUFREQ = "/sys/devices/system/cpu/cpu0/cpufreq"
@@ -24,33 +22,9 @@ _INSTRUCTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Cores:
-    """How many processors there are, and how many are ours."""
-
-    seen: int
-    """Logical processors of the machine."""
-    allowed: int
-    """Those that the scheduler may run this process on."""
-    limit: Limit | None
-
-    @property
-    def usable(self) -> int:
-        """Threads that can run at the same time, at least one."""
-        return max(1, min(self.allowed, math.floor(self.limit.value) if self.limit else self.allowed))
-
-
-def read_cores(machine: Machine) -> Cores:
-    """Count processors."""
-    seen = len(cpu_list(machine.text("/sys/devices/system/cpu/online"))) or len(_processors(machine)) or 1
-    status = dict(line.split(":", 1) for line in (machine.text("/proc/self/status") or "").splitlines() if ":" in line)
-    allowed = len(cpu_list(status.get("Cpus_allowed_list", "").strip())) or seen
-    return Cores(seen, min(allowed, seen), cpu_limit(machine))
-
-
 def examine_processor(machine: Machine) -> Iterator[Finding]:
     """Sockets, cores, NUMA nodes, limits, hyper-threads, instruction sets, governor."""
-    processors, cores = _processors(machine), read_cores(machine)
+    processors, cores = read_processors(machine), read_cores(machine)
     first = processors[0] if processors else {}
     sockets = len({p["physical id"] for p in processors if "physical id" in p}) or None
     physical = len({(p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= p.keys()})
@@ -142,11 +116,3 @@ def _governor(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"frequency governor {governor}", f"{_CPUFREQ}/scaling_governor")
-
-
-def _processors(machine: Machine) -> list[dict[str, str]]:
-    """Every processor's entry of /proc/cpuinfo."""
-    entries = (machine.text("/proc/cpuinfo") or "").split("\n\n")
-    pairs = ([line.partition(":") for line in entry.splitlines()] for entry in entries if entry.strip())
-    found = [{key.strip(): value.strip() for key, _, value in lines} for lines in pairs]
-    return [entry for entry in found if "processor" in entry]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from headway.config import Config, resolve_lanes, resolve_threads
+from headway.core.cores import usable_cores
 from headway.core.format import format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
@@ -48,7 +47,7 @@ def preview(config: Config) -> str:
             f" {format_count(tokens)} tokens, {epochs:.2f} epochs",
             f"grid       {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows",
             f"workers    {workers} on {pick_device(train.device).type},"
-            f" {resolve_threads(config, workers, grid.lanes, os.cpu_count() or 1)} threads each",
+            f" {resolve_threads(config, workers, grid.lanes, usable_cores())} threads each",
             f"promise    determinism {config.determinism}",
         ]
     )

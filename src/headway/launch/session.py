@@ -26,6 +26,7 @@ from headway.config import (
     resolve_threads,
 )
 from headway.core.console import log_to, notice, warning
+from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
@@ -156,7 +157,7 @@ def _find_start(run: RunDirectory, store: CheckpointStore, world: World) -> Chec
 
 def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> int:
     """CPU threads of this worker. Bits can depend on them, so a resumed run keeps the number it has."""
-    threads = resolve_threads(config, world.size, grid.lanes, os.cpu_count() or 1)
+    threads = resolve_threads(config, world.size, grid.lanes, usable_cores())
     before: int | None = start.context.get("threads") if start else None
     same_layout = config.determinism == "elastic" or (start and start.context.get("world_size") == world.size)
     if before is None or before == threads or not same_layout:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from headway.core.cores import usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -125,18 +126,11 @@ def hardware_facts() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores_physical": psutil.cpu_count(logical=False),
         "cores_logical": psutil.cpu_count(),
-        "cores_usable": _usable_cores(),
+        "cores_usable": usable_cores(),
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
         "memory_gib": round(psutil.virtual_memory().total / _GIB, 2),
         "accelerators": _accelerators(),
     }
-
-
-def _usable_cores() -> int | None:
-    # A container or scheduler often grants a process fewer cores than there are.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _accelerators() -> list[dict[str, Any]]:

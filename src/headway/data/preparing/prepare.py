@@ -7,7 +7,6 @@ whole (`building`). Results are kept by what they depend on (`records`), so only
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 
 from headway.config.data import DataConfig
 from headway.core.console import warning
+from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.format import format_bytes, format_count, format_seconds
@@ -195,7 +195,7 @@ def _described_steps(data: DataConfig) -> Any:
 def _worker_count(wanted: int | str, sources: Sequence[Source]) -> int:
     """Workers that have something to do."""
     if wanted == "auto":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         if any(source.stream is not None for source in sources):
             return cores
         wanted = min(cores, _input_bytes(sources) // _BYTES_PER_WORKER)

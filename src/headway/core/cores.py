@@ -1,0 +1,50 @@
+"""How many processors this process may use; in a container that is fewer than there are."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+from headway.core.cgroups import Limit, cpu_limit
+from headway.core.machine import Machine, cpu_list
+
+
+def usable_cores() -> int:
+    """Threads of this process that can run at the same time, at least one."""
+    machine = Machine()
+    if not machine.exists("/proc/self/status"):  # not Linux
+        return os.cpu_count() or 1
+    return read_cores(machine).usable
+
+
+@dataclass(frozen=True)
+class Cores:
+    """How many processors there are, and how many are ours."""
+
+    seen: int
+    """Logical processors of the machine."""
+    allowed: int
+    """Those that the scheduler may run this process on."""
+    limit: Limit | None
+
+    @property
+    def usable(self) -> int:
+        """Threads that can run at the same time, at least one."""
+        return max(1, min(self.allowed, math.floor(self.limit.value) if self.limit else self.allowed))
+
+
+def read_cores(machine: Machine) -> Cores:
+    """Count processors."""
+    seen = len(cpu_list(machine.text("/sys/devices/system/cpu/online"))) or len(read_processors(machine)) or 1
+    status = dict(line.split(":", 1) for line in (machine.text("/proc/self/status") or "").splitlines() if ":" in line)
+    allowed = len(cpu_list(status.get("Cpus_allowed_list", "").strip())) or seen
+    return Cores(seen, min(allowed, seen), cpu_limit(machine))
+
+
+def read_processors(machine: Machine) -> list[dict[str, str]]:
+    """Every processor's entry of /proc/cpuinfo."""
+    entries = (machine.text("/proc/cpuinfo") or "").split("\n\n")
+    pairs = ([line.partition(":") for line in entry.splitlines()] for entry in entries if entry.strip())
+    found = [{key.strip(): value.strip() for key, _, value in lines} for lines in pairs]
+    return [entry for entry in found if "processor" in entry]

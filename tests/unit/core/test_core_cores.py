@@ -1,0 +1,37 @@
+"""How many processors a process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headway.core.cores import read_cores, usable_cores
+from headway.core.machine import Machine
+
+
+def machine(root: Path, cores: int, allowed: str, quota: str) -> Machine:
+    files = {
+        "sys/devices/system/cpu/online": f"0-{cores - 1}",
+        "proc/self/status": f"Name:\tpython\nCpus_allowed_list:\t{allowed}\n",
+        "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/cpu.max": quota,
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return Machine(root)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "quota", "usable"),
+    [("0-63", "max 100000", 64), ("0-63", "250000 100000", 2), ("0-3,8", "max 100000", 5), ("0-63", "50000 100000", 1)],
+)
+def test_a_container_counts_what_it_was_granted(tmp_path: Path, allowed: str, quota: str, usable: int) -> None:
+    cores = read_cores(machine(tmp_path, 64, allowed, quota))
+    assert (cores.seen, cores.usable) == (64, usable)
+
+
+def test_this_process_may_use_no_more_than_there_are() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
