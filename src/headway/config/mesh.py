@@ -11,7 +11,7 @@ from headway.config.lanes import divisors, nearest
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.schema import Config
+    from headway.config.schema import Config, OptimizerConfig
 
 #: Strategies that cut each weight between workers.
 FULLY_SHARDED = ("zero3", "fsdp", "hsdp")
@@ -132,6 +132,8 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             fix="determinism=run, or leave those degrees at 1",
         )
     yield from _communication(config)
+    if parallel.strategy in FULLY_SHARDED and data > 1:
+        yield from _optimizer(config)
     yield from _model(config)
 
 
@@ -165,6 +167,29 @@ def _communication(config: Config) -> Iterator[ConfigError]:
             f"gradients can be summed in one special way at a time, not by {' and '.join(others)}",
             where=", ".join(f"parallel.{key}" for key in others),
             fix="keep one of them",
+        )
+
+
+def needs_whole_matrices(optimizer: OptimizerConfig) -> str | None:
+    """Why an optimizer cannot update the shards of a matrix one by one; None when it can."""
+    if optimizer.offload:
+        return "moments in host memory are those of whole parameters; shards have none there"
+    if optimizer.name == "adafactor":
+        return "adafactor keeps means of whole rows and columns, which a shard of a matrix does not have"
+    if optimizer.name == "adamw8bit":
+        return "adamw8bit quantises blocks of 256 neighbours, which are others in every cut of a matrix"
+    return None
+
+
+def _optimizer(config: Config) -> Iterator[ConfigError]:
+    reason = needs_whole_matrices(config.optimizer)
+    if reason is not None:
+        key = "offload" if config.optimizer.offload else "name"
+        yield ConfigError(
+            reason,
+            where=f"optimizer.{key}, parallel.strategy",
+            fix="parallel.strategy=zero2, which divides moments and gradients by whole parameters"
+            + (", or optimizer.name=lion" if key == "name" else ""),
         )
 
 

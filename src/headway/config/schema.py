@@ -165,20 +165,33 @@ def _in_tokens(value: Any) -> bool:
 
 
 class OptimizerConfig(Section):
-    """AdamW (Loshchilov & Hutter 2019) or Muon (Jordan et al. 2024); decoupled weight decay on matrices only."""
+    """How weights follow from gradients ([optimizers.md](optimizers.md)); decoupled weight decay on matrices only."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """`muon`: orthogonalised momentum for matrices between layers; AdamW for embeddings, output projection, vectors."""
+    name: Literal["adamw", "muon", "lion", "adafactor", "adamw8bit"] = "adamw"
+    """`adamw` (Loshchilov & Hutter 2019). `muon` (Jordan et al. 2024): orthogonalised momentum for matrices between
+    layers, AdamW for the rest. `lion` (Chen et al. 2023): signs of momentum; a learning rate 3 to 10 times smaller and
+    as much more decay. `adafactor` (Shazeer & Stern 2018): second moments by row and column. `adamw8bit`: moments in 8
+    bits, through torchao."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
-    """Peak learning rate."""
+    """Peak learning rate; for `adafactor` relative to the root mean square of each parameter."""
     betas: tuple[Share, Share] = (0.9, 0.95)
-    """Decay rates of AdamW's first and second moments."""
+    """Decay rates of AdamW's first and second moments; of Lion's moment for the direction and over steps, (0.9, 0.99)
+    when not given."""
     momentum: Share = 0.95
     """Decay rate of Muon's momentum."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled decay of matrices; norms and biases are not decayed."""
+    offload: bool = False
+    """Keep moments in host memory and compute updates there: slower steps, and no optimizer memory on the GPU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_betas(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") == "lion" and "betas" not in values:
+            return {**values, "betas": (0.9, 0.99)}
+        return values
 
 
 # The share comes first, so that 1.0 stays the whole run; in the other order it would be read as one step.

@@ -1,0 +1,158 @@
+"""From a config to an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from headway.core.errors import ConfigError
+from headway.training.optimizer.combined import Combined
+from headway.training.optimizer.eight_bit import eight_bit_adamw
+from headway.training.optimizer.lion import Lion
+from headway.training.optimizer.muon import ShardedMuon
+from headway.training.optimizer.offload import HostOffload
+
+if TYPE_CHECKING:
+    from headway.config import OptimizerConfig
+
+_HOST = torch.device("cpu")
+
+
+def build_optimizer(
+    config: OptimizerConfig,
+    model: nn.Module,
+    device: torch.device,
+    updates: Callable[[torch.Tensor], bool] = lambda p: True,
+    elastic: bool = False,
+) -> Optimizer:
+    """The optimizer of `optimizer.name`.
+
+    Decay is decoupled and for matrices only; norms, biases and other vectors are not decayed.
+
+    Args:
+        updates: Whether a parameter is this worker's to update.
+        elastic: The bits must not depend on where a matrix is cut. AdamW's fused kernel for the CPU rounds the last
+            elements of a buffer otherwise than the rest; one operation after the other does not (`training.cut_proof`).
+
+    Raises:
+        ConfigError: the optimizer cannot work on parts of matrices, or its library is missing; or moments are to leave
+            a device that is the host itself.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad and updates(p)]
+    _refuse_shards(config, trainable)
+    hidden = {id(p) for p in hidden_matrices(model)}
+    order = _Order(config, device, elastic, trainable, [id(p) in hidden for p in trainable])
+    if not config.offload:
+        return _BUILDERS[config.name](order)
+    if device.type != "cuda":
+        raise ConfigError(
+            f"moments are in host memory already when training on {device.type}",
+            where="optimizer.offload",
+            fix="optimizer.offload=false",
+        )
+    build = _BUILDERS[config.name]
+    return HostOffload(trainable, lambda copies: build(replace(order, parameters=copies, device=_HOST)), _HOST)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What is to be built."""
+
+    config: OptimizerConfig
+    device: torch.device
+    elastic: bool
+    parameters: Sequence[nn.Parameter]
+    is_hidden: Sequence[bool]
+    """For each parameter, whether it is one of `hidden_matrices`."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameters that are decayed, and those that are not."""
+        groups = [
+            {"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": self.config.weight_decay},
+            {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def only(self, hidden: bool) -> _Order:
+        """The same for the parameters that are hidden matrices, or for those that are not."""
+        kept = [p for p, yes in zip(self.parameters, self.is_hidden, strict=True) if yes == hidden]
+        return replace(self, parameters=kept, is_hidden=[hidden] * len(kept))
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Trainable matrices that map activations to activations: neither embeddings nor the output projection.
+
+    A model names its output projection by an attribute `projection`; without one, the last matrix is taken for it.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in embeddings]
+    output = getattr(model, "projection", matrices[-1] if matrices else None)
+    return [p for p in matrices if p is not output]
+
+
+def _refuse_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> None:
+    """The same as `config.mesh` refuses, for whoever shards a model in another way."""
+    from headway.config.mesh import needs_whole_matrices
+
+    reason = needs_whole_matrices(config)
+    if reason is not None and any(isinstance(p, DTensor) for p in parameters):
+        raise ConfigError(reason, where="optimizer, parallel.strategy", fix="parallel.strategy=zero2")
+
+
+def _adamw(order: _Order) -> Optimizer:
+    config = order.config
+    fused = order.device.type == "cuda" or (order.device.type == "cpu" and not order.elastic)
+    return torch.optim.AdamW(
+        order.groups(),
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        fused=fused,
+        foreach=False if order.elastic and not fused else None,
+    )
+
+
+def _muon(order: _Order) -> Optimizer:
+    config, hidden, rest = order.config, order.only(hidden=True), order.only(hidden=False)
+    parts = [_adamw(rest)] if rest.parameters else []
+    if hidden.parameters:
+        sharded = any(isinstance(p, DTensor) for p in hidden.parameters)
+        # Scaled so that updates are about as large as AdamW's, one learning rate serves both (Liu et al. 2025, 2.2).
+        muon = (ShardedMuon if sharded else torch.optim.Muon)(
+            hidden.parameters,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        parts.append(muon)
+    return parts[0] if len(parts) == 1 else Combined(parts)
+
+
+def _lion(order: _Order) -> Optimizer:
+    return Lion(order.groups(), lr=order.config.learning_rate, betas=order.config.betas)
+
+
+def _adafactor(order: _Order) -> Optimizer:
+    # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
+    # (Shazeer & Stern 2018, algorithm 4).
+    return torch.optim.Adafactor(order.groups(), lr=order.config.learning_rate)
+
+
+def _adamw8bit(order: _Order) -> Optimizer:
+    return eight_bit_adamw(order.config, order.groups(), order.device)
+
+
+_BUILDERS: dict[str, Callable[[_Order], Optimizer]] = {
+    "adamw": _adamw,
+    "muon": _muon,
+    "lion": _lion,
+    "adafactor": _adafactor,
+    "adamw8bit": _adamw8bit,
+}

@@ -1,0 +1,82 @@
+"""An optimizer's state as named tensors, and the little that must be done to it from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from headway.core.types import StateTensors
+
+
+def materialize(optimizer: Optimizer) -> None:
+    """Create the state that an optimizer otherwise creates in its first step, so that it can be loaded into.
+
+    A step with zero gradients and a zero learning rate leaves the weights as they are. Its traces in the state do not
+    matter: every tensor of it is overwritten by the checkpoint, or thrown away.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    saved_gradients = [p.grad for p in parameters]
+    saved_rates = [(float(group["lr"]), group.get("weight_decay")) for group in optimizer.param_groups]
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    for group in optimizer.param_groups:
+        _set_rate(group, 0.0)
+        if "weight_decay" in group:
+            group["weight_decay"] = 0.0
+    optimizer.step()
+    for p, gradient in zip(parameters, saved_gradients, strict=True):
+        p.grad = gradient
+    for group, (rate, decay) in zip(optimizer.param_groups, saved_rates, strict=True):
+        _set_rate(group, rate)
+        if decay is not None:
+            group["weight_decay"] = decay
+
+
+def optimizer_tensors(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> StateTensors:
+    """Live tensors of the optimizer's state as `optimizer.<moment>.<parameter>`.
+
+    A quantised moment is the plain tensors it is made of: `optimizer.<moment>.<part>.<parameter>`.
+
+    Raises:
+        TypeError: the state holds something other than tensors, which a checkpoint could not carry.
+    """
+    tensors: StateTensors = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                kind = type(value).__name__
+                raise TypeError(
+                    f"{type(optimizer).__name__} keeps '{key}' as {kind}; only tensors can be resumed exactly"
+                )
+            for part, tensor in _plain(key, value):
+                tensors[f"optimizer.{part}.{names[parameter]}"] = tensor
+    return tensors
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give every parameter group this learning rate, times its own `lr_scale` where it has one."""
+    for group in optimizer.param_groups:
+        _set_rate(group, rate * group.get("lr_scale", 1.0))
+
+
+def _plain(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that one is made of; a sharded one stays one, since it is a box of a whole."""
+    if isinstance(tensor, DTensor) or not is_traceable_wrapper_subclass(tensor):
+        yield name, tensor
+        return
+    parts, _ = tensor.__tensor_flatten__()
+    for part in parts:
+        yield from _plain(f"{name}.{part}", getattr(tensor, str(part)))
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    """Some optimizers keep the rate as a tensor that compiled kernels read, and ask that it stay the same one."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

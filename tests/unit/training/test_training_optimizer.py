@@ -1,0 +1,223 @@
+"""Optimizers: what an update is, what is kept of it, and that resuming from what is kept changes no bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from headway.config import Config
+from headway.config.schema import OptimizerConfig
+from headway.core.errors import ConfigError
+from headway.training.cut_proof import refuse_cuts_that_show
+from headway.training.optimizer import build_optimizer, materialize, set_learning_rate
+from headway.training.optimizer.lion import Lion
+from headway.training.optimizer.offload import HostOffload
+from headway.training.state import TrainState
+
+CPU = torch.device("cpu")
+NAMES = ("adamw", "muon", "lion", "adafactor", "adamw8bit")
+
+
+def optimizer_config(name: str, **values: object) -> OptimizerConfig:
+    if name == "adamw8bit":
+        pytest.importorskip("torchao", reason="pip install 'headway[torchao]'")
+    return OptimizerConfig.model_validate({"name": name, "learning_rate": 0.01, **values})
+
+
+def make_model() -> nn.Sequential:
+    """Matrices large enough for 8 bits, a norm, and an output projection."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.LayerNorm(128), nn.Linear(128, 64), nn.Linear(64, 3))
+
+
+def make_state(config: OptimizerConfig, updates: Callable[[torch.Tensor], bool] = lambda p: True) -> TrainState:
+    model = make_model()
+    return TrainState(model, build_optimizer(config, model, CPU, updates))
+
+
+def train(state: TrainState, first: int, last: int) -> float:
+    loss = 0.0
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(step % 2)
+        x = torch.randn(16, 64, generator=generator)
+        state.model.zero_grad()
+        error = (state.model(x) - x[:, :3].sin()).square().mean()
+        error.backward()
+        set_learning_rate(state.optimizer, 0.01 * (1 - step / 100))
+        state.optimizer.step()
+        loss = float(error.detach())
+    return loss
+
+
+def tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    return {name: block.local for name, block in state.blocks().items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_stops_and_resumes_has_the_bits_of_one_that_does_not(name: str) -> None:
+    config = optimizer_config(name)
+    whole = make_state(config)
+    train(whole, 0, 3)
+    saved = {name: tensor.clone() for name, tensor in tensors(whole).items()}
+    train(whole, 3, 6)
+    resumed = make_state(config)
+    blocks = resumed.prepare_to_load()
+    assert blocks.keys() == saved.keys()
+    for key, block in blocks.items():
+        block.local.copy_(saved[key])
+    train(resumed, 3, 6)
+    after = tensors(resumed)
+    assert not [key for key, tensor in tensors(whole).items() if not torch.equal(tensor, after[key])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_falls(name: str) -> None:
+    state = make_state(optimizer_config(name))
+    first = train(state, 0, 1)
+    assert train(state, 1, 30) < first / 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_workers_that_update_parts_update_the_whole(name: str) -> None:
+    config = optimizer_config(name)
+    whole = make_state(config)
+    parts = []
+    for rank in range(2):
+        model = make_model()
+        mine = {p for number, p in enumerate(model.parameters()) if number % 2 == rank}
+        parts.append(TrainState(model, build_optimizer(config, model, CPU, mine.__contains__)))
+    train(whole, 0, 1)
+    for part in parts:
+        train(part, 0, 1)
+    owned = {key: t for part in parts for key, t in tensors(part).items() if key.startswith("optimizer.")}
+    expected = {key: t for key, t in tensors(whole).items() if key.startswith("optimizer.")}
+    assert sum(len([k for k in tensors(part) if k.startswith("optimizer.")]) for part in parts) == len(expected)
+    assert owned.keys() == expected.keys()
+    assert not [key for key, t in expected.items() if not torch.equal(t, owned[key])]
+    for number, (name_, p) in enumerate(whole.model.named_parameters()):
+        assert torch.equal(p, parts[number % 2].model.get_parameter(name_))
+
+
+def test_lion_follows_algorithm_2() -> None:
+    torch.manual_seed(1)
+    weight = nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
+    optimizer = Lion([{"params": [weight], "weight_decay": 0.3}], lr=0.01, betas=(0.9, 0.99))
+    expected, moment = weight.detach().clone(), torch.zeros(5, 3, dtype=torch.float64)
+    for _ in range(4):
+        weight.grad = torch.randn(5, 3, dtype=torch.float64)
+        direction = torch.sign(0.9 * moment + 0.1 * weight.grad)
+        expected = expected - 0.01 * (direction + 0.3 * expected)
+        moment = 0.99 * moment + 0.01 * weight.grad
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected)
+    torch.testing.assert_close(optimizer.state[weight]["exp_avg"], moment)
+
+
+def test_lion_updates_many_chunks_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+    for elements in (2**25, 100):
+        monkeypatch.setattr("headway.training.optimizer.lion._TOGETHER", elements)
+        states.append(make_state(optimizer_config("lion")))
+        train(states[-1], 0, 3)
+    a, b = map(tensors, states)
+    assert not [key for key in a if not torch.equal(a[key], b[key])]
+
+
+def test_lion_has_betas_of_its_own_unless_told() -> None:
+    assert optimizer_config("lion").betas == (0.9, 0.99)
+    assert optimizer_config("lion", betas=(0.95, 0.98)).betas == (0.95, 0.98)
+    assert optimizer_config("adamw").betas == (0.9, 0.95)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_lion_does_not_depend_on_cuts_here(threads: int) -> None:
+    config = optimizer_config("lion")
+    refuse_cuts_that_show(lambda model, device: build_optimizer(config, model, device), CPU, threads)
+
+
+def test_moments_in_8_bits_are_plain_tensors_of_a_quarter_of_the_size() -> None:
+    def moments(name: str) -> dict[str, torch.Tensor]:
+        state = make_state(optimizer_config(name))
+        materialize(state.optimizer)
+        return {
+            key: t for key, t in tensors(state).items() if key.startswith("optimizer.exp_avg") and "0.weight" in key
+        }
+
+    small, full = moments("adamw8bit"), moments("adamw")
+    assert {type(tensor) for tensor in small.values()} == {torch.Tensor}
+    assert small["optimizer.exp_avg.codes.0.weight"].dtype == torch.uint8
+    parts = sum(t.nbytes for key, t in small.items() if "qmap" not in key)
+    assert parts < 0.26 * sum(t.nbytes for t in full.values())
+
+
+def test_without_torchao_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(ConfigError, match="needs torchao") as error:
+        build_optimizer(OptimizerConfig(name="adamw8bit"), make_model(), CPU)
+    assert "pip install 'headway[torchao]'" in error.value.fix
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+def test_updates_in_host_memory_are_those_of_the_device(name: str) -> None:
+    """From CPU to CPU, where both have the same kernels; then resumed, and with a weight changed by someone else."""
+    config = optimizer_config(name)
+
+    def offloaded() -> TrainState:
+        model, twin = make_model(), make_model()
+
+        def build(copies: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+            for (module, key), copy in zip(places(twin), copies, strict=True):
+                setattr(module, key, copy)
+            return build_optimizer(config, twin, CPU)
+
+        return TrainState(model, HostOffload(list(model.parameters()), build, CPU))
+
+    plain, host = make_state(config), offloaded()
+    train(plain, 0, 3)
+    train(host, 0, 3)
+    assert_same(plain, host)
+    saved = {key: tensor.clone() for key, tensor in tensors(host).items()}
+    for state in (plain, host):
+        with torch.no_grad():
+            next(state.model.parameters()).mul_(0.5)
+        train(state, 3, 6)
+    assert_same(plain, host)
+    resumed = offloaded()
+    for key, block in resumed.prepare_to_load().items():
+        block.local.copy_(saved[key])
+    with torch.no_grad():
+        next(resumed.model.parameters()).mul_(0.5)
+    train(resumed, 3, 6)
+    assert_same(plain, resumed)
+
+
+def places(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    return [(module, key) for module in model.modules() for key, _ in module.named_parameters(recurse=False)]
+
+
+def assert_same(a: TrainState, b: TrainState) -> None:
+    one, other = tensors(a), tensors(b)
+    assert one.keys() == other.keys()
+    assert not [key for key in one if not torch.equal(one[key], other[key])]
+
+
+def test_offload_on_the_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="in host memory already"):
+        build_optimizer(OptimizerConfig(offload=True), make_model(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [({"name": "adafactor"}, "rows and columns"), ({"name": "adamw8bit"}, "256"), ({"offload": True}, "host memory")],
+)
+def test_what_needs_whole_parameters_is_refused_where_they_are_cut(values: dict[str, object], reason: str) -> None:
+    config = {"train": {"steps": 2}, "parallel": {"strategy": "zero3", "workers": 2}, "optimizer": values}
+    with pytest.raises(ConfigError, match=reason) as error:
+        Config.model_validate(config).resolved()
+    assert "zero2" in error.value.fix
+    Config.model_validate({**config, "parallel": {"strategy": "zero2", "workers": 2}}).resolved()
