@@ -108,8 +108,9 @@ class TrainConfig(Section):
     """Rows in one forward pass; the largest divisor of a lane up to 8 when not given."""
     lanes: PositiveInt | Literal["auto"] = "auto"
     """Data-parallel units of a step: workers share lanes. `auto`: the number of workers, or up to 8 when `elastic`."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of matrix products; weights and moments are kept in fp32 in either case."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
+    """Arithmetic of matrix products; weights and moments are kept in fp32 in every case. `tf32`: GPUs from Ampere on;
+    `fp16` with dynamic loss scaling; `fp8` through torchao: GPUs from Ada and Hopper on."""
     compile: bool = False
     """Run the model through torch.compile."""
     activation_checkpointing: Literal["none", "full"] = "none"
@@ -201,14 +202,15 @@ ShareOrInterval = Annotated[Share | Interval, Field(union_mode="left_to_right")]
 class ScheduleConfig(Section):
     """Learning rate as a function of the step."""
 
-    name: Literal["cosine", "wsd", "constant"] = "cosine"
-    """`cosine`: warm-up, then half a cosine. `wsd`: warm-up, stable, then a linear decay."""
+    name: Literal["cosine", "linear", "wsd", "rsqrt", "constant"] = "cosine"
+    """After the warm-up: `cosine` half a cosine; `linear` a straight line; `wsd` stable, then a linear decay; `rsqrt`
+    falls with the inverse square root of the step, whatever the number of steps; `constant` the peak."""
     warmup: ShareOrInterval = 0.02
     """Linear warm-up: a share of all steps, or `500 steps`, `1B tokens`."""
     decay: ShareOrInterval = 0.2
     """Length of the final decay of `wsd`: a share of all steps, or an amount."""
     min_ratio: Share = 0.1
-    """Final learning rate as a share of the peak."""
+    """Final learning rate as a share of the peak; of `rsqrt` the least there is."""
 
     @field_validator("warmup", "decay", mode="before")
     @classmethod

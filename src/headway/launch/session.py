@@ -43,7 +43,9 @@ from headway.training.callbacks import Callback
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
+from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import build_optimizer
+from headway.training.precision import apply_precision
 from headway.training.recorders import Recorder, StateHashes
 from headway.training.state import Cursor, TrainState
 from headway.training.task import Task
@@ -97,6 +99,7 @@ def _train(
     torch.set_num_threads(threads)
 
     task.model.to(world.device).train()
+    apply_precision(config, task.model, world.device)
     if start is None:
         world.broadcast_(task.model.parameters())
     strategy = make_strategy(config, task.model, world)
@@ -109,6 +112,7 @@ def _train(
         _check_data(task, start)
         store.load_into(start, state.prepare_to_load(), world.gather_json)
         state.cursor = Cursor(**start.cursor)
+    begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
     if config.train.compile:
         task.model.compile()

@@ -28,7 +28,7 @@ def linear_cross_entropy(
     Under autocast the products are in its dtype; softmax, loss and the sum of the weight's gradient are in fp32.
 
     Args:
-        x_ND: Rows, fp32 or bf16, (N, D).
+        x_ND: Rows, fp32, bf16 or fp16, (N, D).
         weight_VD: Vocabulary projection, fp32 or bf16, (V, D).
         targets_N: int64, (N,); rows with `IGNORE_TARGET` take no part.
         chunk_rows: Most rows whose logits are alive at a time; by device and vocabulary when not given.
@@ -87,6 +87,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for x_CD, targets_C in zip(torch.split(x_ND, chunk_rows), torch.split(targets_N, chunk_rows), strict=True):
             chunk_loss, exp_CV, sum_C1, index_C1 = _chunk_loss(x_CD @ w_VD.t(), targets_C)
             loss = loss + chunk_loss
+            if x_ND.dtype == torch.float16:  # the sum over a large vocabulary has no place in it
+                exp_CV, sum_C1 = exp_CV.div_(sum_C1), torch.ones_like(sum_C1)
             # The gradient of the logits is exp / sum - one_hot(target). Dividing the short sides of both products
             # by the sum saves a pass over the long one.
             one_hot_C = exp_CV.gather(1, index_C1).sub_(sum_C1).squeeze(1)

@@ -84,6 +84,8 @@ class Stopwatch:
             "speed/tokens_per_second": result.items / seconds,
             "speed/data_wait_share": (self._feed.wait_seconds - self._waited) / seconds,
         }
+        if self._job.state.cursor.loss_scale is not None:
+            metrics["train/loss_scale"] = float(self._job.state.cursor.loss_scale)
         memory = peak_memory_gib(self._job.world.device)
         if memory is not None:
             metrics["memory/peak_gib"] = memory

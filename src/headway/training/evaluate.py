@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from headway.parallel.world import World
-from headway.training.step import autocast, exact_sum
+from headway.training.precision import autocast
+from headway.training.step import exact_sum
 from headway.training.task import BatchList, Objective, to_device
 
 

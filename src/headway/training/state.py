@@ -1,4 +1,4 @@
-"""What must survive: weights, moments, and a cursor of three numbers."""
+"""What must survive: weights, moments, and a cursor of a few numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ class Cursor:
     skipped_steps: int = 0
     """Steps whose update was left out because loss or gradient was not finite."""
     skipped_in_row: int = 0
-    """How many of them were the very last ones."""
+    """How many of them were the very last ones; not counting those that only the loss scale is to blame for."""
+    loss_scale: int | None = None
+    """What losses are multiplied by in fp16 (`training.loss_scale`); None in other precisions."""
+    steps_at_scale: int = 0
+    """Steps since it changed."""
+
+
+_SCALING = ("loss_scale", "steps_at_scale")
 
 
 @dataclass
@@ -44,8 +51,9 @@ class TrainState:
         return self.blocks()
 
     def cursor_record(self) -> dict[str, int]:
-        """The cursor as it is written to a checkpoint."""
-        return asdict(self.cursor)
+        """The cursor as it is written to a checkpoint; of a loss scale only where there is one."""
+        record = asdict(self.cursor)
+        return {k: v for k, v in record.items() if self.cursor.loss_scale is not None or k not in _SCALING}
 
 
 def parameter_names(model: nn.Module) -> dict[torch.Tensor, str]:

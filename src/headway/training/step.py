@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,9 @@ from headway.parallel.blocks import local_part
 from headway.parallel.norms import norm_parts, total_norm
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.training.loss_scale import update_scale
 from headway.training.optimizer import set_learning_rate
+from headway.training.precision import autocast
 from headway.training.schedule import learning_rate
 from headway.training.state import TrainState
 from headway.training.task import Task, to_device
@@ -63,7 +64,8 @@ def train_step(
     total_loss, total_items, agreed, total_norm = _exchange(world, lane_losses, items, flags, parts)
 
     # Gradients are sums over all items; the mean and the clipping are one multiplication.
-    grad_norm = total_norm / total_items
+    scaled_items = total_items * (state.cursor.loss_scale or 1)
+    grad_norm = total_norm / scaled_items
     if fault_point("gradient", state.cursor.step + 1) == "nan":
         grad_norm = math.nan
     rate = learning_rate(config, state.cursor.step)
@@ -72,7 +74,7 @@ def train_step(
         limit = config.train.max_grad_norm
         clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
         if parameters:
-            torch._foreach_mul_([local_part(p.grad) for p in parameters], clip / total_items)
+            torch._foreach_mul_([local_part(p.grad) for p in parameters], clip / scaled_items)
         set_learning_rate(state.optimizer, rate)
         state.optimizer.step()
         strategy.after_update()
@@ -80,7 +82,8 @@ def train_step(
     cursor = state.cursor
     cursor.step += 1
     cursor.skipped_steps += not finite
-    cursor.skipped_in_row = 0 if finite else cursor.skipped_in_row + 1
+    explained = update_scale(cursor, overflow=math.isfinite(total_loss) and not finite)
+    cursor.skipped_in_row = 0 if finite else cursor.skipped_in_row + (not explained)
     return StepResult(total_loss / total_items, total_items, grad_norm, rate, not finite, agreed)
 
 
@@ -105,7 +108,7 @@ def _forward_backward(
             with strategy.micro_batch(last_of_lane, last=last_of_lane and lane == last_lane):
                 with autocast(config.train.precision, world.device):
                     loss = task.objective.summed_loss(state.model, to_device(batch, world.device))
-                loss.backward()
+                scaled(loss, state.cursor.loss_scale).backward()
             lane_loss += loss.detach()
         strategy.end_lane()
         losses.append(lane_loss)
@@ -133,8 +136,6 @@ def exact_sum(values: Sequence[float]) -> float:
     return math.fsum(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The arithmetic asked for by `train.precision`."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+def scaled(loss: torch.Tensor, scale: int | None) -> torch.Tensor:
+    """The loss whose gradient is computed; in fp32, where every scale has a place."""
+    return loss if scale is None else loss.float() * scale

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from headway.config import Config
@@ -41,3 +43,26 @@ def test_lengths_can_be_tokens() -> None:
     }
     c = Config.model_validate(values).resolved()
     assert learning_rate(c, 9) == 1.0 > learning_rate(c, 8)
+
+
+def test_linear_falls_evenly_to_the_floor() -> None:
+    c = config(name="linear", warmup="10 steps", min_ratio=0.1)
+    assert [learning_rate(c, step) for step in (9, 54, 99)] == pytest.approx([1.0, 0.55, 0.1])
+    rates = [learning_rate(c, step) for step in range(9, 100)]
+    assert [a - b for a, b in pairwise(rates)] == pytest.approx([0.01] * 90)
+
+
+def test_rsqrt_is_the_transformers_schedule() -> None:
+    """d^-0.5 * min(step^-0.5, step * warmup^-1.5), equation 3 of Vaswani et al. 2017, scaled to its peak."""
+    c = config(name="rsqrt", warmup="16 steps", min_ratio=0.0)
+    paper = [min(step**-0.5, step * 16**-1.5) for step in range(1, 101)]
+    assert [learning_rate(c, step) for step in range(100)] == pytest.approx([rate / max(paper) for rate in paper])
+    assert learning_rate(config(name="rsqrt", warmup=0, min_ratio=0.0), 3) == pytest.approx(0.5)
+
+
+def test_rsqrt_stops_at_the_floor_and_does_not_depend_on_the_number_of_steps() -> None:
+    c = config(name="rsqrt", warmup="4 steps", min_ratio=0.4)
+    assert learning_rate(c, 99) == pytest.approx(0.4) and learning_rate(c, 15) == pytest.approx(0.5)
+    values = {"train": {"steps": 7}, "optimizer": {"learning_rate": 1.0}, "schedule": c.schedule.model_dump()}
+    short = Config.model_validate(values).resolved()
+    assert [learning_rate(short, step) for step in range(7)] == [learning_rate(c, step) for step in range(7)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
-from headway.core.errors import ConfigError
+from headway.training.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
     from headway.config import OptimizerConfig
@@ -25,15 +24,8 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
     Raises:
         ConfigError: torchao is not installed.
     """
-    with _quiet():
-        try:
-            from torchao.optim import AdamW8bit
-        except ImportError:
-            raise ConfigError(
-                "optimizer 'adamw8bit' needs torchao, which is not installed",
-                where="optimizer.name",
-                fix="pip install 'headway[torchao]', or optimizer.name=adamw",
-            ) from None
+    with importing_torchao("optimizer 'adamw8bit'", "optimizer.name", "adamw"):
+        from torchao.optim import AdamW8bit
 
     compiled = device.type == "cuda"
 
@@ -46,14 +38,3 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
 
     optimizer: Optimizer = EightBitAdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps)
     return optimizer
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torchao says at import which of its kernels are not for this machine; none of them is needed here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
