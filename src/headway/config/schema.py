@@ -113,8 +113,9 @@ class TrainConfig(Section):
     `fp16` with dynamic loss scaling; `fp8` through torchao: GPUs from Ada and Hopper on."""
     compile: bool = False
     """Run the model through torch.compile."""
-    activation_checkpointing: Literal["none", "full"] = "none"
-    """`full` recomputes each layer in the backward pass: less memory, about a third more compute."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """`full` recomputes each layer in the backward pass: least memory, about a third more compute. `selective` keeps
+    the outputs of attention and of every second matrix product, and recomputes the rest."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
     """Clip gradients to this global norm."""
     skip_limit: PositiveInt = 10

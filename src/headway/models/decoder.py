@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -28,6 +28,7 @@ from headway.models.attention import (
 )
 from headway.models.cache import KVCache
 from headway.models.loss import linear_cross_entropy
+from headway.models.recompute import selective_contexts
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, shape, index) for index in range(shape.layers))
         self.norm = RMSNorm(shape.dim, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(shape.dim, shape.vocab_size, bias=False)
-        self.activation_checkpointing = False
+        self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
         self.make_rotary_tables()
@@ -162,9 +163,10 @@ class Decoder(nn.Module):
         """The parts whose weights are brought together one at a time where weights are sharded."""
         return list(self.layers)
 
-    def set_activation_checkpointing(self, mode: Literal["none", "full"]) -> None:
-        """`full`: keep only each layer's input and compute the layer again in the backward pass."""
-        self.activation_checkpointing = mode == "full"
+    def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
+        """`full`: keep only each layer's input and compute the layer again in the backward pass; `selective`: keep some
+        of its results too (`models.recompute`)."""
+        self.activation_checkpointing = mode
 
     def new_cache(self, rows: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for `rows` sequences of up to `capacity` positions; `dtype` is the weights' by default."""
@@ -213,8 +215,9 @@ class Decoder(nn.Module):
         positions = self._positions(ids_BT, cache, documents)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         for layer in self.layers:
-            if self.activation_checkpointing and torch.is_grad_enabled() and cache is None:
-                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False)
+            if self.activation_checkpointing != "none" and torch.is_grad_enabled() and cache is None:
+                contexts = selective_contexts if self.activation_checkpointing == "selective" else noop_context_fn
+                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, context_fn=contexts)
             else:
                 x_BTD = layer(x_BTD, positions, cache)
         if cache is not None:

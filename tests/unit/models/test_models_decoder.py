@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
@@ -165,14 +167,49 @@ def test_rotary_tables_are_no_state() -> None:
 
 def test_activation_checkpointing_gives_the_same_bits() -> None:
     ids, targets = ids_of(), ids_of(seed=1)
-    gradients = []
-    for mode in ("none", "full"):
+    results = []
+    for mode in ("none", "selective", "full"):
         model = model_of(dropout=0.2)
         model.set_activation_checkpointing(mode)  # type: ignore[arg-type]
         torch.manual_seed(5)
-        model(ids, targets).backward()
-        gradients.append([p.grad for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+        loss = model(ids, targets)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*results, strict=True))
+
+
+def test_selective_checkpointing_computes_every_second_product_again_and_no_attention() -> None:
+    class Called(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls[operator.overloadpacket.__name__] += 1
+            return operator(*args, **(kwargs or {}))
+
+    found, layers = {}, 2
+    for mode in ("none", "selective", "full"):
+        model = model_of(layers=layers)
+        model.set_activation_checkpointing(mode)  # type: ignore[arg-type]
+        loss, calls = model(ids_of(), ids_of(seed=1)), Counter[str]()
+        with Called():
+            loss.backward()
+        found[mode] = calls
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    assert [calls[attention] for calls in found.values()] == [0, 0, layers]
+    # The last product of a layer is needed by nothing in its backward pass, so of two that are not kept one is left.
+    assert [calls["mm"] - found["none"]["mm"] for calls in found.values()] == [0, layers, 3 * layers]
+
+
+def test_selective_checkpointing_compiles() -> None:
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        model = model_of()
+        model.set_activation_checkpointing("selective")
+        if compiled:
+            model.compile(backend="aot_eager")
+        model(ids_of(), ids_of(seed=1)).backward()
+        results.append([p.grad for p in model.parameters()])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_activation_checkpointing_keeps_less() -> None:

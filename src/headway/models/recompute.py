@@ -1,0 +1,50 @@
+"""Selective activation checkpointing: which results of a layer are kept, and which are computed again.
+
+Kept are the outputs of attention, whose computation grows with the square of the row, and every second matrix product:
+the first, the third, and so on. Norms, activation functions, rotations and the other products are computed again from
+the layer's input (Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 5,
+has the idea of recomputing what is large and cheap).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
+
+_PRODUCTS = ("mm", "addmm", "_scaled_mm")
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_flash_attention_forward",
+    "_efficient_attention_forward",
+    "_cudnn_attention_forward",
+)
+
+
+def _overloads(*names: str) -> frozenset[Any]:
+    """Operators of this version of PyTorch that have one of the names."""
+    packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
+    return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
+
+
+PRODUCTS, ATTENTION = _overloads(*_PRODUCTS), _overloads(*_ATTENTION)
+
+
+def selective_contexts() -> tuple[Any, Any]:
+    """The `context_fn` of `torch.utils.checkpoint.checkpoint` for one layer: contexts of its first and second pass."""
+    seen = {False: 0, True: 0}
+
+    def policy(context: SelectiveCheckpointContext, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keep = operator in ATTENTION
+        if operator in PRODUCTS:
+            seen[context.is_recompute] += 1
+            keep = seen[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)
+    return contexts
