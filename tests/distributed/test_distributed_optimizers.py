@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from support import state_hash, write_config
+from support import manifest, state_hash, write_config
 
 STEPS = 4
 DIVIDED = [
@@ -69,3 +69,27 @@ def test_divided_optimizers_have_the_bits_of_one_worker(corpus: Path, tmp_path: 
     names = [(o, f"{o}-{s}") for o, s in DIVIDED]
     names += [(o, f"{o}-{way}-{s}") for o, s in RESUMED for way in ("to", "from")]
     assert not [name for optimizer, name in names if state_hash(runs / name) != expected[optimizer]]
+
+
+def test_trials_leave_no_trace_under_any_strategy(corpus: Path, tmp_path: Path) -> None:
+    data = {"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]}
+    config = write_config(
+        tmp_path,
+        data=data,
+        train={"steps": STEPS, "global_batch": 8, "micro_batch": 2},
+        checkpoint={"every": f"{STEPS // 2} steps"},
+        evaluation={"rows": 2},
+    )
+    runs, jobs = tmp_path / "runs", []
+    ways = {"plain": "train.trial_step=false", "tried": "train.trial_step=true", "fitted": "train.micro_batch=auto"}
+    strategies = ("ddp", "zero1", "zero2", "zero3")
+    for strategy in strategies:
+        for way, override in ways.items():
+            jobs.append(job(config, f"{strategy}-{way}", "adamw", f"parallel.strategy={strategy}", override))
+        # The memory of this machine takes all four rows of a lane at once.
+        jobs.append(job(config, f"{strategy}-four", "adamw", f"parallel.strategy={strategy}", "train.micro_batch=4"))
+    run(tmp_path, 2, jobs)
+    for strategy in strategies:
+        assert state_hash(runs / f"{strategy}-plain") == state_hash(runs / f"{strategy}-tried"), strategy
+        assert state_hash(runs / f"{strategy}-four") == state_hash(runs / f"{strategy}-fitted"), strategy
+        assert manifest(runs / f"{strategy}-fitted")["context"]["micro_batch"] == 4

@@ -30,6 +30,7 @@ def find_problems(config: Config) -> list[ConfigError]:
         *_source_names(config),
         *_stages(config),
         *_workers(config),
+        *_micro_batch(config),
     ]
 
 
@@ -125,3 +126,12 @@ def _workers(config: Config) -> Iterator[ConfigError]:
         resolve_lanes(config, mesh.data)
     except ConfigError as error:
         yield error
+
+
+def _micro_batch(config: Config) -> Iterator[ConfigError]:
+    if config.train.micro_batch == "auto" and config.determinism == "elastic":
+        yield ConfigError(
+            "determinism 'elastic' holds for any number of workers, but what fits into memory depends on it",
+            where="train.micro_batch, determinism",
+            fix="give train.micro_batch a number (a run with auto says which it chose), or determinism=run",
+        )

@@ -30,7 +30,7 @@ class LaneGrid:
 
 
 def resolve_lanes(config: Config, workers: int) -> LaneGrid:
-    """The grid for a number of workers.
+    """The grid for a number of workers. With `train.micro_batch=auto` its cut into micro-batches is one to begin with.
 
     Raises:
         ConfigError: the rows cannot be cut that way; the message has the nearest number that works.
@@ -47,7 +47,8 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
             + "".join(f", or train.lanes={n}" for n in _lane_choices(rows, workers, elastic, near=lanes)),
         )
     per_lane = rows // lanes
-    micro_batch = train.micro_batch or max(n for n in range(1, _AT_MOST + 1) if per_lane % n == 0)
+    given = train.micro_batch if isinstance(train.micro_batch, int) else None
+    micro_batch = given or max(n for n in range(1, _AT_MOST + 1) if per_lane % n == 0)
     if per_lane % micro_batch:
         raise ConfigError(
             f"a lane of {per_lane} rows cannot be cut into micro-batches of {micro_batch} rows",

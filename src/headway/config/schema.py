@@ -104,8 +104,12 @@ class TrainConfig(Section):
     """Tokens in one row."""
     global_batch: int | str = 32
     """Rows in one optimizer step, over all workers; or tokens: `64Ki tokens`."""
-    micro_batch: PositiveInt | None = None
-    """Rows in one forward pass; the largest divisor of a lane up to 8 when not given."""
+    micro_batch: PositiveInt | Literal["auto"] | None = None
+    """Rows in one forward pass; the largest divisor of a lane up to 8 when not given. `auto`: the largest that fits
+    into memory, tried at the start and kept by the checkpoint."""
+    trial_step: bool | None = None
+    """Compute one gradient of the largest shape before the first step, so that memory runs out at once if at all; on
+    GPUs when not given."""
     lanes: PositiveInt | Literal["auto"] = "auto"
     """Data-parallel units of a step: workers share lanes. `auto`: the number of workers, or up to 8 when `elastic`."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
@@ -156,7 +160,7 @@ class TrainConfig(Section):
         rows = self.global_batch_rows
         if self.steps is not None and self.tokens is not None:
             raise conflict("give steps or tokens, not both", "steps", "tokens")
-        if self.micro_batch is not None and rows % self.micro_batch:
+        if isinstance(self.micro_batch, int) and rows % self.micro_batch:
             text = f"global_batch ({rows} rows) is not divisible by micro_batch ({self.micro_batch})"
             raise conflict(text, "global_batch", "micro_batch")
         return self

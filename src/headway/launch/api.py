@@ -149,25 +149,30 @@ class Trainer:
         from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed
         from headway.training.task import Objective, Task
 
-        feed = DatasetFeed(
-            self.dataset,
-            seed=self.config.seed,
-            lanes=grid.lanes,
-            micro_batches=grid.micro_batches,
-            micro_batch=grid.micro_batch,
-            collate=self.collate,
-        )
+        def cut(grid: Any) -> tuple[Any, Any]:
+            feed = DatasetFeed(
+                self.dataset,
+                seed=self.config.seed,
+                lanes=grid.lanes,
+                micro_batches=grid.micro_batches,
+                micro_batch=grid.micro_batch,
+                collate=self.collate,
+            )
+            if self.validation is None:
+                return feed, None
+            held_out = DatasetEvaluationFeed(self.validation, micro_batch=grid.micro_batch, collate=self.collate)
+            return feed, held_out
+
+        feed, evaluation = cut(grid)
         if self.config.determinism != "off":
             _refuse_random_samples(self.dataset)
-        evaluation = None
-        if self.validation is not None:
-            evaluation = DatasetEvaluationFeed(self.validation, micro_batch=grid.micro_batch, collate=self.collate)
         return Task(
             model=self.model,
             feed=feed,
             objective=Objective(lambda model, batch: self.loss(model, batch) * count_samples(batch), count_samples),
             evaluation=evaluation,
             fingerprints={"data": fingerprint({"rows": len(self.dataset)})},  # the order of rows follows from it
+            recut=cut,
         )
 
 

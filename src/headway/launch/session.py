@@ -31,8 +31,9 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
+from headway.launch.grid import settle_micro_batch
 from headway.launch.network import apply_nccl_profile, assert_same_profile
-from headway.parallel.strategy import make_strategy
+from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
@@ -49,6 +50,7 @@ from headway.training.precision import apply_precision
 from headway.training.recorders import Recorder, StateHashes
 from headway.training.state import Cursor, TrainState
 from headway.training.task import Task
+from headway.training.trial import largest_micro_batch, trial_step
 
 
 def run_in_this_process(
@@ -114,8 +116,10 @@ def _train(
         state.cursor = Cursor(**start.cursor)
     begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
+    grid = settle_micro_batch(config, task, state, strategy, world, grid, start)
     if config.train.compile:
         task.model.compile()
+    _try_memory(config, task, state, strategy, world, grid)
 
     context = {
         "identity": fingerprint(identity(config)),
@@ -124,6 +128,7 @@ def _train(
         "mesh": world.mesh.sizes,
         "strategy": config.parallel.strategy,
         "lanes": grid.lanes,
+        "micro_batch": grid.micro_batch,
         "threads": threads,
         "determinism": config.determinism,
         "attempt": attempt.number,
@@ -144,6 +149,18 @@ def _train(
     )
     _announce(job, start)
     train_loop(job)
+
+
+def _try_memory(
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, grid: LaneGrid
+) -> None:
+    """Let memory run out before the first step, if it does."""
+    wanted = world.device.type == "cuda" if config.train.trial_step is None else config.train.trial_step
+    step, last = state.cursor.step, config.train.steps
+    assert last is not None, "the config is resolved"
+    if wanted and step < last:
+        lane = grid.of_worker(world.data_rank, world.mesh.data)[0]
+        trial_step(config, task, state, strategy, world, largest_micro_batch(task.feed, lane, step, last))
 
 
 def _find_start(run: RunDirectory, store: CheckpointStore, world: World) -> CheckpointInfo | None:

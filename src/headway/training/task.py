@@ -53,6 +53,8 @@ class Task:
     fingerprints: dict[str, str] = field(default_factory=dict)
     """What a checkpoint of this task belongs to: data manifest, tokenizer."""
     flops_per_item: float | None = None
+    recut: Callable[[LaneGrid], tuple[Feed, BatchList | None]] | None = None
+    """Feed and evaluation for another number of rows per micro-batch; None where there can be no other."""
     vocab_size: int | None = None
 
     def facts(self) -> dict[str, int]:
@@ -95,17 +97,21 @@ def language_model_task(config: Config, grid: LaneGrid) -> Task:
     model = build_model(config.model, vocab_size=store.vocab_size, seed=config.seed)
     model.set_activation_checkpointing(config.train.activation_checkpointing)
     length = config.train.sequence_length
-    evaluation = None
-    if "validation" in store.splits:
-        evaluation = EvaluationFeed(
-            store,
-            sequence_length=length,
-            limit=config.evaluation.rows,
-            micro_batch=grid.micro_batch,
-            packing=config.data.packing,
-            document_mask=config.data.document_mask,
-        )
-    feed = TokenFeed.of(config, grid, store)
+
+    def cut(grid: LaneGrid) -> tuple[TokenFeed, EvaluationFeed | None]:
+        evaluation = None
+        if "validation" in store.splits:
+            evaluation = EvaluationFeed(
+                store,
+                sequence_length=length,
+                limit=config.evaluation.rows,
+                micro_batch=grid.micro_batch,
+                packing=config.data.packing,
+                document_mask=config.data.document_mask,
+            )
+        return TokenFeed.of(config, grid, store), evaluation
+
+    feed, evaluation = cut(grid)
     attention_length = length
     if config.data.packing != "concat" or config.data.document_mask:
         figures = feed.packing_figures()
@@ -121,6 +127,7 @@ def language_model_task(config: Config, grid: LaneGrid) -> Task:
         fingerprints={"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint},
         flops_per_item=flops_per_token(config.model, attention_length),
         vocab_size=store.vocab_size,
+        recut=cut,
     )
 
 

@@ -62,6 +62,11 @@ class _PlannedFeed:
         """Plain JSON of all that the rows of the steps before `last_step` follow from, but the data itself."""
         return self.plan.describe(last_step)
 
+    def longest_step(self, first: int, last: int) -> int:
+        """The first of the steps `first` to `last` (exclusive) that has the longest rows."""
+        starts = [start for start, _ in self.plan.stretches(first, last)]
+        return max(starts, key=lambda step: (self.plan.sequence_length(step), -step))
+
     def metrics(self, step: int) -> dict[str, float]:
         """What a step's record says of its rows: each source's share of them, and how often it was gone through."""
         plan, counts = self.plan, self.plan.counts(step, step + 1)

@@ -1,0 +1,61 @@
+"""The cut of a lane into micro-batches, where it is left to what fits into memory."""
+
+from __future__ import annotations
+
+from headway.checkpoint.store import CheckpointInfo
+from headway.config import Config, LaneGrid
+from headway.config.lanes import divisors
+from headway.core.console import notice
+from headway.core.errors import ConfigError
+from headway.parallel.strategy import Strategy
+from headway.parallel.world import World
+from headway.training.fit import largest_that_fits, memory_limit_bytes
+from headway.training.state import TrainState
+from headway.training.task import Task
+from headway.training.trial import largest_micro_batch, trial_step
+
+
+def settle_micro_batch(
+    config: Config,
+    task: Task,
+    state: TrainState,
+    strategy: Strategy,
+    world: World,
+    grid: LaneGrid,
+    start: CheckpointInfo | None,
+) -> LaneGrid:
+    """The grid to train with; with `train.micro_batch=auto` the task's feeds are cut anew.
+
+    Rows of a step, and how they are dealt to lanes, stay what they are. Bits depend on the cut, so a resumed run keeps
+    the one it has, unless its lanes have become others or nothing was promised.
+
+    Raises:
+        ConfigError: not even the smallest fits, or the task cannot be cut in another way.
+    """
+    step, last = state.cursor.step, config.train.steps
+    assert last is not None, "the config is resolved"
+    if config.train.micro_batch != "auto" or step >= last:
+        return grid
+    lane = grid.of_worker(world.data_rank, world.mesh.data)[0]
+    recut, lane_rows = task.recut, grid.micro_batches * grid.micro_batch
+    if recut is None:
+        raise ConfigError(
+            "this task has micro-batches of one size only", where="train.micro_batch", fix="give it a number"
+        )
+
+    def cut(rows: int) -> LaneGrid:
+        return LaneGrid(grid.lanes, lane_rows // rows, rows)
+
+    def attempt(rows: int) -> None:
+        feed, _ = recut(cut(rows))
+        trial_step(config, task, state, strategy, world, largest_micro_batch(feed, lane, step, last))
+
+    before = start.context.get("micro_batch") if start and config.determinism != "off" else None
+    if isinstance(before, int) and lane_rows % before == 0:
+        rows, how = before, "as before"
+    else:
+        choices = divisors(lane_rows)
+        rows, how = largest_that_fits(choices, attempt, state, world, memory_limit_bytes(world)), "the most that fits"
+    notice(f"micro-batches of {rows} row{'s' if rows > 1 else ''}, {how}; {lane_rows // rows} per lane and step")
+    task.feed, task.evaluation = recut(cut(rows))
+    return cut(rows)

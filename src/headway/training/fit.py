@@ -1,0 +1,120 @@
+"""`train.micro_batch: auto`: as many rows at a time as fit."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from headway.core.errors import ConfigError
+from headway.parallel.blocks import local_part
+from headway.parallel.world import World
+from headway.training.state import TrainState
+
+#: The part of a device's memory that a run may plan to use. The host's is also that of everything else there.
+_USABLE = {"cuda": 0.92, "cpu": 0.5}
+
+
+def largest_that_fits(
+    choices: Sequence[int], attempt: Callable[[int], None], state: TrainState, world: World, limit_bytes: int
+) -> int:
+    """The largest micro-batch whose peak stays within a limit; all workers find the same one.
+
+    Activations grow in proportion to rows, so two small trials tell what any number takes. On a GPU the choice is then
+    tried, and smaller ones after it until one fits. Figures follow from shapes, not from what else is going on, so that
+    a run that begins again chooses the same.
+
+    Args:
+        choices: Numbers of rows.
+        attempt: Computes a gradient of that many rows.
+        limit_bytes: What this worker may use.
+
+    Raises:
+        ConfigError: the smallest does not fit.
+    """
+    choices = sorted(choices)
+    chosen = choices[0]
+    if len(choices) > 1:
+        # With the very smallest, the peak may be where all gradients are there and all activations gone.
+        few, more = choices[1:3] if len(choices) > 2 else choices
+        peak = _peak(attempt, few, state, world)
+        per_row = max(0, _peak(attempt, more, state, world) - peak) / (more - few)
+        chosen = max((n for n in choices if peak + per_row * (n - few) <= limit_bytes), default=choices[0])
+    chosen = int(min(worker[0] for worker in world.gather([float(chosen)])))
+    while world.device.type == "cuda" and chosen > choices[0]:
+        failed = _fails(attempt, chosen)
+        if not any(worker[0] for worker in world.gather([float(failed)])):
+            break
+        chosen = max(rows for rows in choices if rows < chosen)
+    return chosen
+
+
+def memory_limit_bytes(world: World) -> int:
+    """What one worker may plan to use: of its GPU, or of this machine's or container's memory."""
+    if world.device.type == "cuda":
+        total = torch.cuda.get_device_properties(world.device).total_memory
+        return int(total * _USABLE["cuda"])
+    import psutil
+
+    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(min([psutil.virtual_memory().total, *_container_limits()]) * _USABLE["cpu"] / workers)
+
+
+def _container_limits() -> list[int]:
+    """Limits of this process's control group, version 2 or 1; none where there are none."""
+    paths = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    texts = [path.read_text().strip() for path in paths if path.is_file()]
+    return [int(text) for text in texts if text.isdigit()]
+
+
+def _fails(attempt: Callable[[int], None], rows: int) -> bool:
+    try:
+        attempt(rows)
+    except ConfigError:
+        torch.cuda.empty_cache()
+        return True
+    return False
+
+
+def _peak(attempt: Callable[[int], None], rows: int, state: TrainState, world: World) -> int:
+    """Most bytes alive at a time."""
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+        attempt(rows)
+        return int(torch.cuda.max_memory_allocated(world.device))
+    with LiveBytes() as live:
+        attempt(rows)
+    gradients = (local_part(p.grad) for p in state.model.parameters() if p.grad is not None)
+    kept = [*(block.local for block in state.blocks().values()), *gradients]
+    return live.peak + sum(tensor.nbytes for tensor in kept)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that come into being in a block, while they live."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if type(t) is torch.Tensor}
+        for tensor in tree_leaves(result):
+            if type(tensor) is torch.Tensor:
+                storage = tensor.untyped_storage()
+                if id(storage) not in given and storage not in self._known:
+                    self._known.add(storage)
+                    self._count(storage.nbytes())
+                    weakref.finalize(storage, self._count, -storage.nbytes())
+        return result
+
+    def _count(self, change: int) -> None:
+        self.now += change
+        self.peak = max(self.peak, self.now)

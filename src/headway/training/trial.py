@@ -1,0 +1,109 @@
+"""Forward and backward of one micro-batch before the first step, so that memory runs out before a run has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from headway.core.errors import ConfigError
+from headway.core.types import Feed, MicroBatch
+from headway.parallel.strategy import Strategy
+from headway.parallel.world import World
+from headway.training.optimizer import materialize
+from headway.training.precision import autocast
+from headway.training.state import TrainState
+from headway.training.step import scaled
+from headway.training.task import Task, to_device
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+
+def trial_step(
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, batch: MicroBatch
+) -> None:
+    """Compute a gradient while moments are in place, and throw it away. All workers must call it.
+
+    Nothing that training reads is changed: no weight, no moment, no buffer, no generator of random numbers.
+
+    Raises:
+        ConfigError: memory ran out; the message names what takes less.
+    """
+    optimizer, cursor = state.optimizer, state.cursor
+    fresh = not optimizer.state
+    buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
+    cuda = [world.device] if world.device.type == "cuda" else []
+    # What PowerSGD did not send of this gradient would be added to the first real one.
+    send = config.parallel.compression == "none"
+    try:
+        with torch.random.fork_rng(devices=cuda), out_of_memory_told(config, batch):
+            if fresh:
+                materialize(optimizer)
+            strategy.begin()
+            with strategy.micro_batch(True, last=send):
+                with autocast(config.train.precision, world.device):
+                    loss = task.objective.summed_loss(state.model, to_device(batch, world.device))
+                scaled(loss, cursor.loss_scale).backward()
+            if send:
+                strategy.end_lane()
+                strategy.reduce()
+    finally:
+        strategy.begin()  # clears gradients
+        if fresh:
+            optimizer.state.clear()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBatch:
+    """A micro-batch of the steps `first` to `last` (exclusive) with the longest rows, as far as the feed can tell."""
+    longest = getattr(feed, "longest_step", None)
+    return feed.batch(first if longest is None else longest(first, last), lane)[0]
+
+
+@contextmanager
+def out_of_memory_told(config: Config, batch: MicroBatch) -> Iterator[None]:
+    """Turn memory that ran out into an error that says what to do."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sizes = [" x ".join(map(str, t.shape)) for t in batch.values() if isinstance(t, torch.Tensor) and t.ndim]
+        raise ConfigError(
+            f"a micro-batch ({sizes[0] if sizes else 'of unknown shape'}) does not fit into memory with weights, gradients"
+            f" and moments: {str(error).splitlines()[0]}",
+            where="train.micro_batch",
+            fix="one or more of: " + ", ".join(_savings(config)),
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or on the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return "can't allocate memory" in str(error) or "not enough memory" in str(error)
+
+
+def _savings(config: Config) -> Iterator[str]:
+    """What would take less memory than the config does, cheapest first."""
+    train, strategy = config.train, config.parallel.strategy
+    yield "a smaller train.micro_batch (or auto), which changes the global batch in no way"
+    if train.activation_checkpointing == "none":
+        yield "train.activation_checkpointing=selective"
+    if train.activation_checkpointing != "full":
+        yield "train.activation_checkpointing=full"
+    if train.precision in ("fp32", "tf32"):
+        yield "train.precision=bf16"
+    if strategy not in ("zero2", "zero3", "fsdp", "hsdp") and config.parallel.workers > 1:
+        yield "parallel.strategy=zero2"
+    if strategy not in ("zero3", "fsdp", "hsdp") and config.parallel.workers > 1:
+        yield "parallel.strategy=zero3"
+    if config.optimizer.name == "adamw":
+        yield "optimizer.name=adamw8bit or lion"
+    if not config.optimizer.offload and strategy not in ("zero3", "fsdp", "hsdp"):
+        yield "optimizer.offload=true"
