@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support import manifest, state_hash, write_config
 
 STEPS = 4
@@ -43,6 +45,7 @@ def job(config: Path, name: str, optimizer: str, *overrides: str, copy_of: Path 
     }
 
 
+@pytest.mark.slow
 def test_divided_optimizers_have_the_bits_of_one_worker(corpus: Path, tmp_path: Path) -> None:
     data = {"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]}
     config = write_config(

@@ -14,7 +14,9 @@ from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, resolve_lanes
 from headway.core.errors import HeadwayError, Preempted
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
+from headway.parallel.world import pick_device
 from headway.supervise.run_directory import Attempt
+from headway.training.available import refuse_unavailable
 
 
 class WorkerDied(HeadwayError):
@@ -30,6 +32,7 @@ def launch_local(config: Config, fingerprints: Mapping[str, str], facts: Mapping
         HeadwayError: what ended the attempt, as told by the worker that met it.
     """
     resolve_lanes(config, config.parallel.workers)
+    refuse_unavailable(config, pick_device(config.train.device))
     with own_attempt(config, fingerprints, facts, wishes) as attempt:
         _run_agent(config, attempt)
 

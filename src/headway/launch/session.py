@@ -40,6 +40,7 @@ from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
+from headway.training.available import refuse_unavailable
 from headway.training.callbacks import Callback
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.determinism import apply_determinism
@@ -67,6 +68,7 @@ def run_in_this_process(
     profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device)
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         assert_same_profile(world, profile)
+        refuse_unavailable(config, world.device)
         task = make_task(config, grid)
         with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):
             _train(config, task, world, grid, attempt, callbacks)
@@ -101,7 +103,7 @@ def _train(
     torch.set_num_threads(threads)
 
     task.model.to(world.device).train()
-    apply_precision(config, task.model, world.device)
+    apply_precision(config, task.model)
     if start is None:
         world.broadcast_(task.model.parameters())
     strategy = make_strategy(config, task.model, world)

@@ -92,7 +92,7 @@ def _peak(attempt: Callable[[int], None], rows: int, state: TrainState, world: W
         attempt(rows)
     gradients = (local_part(p.grad) for p in state.model.parameters() if p.grad is not None)
     kept = [*(block.local for block in state.blocks().values()), *gradients]
-    return live.peak + sum(tensor.nbytes for tensor in kept)
+    return int(live.peak) + sum(tensor.nbytes for tensor in kept)
 
 
 class LiveBytes(TorchDispatchMode):

@@ -29,14 +29,14 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def apply_precision(config: Config, model: nn.Module, device: torch.device) -> None:
-    """Set the process and the model up for a precision; before a strategy takes the model's weights apart.
+def apply_precision(config: Config, model: nn.Module) -> None:
+    """Set the process and the model up for a precision that the device has (`training.available`); before a strategy
+    takes the model's weights apart.
 
     Raises:
-        ConfigError: the device does not have it, or the model no layer that could use it.
+        ConfigError: the model has no layer that could use it.
     """
     precision = config.train.precision
-    refuse_missing(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
     # Of the process, so set in either case: another run may have been here before.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if precision == "fp8":

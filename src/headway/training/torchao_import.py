@@ -26,10 +26,15 @@ def importing_torchao(what: str, where: str, instead: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise ConfigError(
-            f"{what} needs torchao, which is not installed",
-            where=where,
-            fix=f"pip install 'headway[torchao]', or {where}={instead}",
-        ) from None
+        raise missing_torchao(what, where, instead) from None
     finally:
         logging.disable(before)
+
+
+def missing_torchao(what: str, where: str, instead: str) -> ConfigError:
+    """The error where it is not installed; arguments as above."""
+    return ConfigError(
+        f"{what} needs torchao, which is not installed",
+        where=where,
+        fix=f"pip install 'headway[torchao]', or {where}={instead}",
+    )

@@ -75,8 +75,8 @@ def out_of_memory_told(config: Config, batch: MicroBatch) -> Iterator[None]:
             raise
         sizes = [" x ".join(map(str, t.shape)) for t in batch.values() if isinstance(t, torch.Tensor) and t.ndim]
         raise ConfigError(
-            f"a micro-batch ({sizes[0] if sizes else 'of unknown shape'}) does not fit into memory with weights, gradients"
-            f" and moments: {str(error).splitlines()[0]}",
+            f"a micro-batch ({sizes[0] if sizes else 'of unknown shape'}) does not fit into memory with weights,"
+            f" gradients and moments: {str(error).splitlines()[0]}",
             where="train.micro_batch",
             fix="one or more of: " + ", ".join(_savings(config)),
         ) from error

@@ -12,6 +12,7 @@ from torch import nn
 from headway.config import Config
 from headway.config.schema import OptimizerConfig
 from headway.core.errors import ConfigError
+from headway.training.available import refuse_unavailable
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.optimizer import build_optimizer, materialize, set_learning_rate
 from headway.training.optimizer.lion import Lion
@@ -221,3 +222,19 @@ def test_what_needs_whole_parameters_is_refused_where_they_are_cut(values: dict[
         Config.model_validate(config).resolved()
     assert "zero2" in error.value.fix
     Config.model_validate({**config, "parallel": {"strategy": "zero2", "workers": 2}}).resolved()
+
+
+@pytest.mark.parametrize(
+    ("values", "what"), [({"optimizer": {"name": "adamw8bit"}}, "adamw8bit"), ({"train": {"precision": "fp8"}}, "fp8")]
+)
+def test_a_missing_library_is_said_before_there_is_a_run(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, dict[str, object]], what: str
+) -> None:
+    monkeypatch.setattr("headway.training.available.find_spec", lambda name: None)
+    monkeypatch.setattr("headway.training.available.refuse_missing", lambda *_: None)
+    train = {"steps": 1, **values.get("train", {})}
+    config = Config.model_validate({**values, "train": train}).resolved()
+    with pytest.raises(ConfigError, match=f"{what}' needs torchao") as error:
+        refuse_unavailable(config, CPU)
+    assert "pip install 'headway[torchao]'" in error.value.fix
+    refuse_unavailable(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU)

@@ -53,7 +53,7 @@ def test_a_precision_that_the_device_lacks_is_refused(
 
 def test_the_process_is_set_for_every_run_anew() -> None:
     torch.set_float32_matmul_precision("high")  # as an earlier run left it
-    apply_precision(config("fp32"), nn.Linear(2, 2), CPU)
+    apply_precision(config("fp32"), nn.Linear(2, 2))
     assert torch.get_float32_matmul_precision() == "highest"
 
 

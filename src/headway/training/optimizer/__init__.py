@@ -1,7 +1,15 @@
 """Optimizers: how they are built from a config, and their state as named tensors."""
 
-from headway.training.optimizer.build import build_optimizer, hidden_matrices
+from headway.training.optimizer.build import build_optimizer, hidden_matrices, refuse_offload
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.state import materialize, optimizer_tensors, set_learning_rate
 
-__all__ = ["Combined", "build_optimizer", "hidden_matrices", "materialize", "optimizer_tensors", "set_learning_rate"]
+__all__ = [
+    "Combined",
+    "build_optimizer",
+    "hidden_matrices",
+    "materialize",
+    "optimizer_tensors",
+    "refuse_offload",
+    "set_learning_rate",
+]

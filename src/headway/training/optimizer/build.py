@@ -50,14 +50,19 @@ def build_optimizer(
     order = _Order(config, device, elastic, trainable, [id(p) in hidden for p in trainable])
     if not config.offload:
         return _BUILDERS[config.name](order)
+    refuse_offload(device)
+    build = _BUILDERS[config.name]
+    return HostOffload(trainable, lambda copies: build(replace(order, parameters=copies, device=_HOST)), _HOST)
+
+
+def refuse_offload(device: torch.device) -> None:
+    """Moments can leave a GPU for the host, and nothing else."""
     if device.type != "cuda":
         raise ConfigError(
             f"moments are in host memory already when training on {device.type}",
             where="optimizer.offload",
             fix="optimizer.offload=false",
         )
-    build = _BUILDERS[config.name]
-    return HostOffload(trainable, lambda copies: build(replace(order, parameters=copies, device=_HOST)), _HOST)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,33 @@
+"""What a config asks of the machine and the installation, checked before a run directory is touched."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from headway.training.optimizer import refuse_offload
+from headway.training.precision import refuse_missing
+from headway.training.torchao_import import missing_torchao
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+
+def refuse_unavailable(config: Config, device: torch.device) -> None:
+    """Say what this device or installation lacks, while changing the config still costs nothing.
+
+    Raises:
+        ConfigError: a precision that the device does not have, moments that are to leave the host for the host, or a
+            library that is not installed.
+    """
+    precision, optimizer = config.train.precision, config.optimizer
+    refuse_missing(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
+    if optimizer.offload:
+        refuse_offload(device)
+    if find_spec("torchao") is None:
+        if optimizer.name == "adamw8bit":
+            raise missing_torchao("optimizer 'adamw8bit'", "optimizer.name", "adamw")
+        if precision == "fp8":
+            raise missing_torchao("precision 'fp8'", "train.precision", "bf16")
