@@ -92,7 +92,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         f"  training  {format_count(facts['tokens'])} tokens: {train.steps:,} steps of {train.tokens_per_step:,} tokens"
         f" ({train.global_batch_rows} rows of {train.sequence_length})\n"
         f"  grid      workers {workers}, lanes {grid.lanes}, micro-batches per lane {grid.micro_batches},"
-        f" rows per micro-batch {grid.micro_batch}\n"
+        f" rows per micro-batch {grid.micro_batch}{' until memory is tried' if train.micro_batch == 'auto' else ''}\n"
         f"  promise   determinism {loaded.determinism}"
     )
 

@@ -132,8 +132,7 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             fix="determinism=run, or leave those degrees at 1",
         )
     yield from _communication(config)
-    if parallel.strategy in FULLY_SHARDED and data > 1:
-        yield from _optimizer(config)
+    yield from _optimizer(config, data)
     yield from _model(config)
 
 
@@ -181,15 +180,23 @@ def needs_whole_matrices(optimizer: OptimizerConfig) -> str | None:
     return None
 
 
-def _optimizer(config: Config) -> Iterator[ConfigError]:
-    reason = needs_whole_matrices(config.optimizer)
-    if reason is not None:
-        key = "offload" if config.optimizer.offload else "name"
+def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
+    """Optimizers and precisions that want whole matrices, where those are cut."""
+    parallel, reason = config.parallel, needs_whole_matrices(config.optimizer)
+    shards = parallel.strategy in FULLY_SHARDED and data > 1
+    if reason is not None and (shards or parallel.tensor > 1):
+        key, instead = ("offload", "false") if config.optimizer.offload else ("name", "lion")
+        zero2 = "parallel.strategy=zero2, which divides moments and gradients by whole parameters, or "
         yield ConfigError(
             reason,
-            where=f"optimizer.{key}, parallel.strategy",
-            fix="parallel.strategy=zero2, which divides moments and gradients by whole parameters"
-            + (", or optimizer.name=lion" if key == "name" else ""),
+            where=f"optimizer.{key}, parallel.{'strategy' if shards else 'tensor'}",
+            fix=("" if parallel.tensor > 1 else zero2) + f"optimizer.{key}={instead}",
+        )
+    if config.train.precision == "fp8" and parallel.tensor > 1:
+        yield ConfigError(
+            "fp8 scales an operand by its largest value, which tensor-parallel workers see in parts",
+            where="train.precision, parallel.tensor",
+            fix="train.precision=bf16, or parallel.tensor=1",
         )
 
 

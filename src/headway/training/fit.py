@@ -77,9 +77,11 @@ def _fails(attempt: Callable[[int], None], rows: int) -> bool:
     try:
         attempt(rows)
     except ConfigError:
-        torch.cuda.empty_cache()
-        return True
-    return False
+        pass  # what the error holds on to is let go of first
+    else:
+        return False
+    torch.cuda.empty_cache()
+    return True
 
 
 def _peak(attempt: Callable[[int], None], rows: int, state: TrainState, world: World) -> int:

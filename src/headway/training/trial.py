@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from headway.core.errors import ConfigError
 from headway.core.types import Feed, MicroBatch
@@ -73,7 +74,8 @@ def out_of_memory_told(config: Config, batch: MicroBatch) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        sizes = [" x ".join(map(str, t.shape)) for t in batch.values() if isinstance(t, torch.Tensor) and t.ndim]
+        tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+        sizes = [" x ".join(map(str, tensor.shape)) for tensor in tensors if tensor.ndim]
         raise ConfigError(
             f"a micro-batch ({sizes[0] if sizes else 'of unknown shape'}) does not fit into memory with weights,"
             f" gradients and moments: {str(error).splitlines()[0]}",

@@ -192,7 +192,7 @@ def test_where_an_unknown_key_belongs(write: Any, key: str, fix: str) -> None:
 
 
 def test_all_problems_are_told_at_once(write: Any) -> None:
-    path = write("foo: 1\ntrain:\n  stepz: 5\n  lanes: many\n  precision: fp8\noptimizer: {learning_rate: -1}")
+    path = write("foo: 1\ntrain:\n  stepz: 5\n  lanes: many\n  precision: fp4\noptimizer: {learning_rate: -1}")
     error = refusal(path, "seed=-1")
     lines = error.what.splitlines()
     assert lines[0] == "6 problems in the config:"

@@ -222,6 +222,10 @@ def test_what_needs_whole_parameters_is_refused_where_they_are_cut(values: dict[
         Config.model_validate(config).resolved()
     assert "zero2" in error.value.fix
     Config.model_validate({**config, "parallel": {"strategy": "zero2", "workers": 2}}).resolved()
+    tensor = {**config, "model": {"preset": "4m"}, "parallel": {"tensor": 2, "workers": 2}}
+    with pytest.raises(ConfigError, match=reason) as error:
+        Config.model_validate(tensor).resolved()
+    assert "zero2" not in error.value.fix and "optimizer." in error.value.fix
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ def test_at_the_least_scale_an_overflow_counts_as_a_failure() -> None:
     task, state = setup(c)
     state.cursor.loss_scale = LEAST
     for failures in (1, 2):
-        assert step(c, task, state, factor=1e7).skipped
+        result = step(c, task, state, factor=6e4)
+        assert result.skipped and math.isfinite(result.loss)
         assert state.cursor.skipped_in_row == failures
     assert state.cursor.loss_scale == LEAST
 
@@ -243,3 +244,9 @@ def test_autocast_is_what_the_name_says() -> None:
             found[precision] = layer(x).dtype
     half, plain = torch.bfloat16, torch.float32
     assert found == {"fp32": plain, "tf32": plain, "bf16": half, "fp16": torch.float16, "fp8": half}
+
+
+def test_8_bits_with_tensor_parallelism_are_refused() -> None:
+    values = {"train": {"steps": 1, "precision": "fp8"}, "parallel": {"tensor": 2, "workers": 2}}
+    with pytest.raises(ConfigError, match="tensor-parallel"):
+        Config.model_validate(values).resolved()

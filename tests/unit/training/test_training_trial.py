@@ -22,7 +22,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import Objective, Task
-from headway.training.trial import is_out_of_memory, largest_micro_batch, trial_step
+from headway.training.trial import is_out_of_memory, largest_micro_batch, out_of_memory_told, trial_step
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)
@@ -212,3 +212,18 @@ def test_auto_is_refused_where_it_would_break_a_promise_or_cannot_be() -> None:
         config(train={"micro_batch": "auto"}, determinism="elastic")
     with pytest.raises(ConfigError, match="one size only"):
         settle(config(train={"micro_batch": "auto"}), recut=False)
+
+
+def test_workers_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * 2**30))
+    monkeypatch.setattr(fit, "_container_limits", list)
+    assert fit.memory_limit_bytes(WORLD) == 32 * 2**30
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert fit.memory_limit_bytes(WORLD) == 8 * 2**30
+    monkeypatch.setattr(fit, "_container_limits", lambda: [16 * 2**30])
+    assert fit.memory_limit_bytes(WORLD) == 2 * 2**30
+
+
+def test_batches_of_any_form_can_fail() -> None:
+    with pytest.raises(ConfigError, match="3 x 2"), out_of_memory_told(config(), (torch.ones(()), [torch.ones(3, 2)])):  # type: ignore[arg-type]
+        raise MemoryError("none left")
