@@ -205,3 +205,14 @@ def test_a_dry_run_lists_the_mixture(store: TokenStore) -> None:
     many = preview(config_of(store))
     assert "... 10 changes of shares between ..." in many
     assert "mixture" not in preview(config_of(store, [], None))
+
+
+def test_the_longest_rows_of_a_stretch_of_steps_are_known(store: TokenStore) -> None:
+    longer_later = [{"start": 0, "sequence_length": 8}, {"start": 0.5, "sequence_length": 16}]
+    feed = TokenFeed.of(config_of(store, longer_later), GRID, store)
+    assert (feed.longest_step(0, 40), feed.longest_step(30, 40), feed.longest_step(3, 10)) == (20, 30, 3)
+    assert feed.batch(20, 0)[0]["ids"].shape == (3, 16) and feed.batch(3, 0)[0]["ids"].shape == (6, 8)
+    shorter_later = TokenFeed.of(config_of(store), GRID, store)
+    assert (shorter_later.longest_step(0, 40), shorter_later.longest_step(25, 40)) == (0, 25)
+    plain = TokenFeed.of(config_of(store, [], None), GRID, store)
+    assert plain.longest_step(7, 40) == 7
