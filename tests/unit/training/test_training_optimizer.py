@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from headway.config import Config
 from headway.config.schema import OptimizerConfig
@@ -16,6 +19,7 @@ from headway.training.available import refuse_unavailable
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.optimizer import build_optimizer, materialize, set_learning_rate
 from headway.training.optimizer.lion import Lion
+from headway.training.optimizer.muon import ShardedMuon
 from headway.training.optimizer.offload import HostOffload
 from headway.training.state import TrainState
 
@@ -242,3 +246,25 @@ def test_a_missing_library_is_said_before_there_is_a_run(
         refuse_unavailable(config, CPU)
     assert "pip install 'headway[torchao]'" in error.value.fix
     refuse_unavailable(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU)
+
+
+def test_shards_that_come_from_elsewhere_are_seen_too() -> None:
+    """A model that its own code has sharded: the config says nothing of that."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = make_model()
+        for module, key in places(model):
+            setattr(module, key, nn.Parameter(distribute_tensor(getattr(module, key), mesh, [Shard(0)])))
+        for config in (
+            OptimizerConfig(name="adafactor"),
+            OptimizerConfig(name="adamw8bit"),
+            OptimizerConfig(offload=True),
+        ):
+            with pytest.raises(ConfigError, match=r"rows and columns|256|host memory") as error:
+                build_optimizer(config, model, CPU)
+            assert "zero2" in error.value.fix
+        muon = build_optimizer(optimizer_config("muon"), model, CPU)
+        assert [type(part) for part in muon.parts] == [torch.optim.AdamW, ShardedMuon]
+    finally:
+        dist.destroy_process_group()

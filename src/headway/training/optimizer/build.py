@@ -107,7 +107,7 @@ def _refuse_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) 
 
     reason = needs_whole_matrices(config)
     if reason is not None and any(isinstance(p, DTensor) for p in parameters):
-        raise ConfigError(reason, where="optimizer, parallel.strategy", fix="parallel.strategy=zero2")
+        raise ConfigError(reason, where="optimizer, parallel", fix="optimizer.name=lion, or parallel.strategy=zero2")
 
 
 def _adamw(order: _Order) -> Optimizer:
