@@ -179,6 +179,9 @@ class OptimizerConfig(Section):
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled decay of matrices; norms and biases are not decayed."""
+    offload: bool = False
+    """Keep moments in host memory and compute updates there: slower steps, and no optimizer memory on the GPU. With
+    `zero3`, `hsdp` and the `deepspeed_` strategies."""
 
 
 # The share comes first, so that 1.0 stays the whole run; in the other order it would be read as one step.
@@ -206,10 +209,23 @@ class ScheduleConfig(Section):
 class ParallelConfig(Section):
     """How the work is spread over processes."""
 
-    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = "auto"
+    strategy: Literal[
+        "auto",
+        "single",
+        "ddp",
+        "zero1",
+        "zero2",
+        "zero3",
+        "fsdp",
+        "hsdp",
+        "deepspeed_zero1",
+        "deepspeed_zero2",
+        "deepspeed_zero3",
+    ] = "auto"
     """What workers that share the data keep: `ddp` a copy of everything; `zero1` a part of the moments; `zero2` of
-    gradients too; `zero3`, also called `fsdp`, of weights too; `hsdp` the same within groups (`replicate`). `auto`:
-    `single` for one worker, `ddp` for more."""
+    gradients too; `zero3`, also called `fsdp`, of weights too; `hsdp` the same within groups (`replicate`);
+    `deepspeed_zero1` to `deepspeed_zero3` by DeepSpeed ([deepspeed.md](deepspeed.md)). `auto`: `single` for one worker,
+    `ddp` for more."""
     workers: PositiveInt = 1
     """Worker processes on this machine (`--workers` on the command line)."""
     replicate: PositiveInt | None = None
@@ -223,6 +239,8 @@ class ParallelConfig(Section):
     keeps what they miss outside of checkpoints, so it takes `determinism: off`."""
     powersgd_rank: PositiveInt = 4
     """Columns of a factor."""
+    deepspeed_config: Path | None = None
+    """A DeepSpeed JSON with what else a `deepspeed_` strategy shall know; it must not contradict this config."""
     reshard_after_forward: bool = True
     """With `zero3` and `hsdp`: let go of a layer's weights between its forward and its backward pass. Keeping them
     saves a third of the communication."""

@@ -32,7 +32,7 @@ from headway.core.files import fingerprint
 from headway.core.format import format_count
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
 from headway.launch.network import apply_nccl_profile, assert_same_profile
-from headway.parallel.strategy import make_strategy
+from headway.parallel.strategy import Engine, make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
@@ -104,10 +104,14 @@ def _train(
     optimizer = build_optimizer(config.optimizer, task.model, world.device, strategy.updates, elastic)
     if elastic and config.parallel.strategy in FULLY_SHARDED:
         refuse_cuts_that_show(partial(build_optimizer, config.optimizer, elastic=True), world.device, threads)
-    state = TrainState(task.model, optimizer)
+    engine = strategy if isinstance(strategy, Engine) else None
+    if engine is not None:
+        engine.take_over(optimizer)
+    state = TrainState(task.model, optimizer, engine=engine)
     if start is not None:
         _check_data(task, start)
         store.load_into(start, state.prepare_to_load(), world.gather_json)
+        state.loaded()
         state.cursor = Cursor(**start.cursor)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
     if config.train.compile:

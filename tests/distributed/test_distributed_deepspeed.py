@@ -1,0 +1,74 @@
+"""The strategies of DeepSpeed, against one worker and against a strategy of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support_trials import STEPS, Trials, close
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
+
+STRATEGIES = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
+
+
+def test_deepspeed_learns_what_one_worker_does(trials: Callable[..., Trials], tmp_path: Path) -> None:
+    """Where mistakes stay silent: rows with unequally many tokens, several micro-batches, clipping, a shared matrix."""
+    runs = trials(data={"packing": "pad"}, model={"tie_embeddings": True}, train={"lanes": 4, "max_grad_norm": 0.3})
+    # Pieces so small that buckets, sub-groups and weights that are not kept whole all occur.
+    zero = {"reduce_bucket_size": 1000, "sub_group_size": 2000, "stage3_param_persistence_threshold": 100}
+    settings = tmp_path / "deepspeed.json"
+    settings.write_text(json.dumps({"zero_optimization": zero, "train_batch_size": "auto", "gradient_clipping": 0.3}))
+    runs.add("single", 1)
+    names = [runs.add(s, 2, f"parallel.strategy={s}") for s in STRATEGIES]
+    names += [runs.add(f"{s}-alone", 1, f"parallel.strategy={s}") for s in STRATEGIES[1:]]
+    for s in STRATEGIES:
+        names.append(runs.add(f"{s}-offload", 2, f"parallel.strategy={s}", "optimizer.offload=true"))
+        names.append(runs.add(f"{s}-json", 2, f"parallel.strategy={s}", f"parallel.deepspeed_config={settings}"))
+    runs.run()
+    expected, norms = runs.losses("single"), runs.metric("single", "train/grad_norm")
+    assert len(expected) == STEPS and expected[-1] < expected[0] - 0.5
+    assert len(set(runs.metric("single", "train/items"))) > 1 and min(norms) > 0.3
+    for name in names:
+        print(name, max(abs(a-b) for a,b in zip(runs.losses(name), expected)))
+        assert close(runs.losses(name), expected), name
+        assert close(runs.metric(name, "train/grad_norm"), norms), name
+        assert runs.metric(name, "evaluation/loss") == pytest.approx(runs.metric("single", "evaluation/loss"), abs=1e-5)
+
+
+def test_a_run_goes_on_from_deepspeed_to_ddp_and_back(trials: Callable[..., Trials]) -> None:
+    runs = trials(model={"dropout": 0.1})
+    names = [runs.add(s, 2, f"parallel.strategy={s}") for s in ("ddp", *STRATEGIES)]
+    runs.run()
+    pairs = [(a, b) for s in STRATEGIES for a, b in ((s, "ddp"), ("ddp", s), (s, s))] + [(STRATEGIES[0], STRATEGIES[2])]
+    names = [runs.add(f"{a}-{b}", 2, f"parallel.strategy={b}", copy_of=a) for a, b in pairs]
+    runs.run()
+    expected = runs.losses("ddp")
+    for name in names:
+        print(name, max(abs(a-b) for a,b in zip(runs.losses(name), expected)))
+        assert close(runs.losses(name), expected), name
+    # The same number of workers: the promise of `determinism: run`.
+    for s in STRATEGIES:
+        assert runs.hash(f"{s}-{s}") == runs.hash(s), s
+
+
+def test_a_step_that_is_not_finite_is_left_out_everywhere(
+    trials: Callable[..., Trials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", "nan@gradient=3,nan@gradient=4")
+    runs = trials()
+    for name, workers in (("ddp", 2), *((s, 2) for s in STRATEGIES)):
+        runs.add(name, workers, f"parallel.strategy={name}")
+        runs.run()
+    names = [*STRATEGIES]
+    for s in STRATEGIES:
+        names.append(runs.add(f"{s}-offload", 2, f"parallel.strategy={s}", "optimizer.offload=true"))
+        runs.run()
+    expected = runs.losses("ddp")
+    assert expected[2] > expected[4] and runs.metric("ddp", "train/skipped_steps")[-1] == 2
+    for name in names:
+        assert close(runs.losses(name), expected), name
+        assert runs.metric(name, "train/skipped_steps") == runs.metric("ddp", "train/skipped_steps"), name
