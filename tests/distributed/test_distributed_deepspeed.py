@@ -33,7 +33,6 @@ def test_deepspeed_learns_what_one_worker_does(trials: Callable[..., Trials], tm
     assert len(expected) == STEPS and expected[-1] < expected[0] - 0.5
     assert len(set(runs.metric("single", "train/items"))) > 1 and min(norms) > 0.3
     for name in names:
-        print(name, max(abs(a-b) for a,b in zip(runs.losses(name), expected)))
         assert close(runs.losses(name), expected), name
         assert close(runs.metric(name, "train/grad_norm"), norms), name
         assert runs.metric(name, "evaluation/loss") == pytest.approx(runs.metric("single", "evaluation/loss"), abs=1e-5)
@@ -41,14 +40,14 @@ def test_deepspeed_learns_what_one_worker_does(trials: Callable[..., Trials], tm
 
 def test_a_run_goes_on_from_deepspeed_to_ddp_and_back(trials: Callable[..., Trials]) -> None:
     runs = trials(model={"dropout": 0.1})
-    names = [runs.add(s, 2, f"parallel.strategy={s}") for s in ("ddp", *STRATEGIES)]
+    for s in ("ddp", *STRATEGIES):
+        runs.add(s, 2, f"parallel.strategy={s}")
     runs.run()
     pairs = [(a, b) for s in STRATEGIES for a, b in ((s, "ddp"), ("ddp", s), (s, s))] + [(STRATEGIES[0], STRATEGIES[2])]
     names = [runs.add(f"{a}-{b}", 2, f"parallel.strategy={b}", copy_of=a) for a, b in pairs]
     runs.run()
     expected = runs.losses("ddp")
     for name in names:
-        print(name, max(abs(a-b) for a,b in zip(runs.losses(name), expected)))
         assert close(runs.losses(name), expected), name
     # The same number of workers: the promise of `determinism: run`.
     for s in STRATEGIES:
@@ -58,17 +57,16 @@ def test_a_run_goes_on_from_deepspeed_to_ddp_and_back(trials: Callable[..., Tria
 def test_a_step_that_is_not_finite_is_left_out_everywhere(
     trials: Callable[..., Trials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HEADWAY_FAULTS", "nan@gradient=3,nan@gradient=4")
     runs = trials()
-    for name, workers in (("ddp", 2), *((s, 2) for s in STRATEGIES)):
-        runs.add(name, workers, f"parallel.strategy={name}")
-        runs.run()
-    names = [*STRATEGIES]
-    for s in STRATEGIES:
-        names.append(runs.add(f"{s}-offload", 2, f"parallel.strategy={s}", "optimizer.offload=true"))
-        runs.run()
-    expected = runs.losses("ddp")
-    assert expected[2] > expected[4] and runs.metric("ddp", "train/skipped_steps")[-1] == 2
+    names = [runs.add("ddp", 2, "parallel.strategy=ddp")]
+    names += [runs.add(s, 2, f"parallel.strategy={s}") for s in STRATEGIES]
+    names += [runs.add(f"{s}-offload", 2, f"parallel.strategy={s}", "optimizer.offload=true") for s in STRATEGIES]
+    # The runs share their processes, in which every one of them passes these points once more.
+    orders = [f"nan@gradient={step}:{time}" for step in (3, 4) for time in range(1, len(names) + 1)]
+    monkeypatch.setenv("HEADWAY_FAULTS", ",".join(orders))
+    runs.run()
+    skipped = runs.metric("ddp", "train/skipped_steps")
+    assert skipped[1:5] == [0, 1, 2, 2] and skipped[-1] == 2
     for name in names:
-        assert close(runs.losses(name), expected), name
-        assert runs.metric(name, "train/skipped_steps") == runs.metric("ddp", "train/skipped_steps"), name
+        assert close(runs.losses(name), runs.losses("ddp")), name
+        assert runs.metric(name, "train/skipped_steps") == skipped, name

@@ -17,6 +17,7 @@ def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]
     runs.add("single", 1)
     names = [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n in (2, 4) for s in DATA_PARALLEL]
     names.append(runs.add("hsdp-4", 4, "parallel.strategy=hsdp"))
+    names.append(runs.add("zero3-offload", 2, "parallel.strategy=zero3", "optimizer.offload=true"))
     runs.run()
     expected = runs.losses("single")
     assert len(expected) == STEPS and expected[-1] < expected[0] - 0.5

@@ -12,8 +12,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from headway.config.data import named_sources
+from headway.config.deepspeed import DEEPSPEED, deepspeed_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
-from headway.config.mesh import resolve_mesh
+from headway.config.mesh import FULLY_SHARDED, resolve_mesh
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def find_problems(config: Config) -> list[ConfigError]:
         *_source_names(config),
         *_stages(config),
         *_workers(config),
+        *_offload(config),
     ]
 
 
@@ -125,3 +127,15 @@ def _workers(config: Config) -> Iterator[ConfigError]:
         resolve_lanes(config, mesh.data)
     except ConfigError as error:
         yield error
+        return
+    yield from deepspeed_problems(config, mesh)
+
+
+def _offload(config: Config) -> Iterator[ConfigError]:
+    strategy = config.parallel.strategy
+    if config.optimizer.offload and strategy not in (*FULLY_SHARDED, *DEEPSPEED):
+        yield ConfigError(
+            f"strategy '{strategy}' has no place for moments in host memory",
+            where="optimizer.offload, parallel.strategy",
+            fix="parallel.strategy=zero3, deepspeed_zero2 or deepspeed_zero3",
+        )

@@ -16,6 +16,7 @@ from headway.config.lanes import resolve_lanes
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headway.config.mesh import MeshShape
     from headway.config.schema import Config
 
 #: Strategies of the library of that name; the last character is the stage of ZeRO.
@@ -37,7 +38,7 @@ def engine_settings(config: Config, workers: int) -> dict[str, Any]:
     grid = resolve_lanes(config, workers)
     zero = settings.setdefault("zero_optimization", {})
     offload = zero.pop("offload_optimizer", {})
-    zero["stage"] = int(config.parallel.strategy[-1])
+    zero |= {"stage": int(config.parallel.strategy[-1]), "compute_grad_norm": True}
     if config.optimizer.offload:
         zero["offload_optimizer"] = {**offload, "device": "cpu"}
     settings |= {
@@ -54,13 +55,8 @@ def engine_settings(config: Config, workers: int) -> dict[str, Any]:
     return settings
 
 
-def deepspeed_problems(config: Config, workers: int, split: int) -> Iterator[ConfigError]:
-    """What these strategies, or a DeepSpeed JSON, do not go together with.
-
-    Args:
-        workers: For the data.
-        split: Workers that compute one lane together.
-    """
+def deepspeed_problems(config: Config, mesh: MeshShape) -> Iterator[ConfigError]:
+    """What these strategies, or a DeepSpeed JSON, do not go together with."""
     strategy, train = config.parallel.strategy, config.train
     if strategy not in DEEPSPEED:
         if config.parallel.deepspeed_config is not None:
@@ -83,7 +79,7 @@ def deepspeed_problems(config: Config, workers: int, split: int) -> Iterator[Con
             where="optimizer.name, parallel.strategy",
             fix=f"optimizer.name=adamw, or parallel.strategy={'zero2' if own == 'zero3' else own}",
         )
-    if split > 1:
+    if not mesh.is_data_parallel:
         yield ConfigError(
             "with DeepSpeed all workers share the data; other kinds of parallelism go with our own strategies",
             where="parallel.strategy, parallel.tensor, parallel.context, parallel.pipeline",
@@ -102,7 +98,7 @@ def deepspeed_problems(config: Config, workers: int, split: int) -> Iterator[Con
             fix=f"train.compile=false, or parallel.strategy={own}",
         )
     if config.parallel.deepspeed_config is not None:
-        yield from _contradictions(config, workers)
+        yield from _contradictions(config, mesh.data)
 
 
 @dataclass(frozen=True)
@@ -121,6 +117,7 @@ _OWN = {
     "train_micro_batch_size_per_gpu": _Owned("train.micro_batch", "train.micro_batch={theirs}"),
     "gradient_accumulation_steps": _Owned("train.global_batch", f"change {_GRID}"),
     "gradient_clipping": _Owned("train.max_grad_norm", "train.max_grad_norm={theirs}"),
+    "zero_optimization.compute_grad_norm": _Owned("train.skip_limit", "leave steps that are not finite to that norm"),
     "zero_optimization.stage": _Owned("parallel.strategy", "parallel.strategy=deepspeed_zero{theirs}"),
 }
 
@@ -151,9 +148,8 @@ _REFUSED = {
     "zero_optimization.super_offload": "it keeps moments where a checkpoint does not look for them",
     "zero_optimization.cpu_offload": "optimizer.offload=true",
     "zero_optimization.cpu_offload_param": "zero_optimization.offload_param with device cpu",
-    "zero_optimization.zero_hpz_partition_size": "a second copy of weights would not follow a checkpoint that is loaded",
+    "zero_optimization.zero_hpz_partition_size": "its second copy of weights would not follow a checkpoint",
     "zero_optimization.zero_quantized_nontrainable_weights": "weights are kept in fp32",
-    "zero_optimization.compute_grad_norm": "DeepSpeed's norm is what tells it that a step is left out",
 }
 #: Values that switch such a key off.
 _OFF: tuple[Any, ...] = (None, False, {}, 1, "mean")
@@ -178,8 +174,7 @@ def _contradictions(config: Config, workers: int) -> Iterator[ConfigError]:
                 fix=f"remove it there, or {owned.fix.format(theirs=value)}",
             )
     for key, instead in _REFUSED.items():
-        value = _get(theirs, key)
-        if not (key == "zero_optimization.compute_grad_norm" and value is True) and not _is_off(value):
+        if not _is_off(_get(theirs, key)):
             yield ConfigError(f"{path.name} has a key '{key}': {instead}", where=_FILE, fix="remove it there")
     yield from _offloading(config, path, theirs)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config.deepspeed import deepspeed_problems
 from headway.config.lanes import divisors, nearest
 from headway.core.errors import ConfigError
 
@@ -133,7 +132,6 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             fix="determinism=run, or leave those degrees at 1",
         )
     yield from _communication(config)
-    yield from deepspeed_problems(config, data, split)
     yield from _model(config)
 
 

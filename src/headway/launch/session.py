@@ -101,9 +101,10 @@ def _train(
         world.broadcast_(task.model.parameters())
     strategy = make_strategy(config, task.model, world)
     elastic = config.determinism == "elastic"
-    optimizer = build_optimizer(config.optimizer, task.model, world.device, strategy.updates, elastic)
+    updates_on = torch.device("cpu") if config.optimizer.offload else world.device
+    optimizer = build_optimizer(config.optimizer, task.model, updates_on, strategy.updates, elastic)
     if elastic and config.parallel.strategy in FULLY_SHARDED:
-        refuse_cuts_that_show(partial(build_optimizer, config.optimizer, elastic=True), world.device, threads)
+        refuse_cuts_that_show(partial(build_optimizer, config.optimizer, elastic=True), updates_on, threads)
     engine = strategy if isinstance(strategy, Engine) else None
     if engine is not None:
         engine.take_over(optimizer)

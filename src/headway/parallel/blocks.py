@@ -1,7 +1,7 @@
 """Which part of each tensor of the state this worker holds, and the whole of them on one worker.
 
-Strategies cut the state in ways of their own; here every cut is a box, or a run of elements, at an offset. So whatever reads
-or writes a state knows those only, and a checkpoint has no trace of the strategy that made it.
+Strategies cut the state in ways of their own; here every cut is a box, or a run of elements, at an offset. So whatever
+reads or writes a state knows those only, and a checkpoint has no trace of the strategy that made it.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class DeepSpeed:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def norm_parts(self) -> list[float]:
-        if self._world.device.type == "cuda":
+        if self._offloads and self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)  # copies to the host are under way
         workers = float(self._world.mesh.data)
         return [part * workers**2 for part in norm_parts_of(self._gradients())]
@@ -236,6 +236,6 @@ def _ready_library(world: World) -> Any:
     deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     deepspeed.init_distributed(verbose=False)
     return deepspeed

@@ -58,9 +58,9 @@ def train_step(
     strategy.begin()
     lane_losses, items = _forward_backward(config, task, state, strategy, world, batches)
     strategy.reduce()
-    parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    engine = state.engine
+    engine, parameters = state.engine, []
     if engine is None:
+        parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
         parts = norm_parts((p for p in parameters if strategy.counts(p)), exact=config.determinism == "elastic")
     else:
         parts = engine.norm_parts()
