@@ -38,7 +38,7 @@ def engine_settings(config: Config, workers: int) -> dict[str, Any]:
     grid = resolve_lanes(config, workers)
     zero = settings.setdefault("zero_optimization", {})
     offload = zero.pop("offload_optimizer", {})
-    zero |= {"stage": int(config.parallel.strategy[-1]), "compute_grad_norm": True}
+    zero["stage"] = int(config.parallel.strategy[-1])
     if config.optimizer.offload:
         zero["offload_optimizer"] = {**offload, "device": "cpu"}
     settings |= {
@@ -165,11 +165,12 @@ def _contradictions(config: Config, workers: int) -> Iterator[ConfigError]:
         yield error
         return
     ours["gradient_clipping"] = config.train.max_grad_norm or 0.0
+    ours["zero_optimization"]["compute_grad_norm"] = True  # as it is when nobody says anything
     for key, owned in _OWN.items():
         value = _get(theirs, key)
         if value is not None and value != _get(ours, key):
             yield ConfigError(
-                f"{path.name} says {key} is {json.dumps(value)}, and this config makes it {_get(ours, key)}",
+                f"{path.name} says {key} is {json.dumps(value)}, and this config makes it {json.dumps(_get(ours, key))}",
                 where=f"{_FILE}, {owned.key}",
                 fix=f"remove it there, or {owned.fix.format(theirs=value)}",
             )

@@ -99,6 +99,7 @@ def _train(
     task.model.to(world.device).train()
     if start is None:
         world.broadcast_(task.model.parameters())
+    parameters = task.facts()["parameters"]  # a strategy may leave nothing of them to be counted
     strategy = make_strategy(config, task.model, world)
     elastic = config.determinism == "elastic"
     updates_on = torch.device("cpu") if config.optimizer.offload else world.device
@@ -143,7 +144,7 @@ def _train(
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
     )
-    _announce(job, start)
+    _announce(job, start, parameters)
     train_loop(job)
 
 
@@ -206,10 +207,9 @@ def _recorders(
     return recorders
 
 
-def _announce(job: Job, start: CheckpointInfo | None) -> None:
+def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     """Say what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
-    parameters = sum(p.numel() for p in job.task.model.parameters())
     notice(
         f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
         f" {config.train.global_batch_rows} rows · {world.size} worker{'s' if world.size > 1 else ''} on"

@@ -10,6 +10,7 @@ which DeepSpeed takes for a loss scale to be removed; so no worker has to know b
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -231,6 +232,8 @@ def _ready_library(world: World) -> Any:
         raise missing_extra("deepspeed", "deepspeed", "a strategy of DeepSpeed") from error
     # Its all-reduce in shared memory serves inference alone; it would compile it, for a minute, when it joins others.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # It calls functions by names that PyTorch is about to change, and says so at every call.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     # Groups and settings that an earlier run of this process has left.
     deepspeed.utils.groups._release_process_group_references()
     deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False

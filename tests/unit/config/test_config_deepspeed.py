@@ -46,7 +46,7 @@ def test_ours_follows_from_the_config() -> None:
     assert settings["train_batch_size"] == 8
     assert settings["train_micro_batch_size_per_gpu"] == 2
     assert settings["gradient_accumulation_steps"] == 2
-    assert settings["zero_optimization"] == {"stage": 2, "compute_grad_norm": True}
+    assert settings["zero_optimization"] == {"stage": 2}
     assert "torch_autocast" not in settings
     bf16 = engine_settings(config(train={"precision": "bf16"}).resolved(), 2)
     assert bf16["torch_autocast"]["dtype"] == "bfloat16"
@@ -72,7 +72,6 @@ def test_what_a_file_says_besides_is_passed_on(file: Any) -> None:
     assert settings["steps_per_print"] == 7
     assert settings["zero_optimization"] == {
         "stage": 2,
-        "compute_grad_norm": True,
         "reduce_bucket_size": 1000,
         "offload_optimizer": {"device": "cpu", "pin_memory": False},
     }
