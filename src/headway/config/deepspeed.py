@@ -170,7 +170,7 @@ def _contradictions(config: Config, workers: int) -> Iterator[ConfigError]:
         value = _get(theirs, key)
         if value is not None and value != _get(ours, key):
             yield ConfigError(
-                f"{path.name} says {key} is {json.dumps(value)}, and this config makes it {json.dumps(_get(ours, key))}",
+                f"{path.name} says {key} is {json.dumps(value)}; this config makes it {json.dumps(_get(ours, key))}",
                 where=f"{_FILE}, {owned.key}",
                 fix=f"remove it there, or {owned.fix.format(theirs=value)}",
             )

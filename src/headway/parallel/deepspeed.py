@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from headway.config.deepspeed import engine_settings
-from headway.core.errors import missing_extra
+from headway.core.errors import ConfigError, missing_extra
 from headway.core.types import Block
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.norms import norm_parts_of
@@ -37,6 +37,7 @@ class DeepSpeed:
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._module, self._world = module, world
         self.model = module
+        _refuse_scalars(module)
         self._settings = engine_settings(config, world.mesh.data)
         self._stage: int = self._settings["zero_optimization"]["stage"]
         self._offloads = "offload_optimizer" in self._settings["zero_optimization"]
@@ -47,6 +48,8 @@ class DeepSpeed:
     def take_over(self, optimizer: Optimizer) -> None:
         """Begin: from now on weights and moments lie in DeepSpeed's flat buffers, and the optimizer works on those."""
         self._optimizer = optimizer
+        for p in self._module.parameters():
+            p.data = p.data.contiguous()  # flat buffers have row-major order, and so must what is sent before
         self._engine, *_ = self._library.initialize(
             model=self._module, optimizer=optimizer, config=self._settings, dist_init_required=False
         )
@@ -215,6 +218,16 @@ class _Place:
     def block(self, flat: torch.Tensor) -> Block:
         """The same as a part of the state."""
         return Block(self.of(flat), (self.begin,), self.shape)
+
+
+def _refuse_scalars(module: nn.Module) -> None:
+    for name, p in module.named_parameters():
+        if p.ndim == 0:
+            raise ConfigError(
+                "DeepSpeed cannot hold a parameter without dimensions",
+                where=f"parameter '{name}'",
+                fix="give it the shape (1,), or take one of our own strategies: parallel.strategy=zero2",
+            )
 
 
 def _ready_library(world: World) -> Any:

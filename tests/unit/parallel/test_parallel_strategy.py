@@ -51,6 +51,14 @@ def test_deepspeed_that_is_not_installed_is_told_with_the_command(monkeypatch: p
     assert error.value.fix == "pip install 'headway[deepspeed]'"
 
 
+def test_deepspeed_refuses_a_parameter_that_it_cannot_hold() -> None:
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ConfigError, match="without dimensions") as error:
+        make_strategy(config(parallel={"strategy": "deepspeed_zero2"}), model, ONE)
+    assert error.value.where == "parameter 'scale'"
+
+
 def test_a_device_that_is_not_there_is_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no cuda device"):
