@@ -22,6 +22,7 @@ _INCIDENTAL = (
     "train.tokens",
     "train.device",
     "train.skip_limit",
+    "optimizer.offload",
     "parallel",
     "checkpoint",
     "evaluation",
