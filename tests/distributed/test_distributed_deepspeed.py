@@ -18,9 +18,9 @@ from support_trials import STEPS, Trials, close
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
 
 STRATEGIES = ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
-pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_deepspeed_learns_what_one_worker_does(trials: Callable[..., Trials], tmp_path: Path) -> None:
     """Where mistakes stay silent: rows with unequally many tokens, several micro-batches, clipping, a shared matrix."""
     runs = trials(data={"packing": "pad"}, model={"tie_embeddings": True}, train={"lanes": 4, "max_grad_norm": 0.3})
@@ -45,6 +45,7 @@ def test_deepspeed_learns_what_one_worker_does(trials: Callable[..., Trials], tm
         assert runs.metric(name, "evaluation/loss") == pytest.approx(runs.metric("single", "evaluation/loss"), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_deepspeed_to_ddp_and_back(trials: Callable[..., Trials], tmp_path: Path) -> None:
     runs = trials(model={"dropout": 0.1})
     for s in ("ddp", *STRATEGIES):
@@ -72,6 +73,7 @@ def test_a_run_goes_on_from_deepspeed_to_ddp_and_back(trials: Callable[..., Tria
         assert runs.hash(f"{s}-{s}") == runs.hash(s), s
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_left_out_everywhere(
     trials: Callable[..., Trials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
