@@ -25,11 +25,12 @@ def copy_run(source: Path, target: Path) -> None:
     partial.rename(target)
 
 
-for job in json.loads(Path(sys.argv[1]).read_text()):
-    config = load_config(Path(job["config"]), job["overrides"])
-    if job["copy_of"]:
-        if os.environ.get("RANK", "0") == "0":
-            copy_run(Path(job["copy_of"]), config.run_directory)
-        while not config.run_directory.exists():
-            time.sleep(0.01)
-    train(config)
+if __name__ == "__main__":
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        config = load_config(Path(job["config"]), job["overrides"])
+        if job["copy_of"]:
+            if os.environ.get("RANK", "0") == "0":
+                copy_run(Path(job["copy_of"]), config.run_directory)
+            while not config.run_directory.exists():
+                time.sleep(0.01)
+        train(config)

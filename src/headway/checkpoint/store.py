@@ -207,7 +207,7 @@ class CheckpointStore:
         saved = self.load(info)
         with torch.no_grad():
             for name, block in blocks.items():
-                block.local.copy_(saved[name][block.index])
+                block.local.copy_(block.of(saved[name]))
 
     def _folder(self, step: int) -> Path:
         aside = self.directory / (_REPLACED + step_name(step))

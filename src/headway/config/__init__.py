@@ -1,6 +1,7 @@
 """What a run is: the schema, how it is read, and what follows from it."""
 
 from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceConfig, StageConfig, TokenizerConfig
+from headway.config.deepspeed import DEEPSPEED
 from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, override
@@ -20,6 +21,7 @@ from headway.config.shapes import SHAPES
 from headway.config.units import Interval
 
 __all__ = [
+    "DEEPSPEED",
     "FULLY_SHARDED",
     "SHAPES",
     "CheckpointConfig",

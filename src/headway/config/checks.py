@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from headway.config.data import named_sources
+from headway.config.deepspeed import deepspeed_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
 from headway.core.errors import ConfigError
@@ -126,6 +127,8 @@ def _workers(config: Config) -> Iterator[ConfigError]:
         resolve_lanes(config, mesh.data)
     except ConfigError as error:
         yield error
+        return
+    yield from deepspeed_problems(config, mesh)
 
 
 def _micro_batch(config: Config) -> Iterator[ConfigError]:

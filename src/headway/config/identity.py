@@ -23,6 +23,7 @@ _INCIDENTAL = (
     "train.device",
     "train.skip_limit",
     "train.trial_step",
+    "optimizer.offload",
     "parallel",
     "checkpoint",
     "evaluation",

@@ -171,8 +171,6 @@ def _communication(config: Config) -> Iterator[ConfigError]:
 
 def needs_whole_matrices(optimizer: OptimizerConfig) -> str | None:
     """Why an optimizer cannot update the shards of a matrix one by one; None when it can."""
-    if optimizer.offload:
-        return "moments in host memory are those of whole parameters; shards have none there"
     if optimizer.name == "adafactor":
         return "adafactor keeps means of whole rows and columns, which a shard of a matrix does not have"
     if optimizer.name == "adamw8bit":
@@ -185,12 +183,17 @@ def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
     parallel, reason = config.parallel, needs_whole_matrices(config.optimizer)
     shards = parallel.strategy in FULLY_SHARDED and data > 1
     if reason is not None and (shards or parallel.tensor > 1):
-        key, instead = ("offload", "false") if config.optimizer.offload else ("name", "lion")
         zero2 = "parallel.strategy=zero2, which divides moments and gradients by whole parameters, or "
         yield ConfigError(
             reason,
-            where=f"optimizer.{key}, parallel.{'strategy' if shards else 'tensor'}",
-            fix=("" if parallel.tensor > 1 else zero2) + f"optimizer.{key}={instead}",
+            where=f"optimizer.name, parallel.{'strategy' if shards else 'tensor'}",
+            fix=("" if parallel.tensor > 1 else zero2) + "optimizer.name=lion",
+        )
+    if config.optimizer.offload and parallel.tensor > 1 and not shards:
+        yield ConfigError(
+            "moments in host memory are those of whole parameters; tensor-parallel workers have none of those",
+            where="optimizer.offload, parallel.tensor",
+            fix="optimizer.offload=false, or parallel.strategy=zero3",
         )
     if config.train.precision == "fp8" and parallel.tensor > 1:
         yield ConfigError(

@@ -226,10 +226,23 @@ class ScheduleConfig(Section):
 class ParallelConfig(Section):
     """How the work is spread over processes."""
 
-    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = "auto"
+    strategy: Literal[
+        "auto",
+        "single",
+        "ddp",
+        "zero1",
+        "zero2",
+        "zero3",
+        "fsdp",
+        "hsdp",
+        "deepspeed_zero1",
+        "deepspeed_zero2",
+        "deepspeed_zero3",
+    ] = "auto"
     """What workers that share the data keep: `ddp` a copy of everything; `zero1` a part of the moments; `zero2` of
-    gradients too; `zero3`, also called `fsdp`, of weights too; `hsdp` the same within groups (`replicate`). `auto`:
-    `single` for one worker, `ddp` for more."""
+    gradients too; `zero3`, also called `fsdp`, of weights too; `hsdp` the same within groups (`replicate`);
+    `deepspeed_zero1` to `deepspeed_zero3` by DeepSpeed ([deepspeed.md](deepspeed.md)). `auto`: `single` for one worker,
+    `ddp` for more."""
     workers: PositiveInt = 1
     """Worker processes on this machine (`--workers` on the command line)."""
     replicate: PositiveInt | None = None
@@ -243,6 +256,8 @@ class ParallelConfig(Section):
     keeps what they miss outside of checkpoints, so it takes `determinism: off`."""
     powersgd_rank: PositiveInt = 4
     """Columns of a factor."""
+    deepspeed_config: Path | None = None
+    """A DeepSpeed JSON with what else a `deepspeed_` strategy shall know; it must not contradict this config."""
     reshard_after_forward: bool = True
     """With `zero3` and `hsdp`: let go of a layer's weights between its forward and its backward pass. Keeping them
     saves a third of the communication."""

@@ -48,12 +48,15 @@ StateTensors = dict[str, "torch.Tensor"]
 
 @dataclass(frozen=True)
 class Block:
-    """What one worker has of a tensor: a box of its elements, perhaps all, perhaps none."""
+    """What one worker has of a tensor, perhaps all, perhaps none: a box of its elements, or a run of them.
+
+    A run is what has another number of dimensions than the tensor: neighbours in row-major order.
+    """
 
     local: torch.Tensor
     """The live elements."""
     offset: tuple[int, ...]
-    """Where the box begins in the whole tensor, per dimension."""
+    """Where the box begins in the whole tensor, per dimension; of a run, the number of its first element."""
     shape: tuple[int, ...]
     """Of the whole tensor."""
 
@@ -62,15 +65,20 @@ class Block:
         """All of a tensor."""
         return cls(tensor.detach(), (0,) * tensor.ndim, tuple(tensor.shape))
 
-    @property
-    def index(self) -> tuple[slice, ...]:
-        """The box, as an index into the whole tensor."""
-        return tuple(slice(start, start + size) for start, size in zip(self.offset, self.local.shape, strict=True))
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The same elements of the whole tensor: a view, if that is contiguous."""
+        return part_of(whole, self.offset, tuple(self.local.shape))
 
     @property
     def is_whole(self) -> bool:
         """Whether this is all of the tensor."""
         return tuple(self.local.shape) == self.shape
+
+
+def part_of(whole: torch.Tensor, offset: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+    """A box of a tensor, or a run of its elements where the numbers of dimensions differ; see `Block`."""
+    index = tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
+    return (whole if len(size) == whole.ndim else whole.reshape(-1))[index]
 
 
 #: The same view of what one worker has of the state; names that only others have are absent.

@@ -17,9 +17,11 @@ from headway import __version__
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import SynchronousWriter
 from headway.config import (
+    DEEPSPEED,
     FULLY_SHARDED,
     Config,
     LaneGrid,
+    OptimizerConfig,
     identity,
     resolve_lanes,
     resolve_mesh,
@@ -33,7 +35,7 @@ from headway.core.format import format_count
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
 from headway.launch.grid import settle_micro_batch
 from headway.launch.network import apply_nccl_profile, assert_same_profile
-from headway.parallel.strategy import Strategy, make_strategy
+from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
@@ -106,15 +108,21 @@ def _train(
     apply_precision(config, task.model)
     if start is None:
         world.broadcast_(task.model.parameters())
+    parameters = task.facts()["parameters"]  # a strategy may leave nothing of them to be counted
     strategy = make_strategy(config, task.model, world)
     elastic = config.determinism == "elastic"
-    optimizer = build_optimizer(config.optimizer, task.model, world.device, strategy.updates, elastic)
+    settings, updates_on = _updates(config, world)
+    optimizer = build_optimizer(settings, task.model, updates_on, strategy.updates, elastic)
     if elastic and config.parallel.strategy in FULLY_SHARDED:
-        refuse_cuts_that_show(partial(build_optimizer, config.optimizer, elastic=True), world.device, threads)
-    state = TrainState(task.model, optimizer)
+        refuse_cuts_that_show(partial(build_optimizer, settings, elastic=True), updates_on, threads)
+    engine = strategy if isinstance(strategy, Engine) else None
+    if engine is not None:
+        engine.take_over(optimizer)
+    state = TrainState(task.model, optimizer, engine=engine)
     if start is not None:
         _check_data(task, start)
         store.load_into(start, state.prepare_to_load(), world.gather_json)
+        state.loaded()
         state.cursor = Cursor(**start.cursor)
     begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
@@ -149,7 +157,7 @@ def _train(
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
     )
-    _announce(job, start)
+    _announce(job, start, parameters)
     train_loop(job)
 
 
@@ -163,6 +171,15 @@ def _try_memory(
     if wanted and step < last:
         lane = grid.of_worker(world.data_rank, world.mesh.data)[0]
         trial_step(config, task, state, strategy, world, largest_micro_batch(task.feed, lane, step, last))
+
+
+def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
+    """The optimizer's settings, and where it computes. Some strategies keep moments in host memory themselves."""
+    settings, strategy = config.optimizer, config.parallel.strategy
+    theirs = strategy in DEEPSPEED or (strategy in FULLY_SHARDED and world.size > 1)
+    if settings.offload and theirs:
+        return settings.model_copy(update={"offload": False}), torch.device("cpu")
+    return settings, world.device
 
 
 def _find_start(run: RunDirectory, store: CheckpointStore, world: World) -> CheckpointInfo | None:
@@ -224,10 +241,9 @@ def _recorders(
     return recorders
 
 
-def _announce(job: Job, start: CheckpointInfo | None) -> None:
+def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     """Say what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
-    parameters = sum(p.numel() for p in job.task.model.parameters())
     notice(
         f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
         f" {config.train.global_batch_rows} rows · {world.size} worker{'s' if world.size > 1 else ''} on"

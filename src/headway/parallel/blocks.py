@@ -1,7 +1,7 @@
 """Which part of each tensor of the state this worker holds, and the whole of them on one worker.
 
-Strategies cut the state in ways of their own; here every cut is a box at an offset. So whatever reads or writes a state
-knows boxes only, and a checkpoint has no trace of the strategy that made it.
+Strategies cut the state in ways of their own; here every cut is a box, or a run of elements, at an offset. So whatever
+reads or writes a state knows those only, and a checkpoint has no trace of the strategy that made it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from headway.core.types import Block, StateBlocks, StateTensors
+from headway.core.types import Block, StateBlocks, StateTensors, part_of
 from headway.parallel.world import World
 
 
@@ -35,8 +35,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def gather_whole(blocks: StateBlocks, world: World) -> StateTensors:
     """The whole tensors on the first worker, an empty mapping on the others; all workers must call it.
 
-    Where the first worker has a tensor whole, it is the live one. The rest is put together in host memory, one box
-    after the other; boxes that several workers hold are sent by the first of them.
+    Where the first worker has a tensor whole, it is the live one. The rest is put together in host memory, one part
+    after the other; parts that several workers hold are sent by the first of them.
     """
     if world.size == 1:
         return {name: block.local for name, block in blocks.items()}
@@ -58,7 +58,7 @@ def _description(block: Block) -> dict[str, Any]:
 
 
 def _senders(name: str, everyone: list[dict[str, Any]]) -> list[int]:
-    """For each different box that is not empty, the first worker that has it; one worker alone if it has all."""
+    """For each different part that is not empty, the first worker that has it; one worker alone if it has all."""
     for rank, worker in enumerate(everyone):
         if name in worker and worker[name]["size"] == worker[name]["shape"]:
             return [rank]
@@ -77,12 +77,12 @@ def _put_together(name: str, mine: Block | None, senders: list[int], everyone: l
     whole = torch.empty(first["shape"], dtype=dtype)
     for rank in senders:
         box = everyone[rank][name]
-        index = tuple(slice(o, o + n) for o, n in zip(box["offset"], box["size"], strict=True))
+        part = part_of(whole, box["offset"], box["size"])
         if rank == 0:
             assert mine is not None
-            whole[index] = mine.local.cpu()
+            part.copy_(mine.local)
             continue
         received = torch.empty(box["size"], dtype=dtype)
         dist.recv(received.flatten().view(torch.uint8), rank)
-        whole[index] = received
+        part.copy_(received)
     return whole

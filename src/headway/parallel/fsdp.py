@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from headway.parallel.buffers import BufferWatch
@@ -35,8 +35,12 @@ class FullyShardedDataParallel:
         mesh = world.device_mesh
         shards, copies = mesh["dp_shard"], mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
         units = [*wrap_units(module), module]
+        # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
+        pinned = world.device.type == "cuda"
+        offload = CPUOffloadPolicy(pin_memory=pinned) if config.optimizer.offload else OffloadPolicy()
+        reshard = config.parallel.reshard_after_forward
         for unit in units:
-            fully_shard(unit, mesh=shards, reshard_after_forward=config.parallel.reshard_after_forward)
+            fully_shard(unit, mesh=shards, reshard_after_forward=reshard, offload_policy=offload)
         self._units = [unit for unit in units if isinstance(unit, FSDPModule)]
         for unit in self._units:
             unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, copies.get_group() if copies else None))

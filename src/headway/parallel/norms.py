@@ -23,7 +23,11 @@ def norm_parts(parameters: Iterable[nn.Parameter], exact: bool) -> list[float]:
         exact: The norm must not depend on how gradients are cut, as long as rows are whole. Then the sum over rows is
             exact; see `_exact_parts`.
     """
-    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+    return norm_parts_of([local_part(p.grad) for p in parameters if p.grad is not None], exact)
+
+
+def norm_parts_of(gradients: Sequence[torch.Tensor], exact: bool = False) -> list[float]:
+    """The same of gradients, or parts of them, that do not lie with their parameters."""
     gradients = [gradient for gradient in gradients if gradient.numel()]
     if exact:
         return _exact_parts(gradients)

@@ -7,15 +7,18 @@ parameter that this worker updates is the **sum** over all lanes of the global b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from headway.config.deepspeed import DEEPSPEED
 from headway.config.mesh import FULLY_SHARDED
 from headway.core.errors import ConfigError
+from headway.core.types import Block
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -51,6 +54,50 @@ class Strategy(Protocol):
 
     def after_update(self) -> None:
         """After the optimizer's step: bring the weights that others have updated."""
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What a strategy is besides, whose library wants backward pass, update and storage to itself."""
+
+    model: nn.Module
+    """What a forward pass that trains calls in place of the module."""
+
+    def take_over(self, optimizer: Optimizer) -> None:
+        """Before anything else: the optimizer is the one for the module's trainable parameters."""
+        ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The backward pass of a summed loss."""
+        ...
+
+    def norm_parts(self) -> list[float]:
+        """What this worker's gradients add to the norm of the sum over all items (see `norms.norm_parts`)."""
+        ...
+
+    def update(self, scale: float) -> bool:
+        """Update with the summed gradients times `scale`; returns whether that was done, the same on every worker."""
+        ...
+
+    def skip(self) -> None:
+        """Forget the gradients of this step."""
+        ...
+
+    def part_of(self, p: nn.Parameter) -> Block | None:
+        """What this worker has of a parameter, live; None if nothing."""
+        ...
+
+    def moments(self, p: nn.Parameter) -> Mapping[str, Block]:
+        """What it has of the parameter's moments, by name; nothing before there are any."""
+        ...
+
+    def exposed(self) -> AbstractContextManager[None]:
+        """Within it, the optimizer's groups hold what it updates."""
+        ...
+
+    def loaded(self) -> None:
+        """After what `part_of` gives was overwritten: bring the weights that forward passes see up to it."""
         ...
 
 
@@ -100,6 +147,10 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     elastic, name = config.determinism == "elastic", config.parallel.strategy
     if name == "auto":
         name = "single" if world.size == 1 else "ddp"
+    if name in DEEPSPEED:
+        from headway.parallel.deepspeed import DeepSpeed
+
+        return DeepSpeed(module, world, config)
     if name in FULLY_SHARDED and world.size > 1:
         from headway.parallel.fsdp import FullyShardedDataParallel
 

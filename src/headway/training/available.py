@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headway.config import DEEPSPEED, FULLY_SHARDED
 from headway.training.optimizer import refuse_offload
 from headway.training.precision import refuse_missing
 from headway.training.torchao_import import missing_torchao
@@ -24,7 +25,7 @@ def refuse_unavailable(config: Config, device: torch.device) -> None:
     """
     precision, optimizer = config.train.precision, config.optimizer
     refuse_missing(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
-    if optimizer.offload:
+    if optimizer.offload and config.parallel.strategy not in (*FULLY_SHARDED, *DEEPSPEED):
         refuse_offload(device)
     if find_spec("torchao") is None:
         if optimizer.name == "adamw8bit":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -10,6 +12,7 @@ from torch.optim import Optimizer
 
 from headway.core.types import StateBlocks, StateTensors
 from headway.parallel.blocks import block_of
+from headway.parallel.strategy import Engine
 from headway.training.optimizer import materialize, optimizer_tensors
 
 
@@ -39,16 +42,31 @@ class TrainState:
     model: nn.Module
     optimizer: Optimizer
     cursor: Cursor = field(default_factory=Cursor)
+    engine: Engine | None = None
+    """Who keeps weights and moments, when a library has them in buffers of its own."""
+
+    @property
+    def trained(self) -> nn.Module:
+        """What a forward pass that trains calls."""
+        return self.model if self.engine is None else self.engine.model
 
     def blocks(self) -> StateBlocks:
         """What this worker has of weights, buffers and moments, by name; a weight that is used twice appears once."""
+        if self.engine is not None:
+            return _engine_blocks(self.model, self.engine)
         tensors = {**model_tensors(self.model), **optimizer_tensors(self.optimizer, parameter_names(self.model))}
         return {name: block_of(tensor) for name, tensor in tensors.items()}
 
     def prepare_to_load(self) -> StateBlocks:
         """As `blocks`, with the optimizer's state created where it is not there yet."""
-        materialize(self.optimizer)
+        with nullcontext() if self.engine is None else self.engine.exposed():
+            materialize(self.optimizer)
         return self.blocks()
+
+    def loaded(self) -> None:
+        """To be called after what `prepare_to_load` gave was overwritten."""
+        if self.engine is not None:
+            self.engine.loaded()
 
     def cursor_record(self) -> dict[str, int]:
         """The cursor as it is written to a checkpoint; of a loss scale only where there is one."""
@@ -67,13 +85,29 @@ def model_tensors(model: nn.Module) -> StateTensors:
     Raises:
         TypeError: a module keeps state that is no tensor, which a checkpoint could not carry.
     """
+    return {f"model.{name}": tensor.detach() for name, tensor in _named_state(model)}
+
+
+def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers themselves, each once."""
     seen: set[int] = set()
-    tensors: StateTensors = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name.endswith("_extra_state"):
             raise TypeError(f"the module keeps '{name}' besides its tensors; only tensors can be resumed exactly")
-        if id(tensor) in seen:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+def _engine_blocks(model: nn.Module, engine: Engine) -> StateBlocks:
+    """The same state under the same names, where an engine keeps it."""
+    blocks: StateBlocks = {}
+    for name, tensor in _named_state(model):
+        if not isinstance(tensor, nn.Parameter):
+            blocks[f"model.{name}"] = block_of(tensor)
             continue
-        seen.add(id(tensor))
-        tensors[f"model.{name}"] = tensor.detach()
-    return tensors
+        part = engine.part_of(tensor)
+        if part is not None:
+            blocks[f"model.{name}"] = part
+        blocks |= {f"optimizer.{key}.{name}": moment for key, moment in engine.moments(tensor).items()}
+    return blocks

@@ -59,8 +59,12 @@ def train_step(
     strategy.begin()
     lane_losses, items = _forward_backward(config, task, state, strategy, world, batches)
     strategy.reduce()
-    parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    parts = norm_parts((p for p in parameters if strategy.counts(p)), exact=config.determinism == "elastic")
+    engine, parameters = state.engine, []
+    if engine is None:
+        parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parts = norm_parts((p for p in parameters if strategy.counts(p)), exact=config.determinism == "elastic")
+    else:
+        parts = engine.norm_parts()
     total_loss, total_items, agreed, total_norm = _exchange(world, lane_losses, items, flags, parts)
 
     # Gradients are sums over all items; the mean and the clipping are one multiplication.
@@ -73,11 +77,16 @@ def train_step(
     if finite:
         limit = config.train.max_grad_norm
         clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
-        if parameters:
-            torch._foreach_mul_([local_part(p.grad) for p in parameters], clip / scaled_items)
         set_learning_rate(state.optimizer, rate)
-        state.optimizer.step()
-        strategy.after_update()
+        if engine is None:
+            if parameters:
+                torch._foreach_mul_([local_part(p.grad) for p in parameters], clip / scaled_items)
+            state.optimizer.step()
+            strategy.after_update()
+        else:
+            finite = engine.update(clip / scaled_items)
+    elif engine is not None:
+        engine.skip()
 
     cursor = state.cursor
     cursor.step += 1
@@ -107,8 +116,11 @@ def _forward_backward(
             last_of_lane = index == len(micro_batches) - 1
             with strategy.micro_batch(last_of_lane, last=last_of_lane and lane == last_lane):
                 with autocast(config.train.precision, world.device):
-                    loss = task.objective.summed_loss(state.model, to_device(batch, world.device))
-                scaled(loss, state.cursor.loss_scale).backward()
+                    loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
+                if state.engine is None:
+                    scaled(loss, state.cursor.loss_scale).backward()
+                else:
+                    state.engine.backward(scaled(loss, state.cursor.loss_scale))
             lane_loss += loss.detach()
         strategy.end_lane()
         losses.append(lane_loss)

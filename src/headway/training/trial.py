@@ -107,5 +107,5 @@ def _savings(config: Config) -> Iterator[str]:
         yield "parallel.strategy=zero3"
     if config.optimizer.name == "adamw":
         yield "optimizer.name=adamw8bit or lion"
-    if not config.optimizer.offload and strategy not in ("zero3", "fsdp", "hsdp"):
+    if not config.optimizer.offload:
         yield "optimizer.offload=true"

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -38,6 +40,23 @@ def test_running_statistics_are_refused_where_they_would_differ() -> None:
     make_strategy(config(), nn.BatchNorm1d(2, track_running_stats=False), TWO)
     with pytest.raises(ConfigError, match="running statistics"):
         make_strategy(config(), nn.InstanceNorm1d(2, track_running_stats=True), TWO)
+
+
+def test_deepspeed_that_is_not_installed_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    monkeypatch.setenv("DS_ACCELERATOR", "")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ConfigError, match="deepspeed") as error:
+        make_strategy(config(parallel={"strategy": "deepspeed_zero2"}), nn.Linear(2, 2), ONE)
+    assert error.value.fix == "pip install 'headway[deepspeed]'"
+
+
+def test_deepspeed_refuses_a_parameter_that_it_cannot_hold() -> None:
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ConfigError, match="without dimensions") as error:
+        make_strategy(config(parallel={"strategy": "deepspeed_zero2"}), model, ONE)
+    assert error.value.where == "parameter 'scale'"
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

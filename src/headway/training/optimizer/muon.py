@@ -47,7 +47,7 @@ class ShardedMuon(torch.optim.Muon):
         for turn, p in enumerate(parameters):
             direction, weight = _shared(directions[turn], p, turn), local_part(p)
             weight.mul_(1 - rate * decay)
-            weight.add_(direction[block_of(p).index], alpha=-_adjust_lr(rate, group["adjust_lr_fn"], p.shape))
+            weight.add_(block_of(p).of(direction), alpha=-_adjust_lr(rate, group["adjust_lr_fn"], p.shape))
 
     def _momentum(self, p: Any, group: dict[str, Any]) -> DTensor:
         """What is to be orthogonalised, cut as the matrix is (Nesterov's form when the group says so)."""

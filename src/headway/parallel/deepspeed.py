@@ -1,0 +1,257 @@
+"""ZeRO stages 1 to 3 by DeepSpeed (Rajbhandari et al. 2020), with the loop, the data and the checkpoints of every run.
+
+DeepSpeed sums gradients, updates and, in stage 3, brings weights together. What stays here: which items a step has,
+what the learning rate is, whether a step is left out, how far it is clipped, and what a checkpoint holds.
+
+Gradients arrive as the mean over workers of their sums over items. The mean over items and the clipping are one factor,
+which DeepSpeed takes for a loss scale to be removed; so no worker has to know beforehand how many items others have.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from headway.config.deepspeed import engine_settings
+from headway.core.errors import ConfigError, missing_extra
+from headway.core.types import Block
+from headway.parallel.buffers import BufferWatch
+from headway.parallel.norms import norm_parts_of
+from headway.parallel.world import World
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+
+class DeepSpeed:
+    """A strategy whose update is DeepSpeed's, and which therefore is an `Engine` too."""
+
+    def __init__(self, module: nn.Module, world: World, config: Config) -> None:
+        self._module, self._world = module, world
+        self.model = module
+        _refuse_scalars(module)
+        self._settings = engine_settings(config, world.mesh.data)
+        self._stage: int = self._settings["zero_optimization"]["stage"]
+        self._offloads = "offload_optimizer" in self._settings["zero_optimization"]
+        self._library = _ready_library(world)
+        self._buffers = BufferWatch(module)
+        self._stale: list[torch.Tensor] = []
+
+    def take_over(self, optimizer: Optimizer) -> None:
+        """Begin: from now on weights and moments lie in DeepSpeed's flat buffers, and the optimizer works on those."""
+        self._optimizer = optimizer
+        for p in self._module.parameters():
+            p.data = p.data.contiguous()  # flat buffers have row-major order, and so must what is sent before
+        self._engine, *_ = self._library.initialize(
+            model=self._module, optimizer=optimizer, config=self._settings, dist_init_required=False
+        )
+        self.model = self._engine
+        self._zero = self._engine.optimizer
+
+    # A strategy
+
+    def updates(self, p: torch.Tensor) -> bool:
+        return True
+
+    def counts(self, p: torch.Tensor) -> bool:
+        return True
+
+    def begin(self) -> None:
+        self._buffers.begin()
+        # A buffer of gradients outlives its step in stage 3 and in host memory. A parameter that takes no part in this
+        # one counts as one with a gradient of zero, not of the last step.
+        for gradient in self._stale:
+            gradient.zero_()
+        # In the backward pass the scale is a factor of the loss.
+        self._zero.override_loss_scale(1.0)
+
+    @contextmanager
+    def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
+        self._engine.set_gradient_accumulation_boundary(last)
+        yield
+
+    def end_lane(self) -> None:
+        pass
+
+    def reduce(self) -> None:
+        self._buffers.check()
+
+    def after_update(self) -> None:
+        pass
+
+    # An engine
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def norm_parts(self) -> list[float]:
+        if self._offloads and self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)  # copies to the host are under way
+        workers = float(self._world.mesh.data)
+        return [part * workers**2 for part in norm_parts_of(self._gradients())]
+
+    def update(self, scale: float) -> bool:
+        self._zero.override_loss_scale(1.0 / (scale * self._world.mesh.data))
+        return self._step()
+
+    def skip(self) -> None:
+        # DeepSpeed leaves a step out when its own norm is not a number, and then forgets all that belongs to it.
+        for gradient in self._gradients():
+            gradient.fill_(torch.nan)
+        norms: dict[Any, Any] = getattr(self._zero, "norm_for_param_grads", {})
+        for key in norms:
+            norms[key] = torch.tensor(torch.nan)
+        if self._step():
+            raise RuntimeError("DeepSpeed has made an update from gradients that are not finite")
+
+    def _step(self) -> bool:
+        self._stale = self._gradients() if self._stage == 3 or self._offloads else []
+        self._engine.step()
+        return bool(self._engine.was_step_applied())
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """This worker's gradients after the last micro-batch of a step, each element on one worker only."""
+        if self._offloads:
+            return [flat.grad for flat in self._flat_parameters() if flat.grad is not None]
+        return [part for group in self._zero.averaged_gradients.values() for part in group or ()]
+
+    # What a checkpoint holds
+
+    def part_of(self, p: nn.Parameter) -> Block | None:
+        if not p.requires_grad:
+            return self._frozen(p)
+        place = self._place(p)
+        return None if place is None else place.block(place.flat)
+
+    def moments(self, p: nn.Parameter) -> Mapping[str, Block]:
+        place = self._place(p) if p.requires_grad else None
+        if place is None:
+            return {}
+        state = self._optimizer.state.get(place.flat, {})
+        # What is not as long as the weights belongs to all of them, such as the number of steps.
+        return {k: place.block(v) if v.shape == place.flat.shape else Block.whole(v) for k, v in state.items()}
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        groups = self._optimizer.param_groups
+        before = [group["params"] for group in groups]
+        for group in groups:
+            group["params"] = []
+        groups[0]["params"] = list(self._flat_parameters())
+        yield
+        for group, parameters in zip(groups, before, strict=True):
+            group["params"] = parameters
+
+    @torch.no_grad()
+    def loaded(self) -> None:
+        if self._stage < 3:
+            self._zero.update_lp_params()
+            return
+        # First let go of all that is whole, else small weights that are kept whole would stay as they were.
+        self._zero.parameter_offload.partition_all_parameters()
+        for p in self._module.parameters():
+            place = self._place(p) if p.requires_grad else None
+            if place is not None:
+                p.ds_tensor.view(-1)[: place.length].copy_(place.of(place.flat))  # type: ignore[attr-defined]
+        persistent = self._zero.persistent_parameters
+        if persistent:
+            persistent[0].all_gather(persistent)
+
+    def _flat_parameters(self) -> list[torch.Tensor]:
+        flat = "fp32_partitioned_groups_flat" if self._stage == 3 else "single_partition_of_fp32_groups"
+        parameters: list[torch.Tensor] = getattr(self._zero, flat)
+        return parameters
+
+    def _place(self, p: Any) -> _Place | None:
+        """Where a trainable parameter's part lies on this worker; None where it has none."""
+        flat = self._flat_parameters()
+        if self._stage < 3:
+            found = p._hp_mapping
+            if found is None:
+                return None
+            here, there = found.hp_fragment_address, found.lp_fragment_address
+            return _Place(flat[found.param_group_index], here.start, here.numel, there.start, tuple(p.shape))
+        group, start, _ = self._zero.grad_position[self._zero.get_param_id(p)]
+        begin, length = self._share(p)
+        return _Place(flat[group], start, length, begin, tuple(p.ds_shape))
+
+    def _share(self, p: Any) -> tuple[int, int]:
+        """Of a parameter in stage 3: where this worker's part begins, and its length without what fills it up."""
+        size = p.partition_numel()
+        begin = min(dist.get_rank(p.ds_process_group) * size, p.ds_numel)
+        return begin, min(size, p.ds_numel - begin)
+
+    def _frozen(self, p: Any) -> Block:
+        """A parameter that is not trained: stage 3 divides those too."""
+        if self._stage < 3:
+            return Block.whole(p)
+        begin, length = self._share(p)
+        return Block(p.ds_tensor.detach().view(-1)[:length], (begin,), tuple(p.ds_shape))
+
+
+class _Place:
+    """A run of a parameter's elements within a flat buffer.
+
+    Args:
+        flat: The buffer.
+        start: Where the run begins in it.
+        length: Of the run.
+        begin: Number of its first element in the parameter.
+        shape: Of the parameter.
+    """
+
+    def __init__(self, flat: torch.Tensor, start: int, length: int, begin: int, shape: tuple[int, ...]) -> None:
+        self.flat, self.start, self.length, self.begin, self.shape = flat, start, length, begin, shape
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        """The run in a buffer that is laid out alike."""
+        return flat.detach().view(-1)[self.start : self.start + self.length]
+
+    def block(self, flat: torch.Tensor) -> Block:
+        """The same as a part of the state."""
+        return Block(self.of(flat), (self.begin,), self.shape)
+
+
+def _refuse_scalars(module: nn.Module) -> None:
+    for name, p in module.named_parameters():
+        if p.ndim == 0:
+            raise ConfigError(
+                "DeepSpeed cannot hold a parameter without dimensions",
+                where=f"parameter '{name}'",
+                fix="give it the shape (1,), or take one of our own strategies: parallel.strategy=zero2",
+            )
+
+
+def _ready_library(world: World) -> Any:
+    """DeepSpeed, on the device and among the processes of this run.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    # It picks a kind of device when it is imported: by itself it would take a GPU where it sees one.
+    os.environ["DS_ACCELERATOR"] = world.device.type
+    os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise missing_extra("deepspeed", "deepspeed", "a strategy of DeepSpeed") from error
+    # Its all-reduce in shared memory serves inference alone; it would compile it, for a minute, when it joins others.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # It calls functions by names that PyTorch is about to change, and says so at every call.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    # Groups and settings that an earlier run of this process has left.
+    deepspeed.utils.groups._release_process_group_references()
+    deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    deepspeed.init_distributed(verbose=False)
+    return deepspeed
