@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from headway.config.data import named_sources
+from headway.config.experts import parallel_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
 from headway.core.errors import ConfigError
@@ -29,6 +30,7 @@ def find_problems(config: Config) -> list[ConfigError]:
         *_sequence_length(config),
         *_source_names(config),
         *_stages(config),
+        *parallel_problems(config),
         *_workers(config),
     ]
 
