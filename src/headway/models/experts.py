@@ -48,7 +48,8 @@ def sorted_places(experts_NK: torch.Tensor, counts_E: torch.Tensor, align: int =
     shift_E = (ends_E - padded_E) - (counts_E.cumsum(0) - counts_E)
     sorted_P = torch.arange(pairs, device=order_P.device) + shift_E[experts_NK.flatten()[order_P]]
     row_P = torch.empty_like(order_P).index_copy_(0, order_P, sorted_P)
-    return Places(row_P.view(experts_NK.shape), ends_E, pairs + (align - 1) * experts)
+    rows = pairs + (align - 1) * experts
+    return Places(row_P.view(experts_NK.shape), ends_E, -(-rows // align) * align)
 
 
 class _Spread(torch.autograd.Function):
