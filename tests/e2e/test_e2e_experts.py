@@ -53,6 +53,11 @@ def test_killed_and_resumed_it_has_the_same_state_and_transformers_computes_it(
         saved = file.get_tensor("model.layers.1.feed_forward.selection_bias")
     assert torch.equal(bias, saved) and saved.abs().max() > 0.005
 
+    cut = ("parallel.context=2", "parallel.workers=2", "model.dropout=0")
+    refused = headway("train", tiny(), "name=tuned", f"model.from_pretrained={tmp_path / 'out'}", *cut)
+    assert refused.returncode == 2 and "spread over workers that share the data" in refused.stderr, refused.stderr
+    assert not (tmp_path / "runs" / "tuned").exists()
+
     from headway.models.build import build_model
     from headway.models.huggingface import import_model
 

@@ -232,22 +232,21 @@ def after_step(layers: list[MixtureOfExperts], counts: torch.Tensor, updated: bo
     Args:
         layers: All of the model.
         counts: Sum over workers of `take_counts`.
-        updated: Whether the weights were updated; biases then are too.
+        updated: Whether the weights were updated. If not, loss or gradient was not finite, so no bias moves, and what
+            was counted tells nothing.
 
     Returns:
         Metrics: `train/router_z_loss` and `train/router_balance_loss` (means over tokens and layers, before their
         weights), `train/expert_load_max` (largest load over mean load, of the layer where that is most),
-        `train/dropped_share` (of the pairs of tokens and experts that were to be computed). Absent where no token was
-        counted.
+        `train/dropped_share` (of the pairs of tokens and experts that were to be computed).
     """
     experts = layers[0].router.out_features
     loads, tokens, z, balance = counts.split([experts, 1, 1, 1], dim=1)
-    if updated:
-        for layer, loads_E in zip(layers, loads, strict=True):
-            layer.move_bias(loads_E)
     seen = int(tokens.sum())
-    if not seen:
+    if not updated or not seen:
         return {}
+    for layer, loads_E in zip(layers, loads, strict=True):
+        layer.move_bias(loads_E)
     pairs = seen * layers[0].experts_per_token
     return {
         "train/router_z_loss": int(z.sum()) * _LOSS_UNIT / seen,

@@ -87,6 +87,19 @@ def test_round_trip_is_exact(name: str, tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path / "out")), logits(model))
 
 
+def test_a_pretrained_mixture_is_trained_with_the_config_of_the_run(tmp_path: Path) -> None:
+    model = ours(**SIGMOID)
+    export_model(model, tmp_path / "out")
+    config = ModelConfig(from_pretrained=tmp_path / "out", balance_bias_rate=0.5, router_z_loss=0.25)
+    again = build_model(config, vocab_size=VOCAB, seed=5)
+    assert (again.config.experts, again.config.router_score, again.config.dense_layers) == (6, "sigmoid", 1)
+    layer = again.mixtures()[0]
+    assert (layer.bias_rate, layer.z_weight, layer.balance_weight) == (0.5, 0.25, 0.0)
+    assert torch.equal(logits(again.eval()), logits(model))
+    with pytest.raises(ConfigError, match=r"model\.experts is 4, but the checkpoint has 6"):
+        build_model(config.model_copy(update={"experts": 4}), vocab_size=VOCAB, seed=5)
+
+
 HF_SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 48,

@@ -235,11 +235,11 @@ def test_after_a_step_biases_move_against_the_load_and_metrics_tell() -> None:
         "train/expert_load_max": 1.5,
         "train/dropped_share": 0.0,
     }
-    after_step(layers, counts, updated=False)
+    assert after_step(layers, counts, updated=False) == {}
+    assert after_step(layers, torch.zeros_like(counts), updated=True) == {}
     assert layers[0].bias_E.tolist() == [-0.25, 0.0, 0.25, 0.0, 0.0]  # type: ignore[union-attr]
     counts[0, 0] -= 3
-    assert after_step(layers, counts, updated=False)["train/dropped_share"] == pytest.approx(3 / 40)
-    assert after_step(layers, torch.zeros_like(counts), updated=False) == {}
+    assert after_step(layers, counts, updated=True)["train/dropped_share"] == pytest.approx(3 / 40)
 
 
 def load_after_learning(**balance: Any) -> float:
