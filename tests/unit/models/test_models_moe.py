@@ -127,10 +127,18 @@ def test_the_grouped_kernel_is_for_bf16_on_cuda_alone() -> None:
     assert not products.has_grouped_kernel(torch.zeros(4, 16, dtype=torch.bfloat16), torch.zeros(2, 16, 16))
 
 
-def test_grouped_kernel_and_loop_agree() -> None:
-    """The kernel has a slow path for other devices, so at least its arguments are tried."""
-    x, w, ends = torch.randn(12, 16), torch.randn(3, 24, 16), torch.tensor([4, 4, 12])
-    torch.testing.assert_close(products.grouped_product(x, w, ends), products.looped_product(x, w, ends))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_kernel_and_loop_agree(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has a slow path of the kernel for CPUs, so layouts and gradients can be tried here."""
+    layer, results = mixture(**{**SIGMOID, "expert_ffn_dim": 16}).to(dtype), []
+    x = torch.randn(2, 9, 24, dtype=dtype, requires_grad=True)
+    for grouped in (False, True):
+        monkeypatch.setattr(products, "has_grouped_kernel", lambda *tensors, yes=grouped: yes)
+        y = layer(x)
+        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * a.abs().max().item())
 
 
 def test_losses_follow_their_formulas() -> None:
