@@ -69,3 +69,38 @@ def test_muon_goes_on_under_any_other_strategy_with_the_same_bits(trials: Callab
     runs = trials(optimizer={"name": "muon"}, determinism="elastic")
     names = resumed_pairs(runs, ("ddp", "zero1", "zero2"))
     assert {runs.hash(name) for name in names} == {runs.hash("single")}
+
+
+#: Six experts of odd widths, so that shards of their matrices end anywhere; a bias that moves fast.
+EXPERTS = {
+    "experts": 6,
+    "experts_per_token": 2,
+    "shared_experts": 1,
+    "dense_layers": 1,
+    "expert_ffn_dim": 21,
+    "router_score": "sigmoid",
+    "balance_bias_rate": 0.01,
+    "balance_loss": 0.01,
+}
+
+
+def test_experts_learn_under_every_strategy_what_they_do_on_one_worker(trials: Callable[..., Trials]) -> None:
+    runs = trials(model=EXPERTS)
+    runs.add("single", 1)
+    names = [runs.add(s, 2, f"parallel.strategy={s}") for s in DATA_PARALLEL]
+    runs.run()
+    expected = runs.losses("single")
+    assert expected[-1] < expected[0] - 0.5
+    assert not [(name, runs.losses(name), expected) for name in names if not close(runs.losses(name), expected)]
+
+
+def test_experts_and_their_biases_have_the_same_bits_under_every_strategy(trials: Callable[..., Trials]) -> None:
+    runs = trials(determinism="elastic", model={**EXPERTS, "dropout": 0.1}, train={"activation_checkpointing": "full"})
+    runs.add("single", 1)
+    names = [runs.add(f"{s}-2", 2, f"parallel.strategy={s}") for s in ("ddp", "zero1", "zero3")]
+    names.append(runs.add("zero3-4", 4, "parallel.strategy=zero3"))
+    runs.run()
+    names += [runs.add("resumed", 2, copy_of="single"), runs.add("alone", 1, copy_of="zero3-2")]
+    names.append(runs.add("stored", 1, "train.activation_checkpointing=none"))
+    runs.run()
+    assert {name: runs.hash(name) for name in names} == dict.fromkeys(names, runs.hash("single"))

@@ -10,7 +10,8 @@ from headway.cli.common import JsonOption, print_json, print_table
 
 HELP = """List the named model shapes with their parameters, costs and sizes.
 
-FLOPs are per training token, forward and backward (PaLM, appendix B); the cache is in bf16.
+FLOPs are per training token, forward and backward (PaLM, appendix B); the cache is in bf16. Active parameters leave out
+the experts that a token does not go to.
 
 [bold]Examples[/bold]
 
@@ -51,12 +52,14 @@ def _facts(name: str, vocab: int, sequence_length: int) -> dict[str, Any]:
     return {
         "preset": name,
         "parameters": counts.total,
+        "active_parameters": counts.active,
         "embedding_parameters": counts.embedding,
         "dim": config.dim,
         "layers": config.layers,
         "heads": config.heads,
         "kv_heads": config.kv_heads,
         "ffn_dim": config.ffn_dim,
+        "experts": config.experts,
         "tie_embeddings": config.tie_embeddings,
         "max_sequence_length": config.max_sequence_length,
         "flops_per_token": flops_per_token(config, sequence_length),
@@ -68,11 +71,22 @@ def _print_table(rows: list[dict[str, Any]], vocab: int, sequence_length: int) -
     from headway.core.format import format_bytes, format_count
 
     print(f"vocabulary {vocab:,}, sequences of {sequence_length:,} tokens")
-    headers = ["PRESET", "PARAMETERS", "IN EMBEDDINGS", "WIDTH", "LAYERS", "HEADS", "FLOPS/TOKEN", "CACHE/TOKEN"]
+    headers = [
+        "PRESET",
+        "PARAMETERS",
+        "ACTIVE",
+        "IN EMBEDDINGS",
+        "WIDTH",
+        "LAYERS",
+        "HEADS",
+        "FLOPS/TOKEN",
+        "CACHE/TOKEN",
+    ]
     lines = [
         [
             row["preset"],
             format_count(row["parameters"]),
+            format_count(row["active_parameters"]),
             f"{row['embedding_parameters'] / row['parameters']:.0%}",
             str(row["dim"]),
             str(row["layers"]),

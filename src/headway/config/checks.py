@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.config.data import named_sources
 from headway.config.deepspeed import deepspeed_problems
+from headway.config.experts import parallel_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
 from headway.core.errors import ConfigError
@@ -30,6 +31,7 @@ def find_problems(config: Config) -> list[ConfigError]:
         *_sequence_length(config),
         *_source_names(config),
         *_stages(config),
+        *parallel_problems(config),
         *_workers(config),
         *_micro_batch(config),
     ]

@@ -19,6 +19,7 @@ from pydantic import (
 from headway.config.base import Section, Share, conflict
 from headway.config.checks import combined, find_problems
 from headway.config.data import DataConfig, named_sources
+from headway.config.experts import resolved_balance, shape_problem
 from headway.config.shapes import SHAPES
 from headway.config.units import Interval, Tokens, parse_count, share_or_interval
 
@@ -44,6 +45,26 @@ class ModelConfig(Section):
     """Width of a head; `dim / heads` when not given."""
     ffn_dim: PositiveInt | None = None
     """Inner width of the SwiGLU feed-forward layer."""
+    experts: PositiveInt | None = None
+    """Routed experts of a layer, in place of one feed-forward layer (docs/mixture-of-experts.md)."""
+    experts_per_token: PositiveInt = 2
+    """Routed experts that compute each token (top-k); their weights add up to 1."""
+    shared_experts: Annotated[int, Field(ge=0)] = 0
+    """Experts that compute every token besides (Dai et al. 2024, section 3.2)."""
+    expert_ffn_dim: PositiveInt | None = None
+    """Inner width of an expert; `ffn_dim` when not given."""
+    dense_layers: Annotated[int, Field(ge=0)] = 0
+    """First layers that keep a feed-forward layer of width `ffn_dim`."""
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    """How logits of the router become scores: over all experts, or each by itself (DeepSeek-V3, section 2.1.2)."""
+    router_z_loss: Annotated[float, Field(ge=0.0)] = 0.001
+    """Weight of the router z-loss, a token's squared log-sum-exp (Zoph et al. 2022, equation 5), in each layer."""
+    balance_bias_rate: Annotated[float, Field(ge=0.0)] | None = None
+    """Balances loads by a bias of each expert that moves by this much per step and counts in the choice of experts only
+    (Wang et al. 2024). When not given 0.001 with sigmoid scores, 0 with softmax."""
+    balance_loss: Annotated[float, Field(ge=0.0)] | None = None
+    """Weight of the load-balancing loss (Fedus et al. 2021, equation 4) in each layer. When not given 0.01 with softmax
+    scores, 0 with sigmoid."""
     max_sequence_length: PositiveInt = 2048
     """Longest sequence the model is meant for."""
     rope_theta: float = 10_000.0
@@ -90,6 +111,8 @@ class ModelConfig(Section):
             raise conflict(text, "heads", "kv_heads")
         if (self.head_dim or self.dim // self.heads) % 2:
             raise conflict("the width of a head must be even for the rotary embedding", "head_dim", "dim", "heads")
+        if (problem := shape_problem(self)) is not None:
+            raise conflict(problem[0], *problem[1])
         return self
 
 
@@ -267,6 +290,8 @@ class ParallelConfig(Section):
     """Context parallelism: workers that share the positions of every row."""
     pipeline: PositiveInt = 1
     """Pipeline parallelism: stages of consecutive layers."""
+    expert: PositiveInt = 1
+    """Expert parallelism; only 1, every data-parallel worker computes all experts."""
     threads: PositiveInt | Literal["auto"] = "auto"
     """CPU threads per worker. `auto`: cores / workers; when `elastic` cores / lanes, since bits can depend on it."""
     timeout_seconds: PositiveInt = 600
@@ -360,6 +385,7 @@ class Config(Section):
                 update={
                     "kv_heads": model.kv_heads or model.heads,
                     "head_dim": model.head_dim or model.dim // model.heads,
+                    **resolved_balance(model),
                 }
             )
         length = {"steps": steps, "tokens": None, "global_batch": train.global_batch_rows}

@@ -31,7 +31,8 @@ def preview(config: Config) -> str:
     feed = TokenFeed.of(config, grid, store)
     tokens = train.steps * train.tokens_per_step
     epochs = tokens / (feed.rows * train.sequence_length)
-    parameters = count_parameters(model).total
+    parameters = count_parameters(model)
+    active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     where = config.run_directory
     state = (
         f"goes on: {open_run(where).outcome}, step {open_run(where).metrics.last_step:,}" if is_run(where) else "new"
@@ -39,7 +40,7 @@ def preview(config: Config) -> str:
     return "\n".join(
         [
             f"run        {where} ({state})",
-            f"model      {format_count(parameters)} parameters,"
+            f"model      {format_count(parameters.total)} parameters{active},"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
             f"data       {config.data.store}: {format_count(feed.rows)} rows of {train.sequence_length} tokens",
             *_mixture(feed.plan),

@@ -56,6 +56,8 @@ class Positions(NamedTuple):
     """`PackedDocuments.bounds`, for the kernel of variable length; then there is no mask."""
     segments: list[tuple[int, int]] | None = None
     """Documents in the flattened tokens, to be computed one by one; then there is no mask."""
+    counted: torch.Tensor | None = None
+    """True for tokens that take part in the loss, (B, T); nothing to attention, but to routers of experts."""
 
 
 def rotary_tables(length: int, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:

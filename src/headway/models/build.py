@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headway.config.experts import resolved_balance
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.huggingface import import_model, read_model_config
@@ -14,14 +15,16 @@ from headway.models.shape import embedding_rows
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-_SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim")
+_SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim", "experts", "expert_ffn_dim")
+#: Keys of training alone: a config's own, also where the shape is a checkpoint's.
+_OF_TRAINING = ("dropout", "init_std", "router_z_loss", "balance_bias_rate", "balance_loss")
 
 
 def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
     """The config with every size filled in; completing it once more changes nothing.
 
-    With `from_pretrained` the shape is the checkpoint's (of `config` only `dropout` and `init_std` remain). Without it
-    an open `vocab_size` becomes the tokenizer's, rounded up to a multiple of 64.
+    With `from_pretrained` the shape is the checkpoint's (of `config` the keys of training alone remain, as `dropout`).
+    Without it an open `vocab_size` becomes the tokenizer's, rounded up to a multiple of 64.
 
     Args:
         config: As written by a user.
@@ -48,6 +51,8 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
             "vocab_size": rows,
             "kv_heads": config.kv_heads or config.heads,
             "head_dim": config.head_dim or config.dim // config.heads,
+            "expert_ffn_dim": config.expert_ffn_dim or (config.ffn_dim if config.experts else None),
+            **resolved_balance(config),
         }
     )
 
@@ -63,8 +68,8 @@ def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
                 where=str(config.from_pretrained),
                 fix=f"leave model.{key} out",
             )
-    kept = {"from_pretrained": config.from_pretrained, "dropout": config.dropout, "init_std": config.init_std}
-    return pretrained.model_copy(update={"preset": config.preset, **kept})
+    kept = {key: getattr(config, key) for key in ("preset", "from_pretrained", *_OF_TRAINING)}
+    return pretrained.model_copy(update=kept)
 
 
 def build_model(config: ModelConfig, *, vocab_size: int, seed: int, initialize: bool = True) -> Decoder:

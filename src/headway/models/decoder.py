@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
+from headway.core.types import IGNORE_TARGET
 from headway.models.attention import (
     PackedDocuments,
     Positions,
@@ -28,11 +29,16 @@ from headway.models.attention import (
 )
 from headway.models.cache import KVCache
 from headway.models.loss import linear_cross_entropy
+from headway.models.moe import MixtureOfExperts, after_step, take_counts
 from headway.models.recompute import selective_contexts
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig
+
+
+#: Endings of the names of projections whose output is added to the residual stream.
+_TO_RESIDUAL = ("attention.output.weight", "down.weight", "experts.down")
 
 
 class RMSNorm(nn.Module):
@@ -94,26 +100,30 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer: attention and feed-forward, each normalised before and added to the residual stream."""
+    """One decoder layer: attention and feed-forward or experts, each normalised before and added to the residual."""
 
     def __init__(self, config: ModelConfig, shape: Shape, index: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.dim, config.norm_eps)
         self.attention = Attention(config, shape, index)
         self.feed_forward_norm = RMSNorm(shape.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config, shape)
+        self.is_dense = index < shape.dense_layers
+        self.feed_forward = FeedForward(config, shape) if self.is_dense else MixtureOfExperts(config, shape)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions, cache)
-        y_BTD: torch.Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
+        normalised_BTD = self.feed_forward_norm(x_BTD)
+        counted = () if self.is_dense else (positions.counted,)
+        y_BTD: torch.Tensor = x_BTD + self.feed_forward(normalised_BTD, *counted)
         return y_BTD
 
 
 class Decoder(nn.Module):
     """A decoder-only transformer of the Llama family.
 
-    Works with fp32 weights, with fp32 weights under `torch.autocast`, and with bf16 weights. There is no position at
-    which it waits for the device, and no graph break under `torch.compile`.
+    Works with fp32 weights, with fp32 weights under `torch.autocast`, and with bf16 weights. Without experts there is
+    no position at which it waits for the device, and no graph break under `torch.compile`; each layer with experts
+    breaks the graph twice, and waits once where there is no grouped kernel (see `headway.models.experts`).
 
     Args:
         config: Complete, that is with `vocab_size` (see `headway.models.build.complete`).
@@ -146,8 +156,8 @@ class Decoder(nn.Module):
         """First weights, a pure function of the seed and each parameter's name, on any device.
 
         Normal with `init_std`; the two output projections of a layer have 1/sqrt(2 * layers) of it, so that the
-        residual stream does not grow with depth (Radford et al. 2019, section 2.3). Norms are 1. The rotary tables
-        are made anew, so a module from the meta device is ready after `to_empty` and this.
+        residual stream does not grow with depth (Radford et al. 2019, section 2.3). Norms are 1, biases of routers 0.
+        The rotary tables are made anew, so a module from the meta device is ready after `to_empty` and this.
         """
         residual_std = self.config.init_std / math.sqrt(2 * self.shape.layers)
         for name, parameter in self.named_parameters():
@@ -155,8 +165,11 @@ class Decoder(nn.Module):
                 parameter.fill_(1.0)
                 continue
             generator = torch.Generator().manual_seed(derive_seed(seed, "init", name))
-            std = residual_std if name.endswith(("attention.output.weight", "down.weight")) else self.config.init_std
+            std = residual_std if name.endswith(_TO_RESIDUAL) else self.config.init_std
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+        for mixture in self.mixtures():
+            if mixture.bias_E is not None:
+                mixture.bias_E.zero_()
         self.make_rotary_tables()
 
     def wrap_units(self) -> list[nn.Module]:
@@ -167,6 +180,19 @@ class Decoder(nn.Module):
         """`full`: keep only each layer's input and compute the layer again in the backward pass; `selective`: keep some
         of its results too (`models.recompute`)."""
         self.activation_checkpointing = mode
+
+    def mixtures(self) -> list[MixtureOfExperts]:
+        """The mixtures of experts, in the order of layers."""
+        return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
+
+    def take_counts(self) -> torch.Tensor | None:
+        """What routers have counted in backward passes since the last call, int64; None without experts."""
+        mixtures = self.mixtures()
+        return take_counts(mixtures) if mixtures else None
+
+    def after_step(self, counts: torch.Tensor, updated: bool) -> dict[str, float]:
+        """Balance the experts by all workers' `take_counts` of a step; see `headway.models.moe.after_step`."""
+        return after_step(self.mixtures(), counts, updated)
 
     def new_cache(self, rows: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for `rows` sequences of up to `capacity` positions; `dtype` is the weights' by default."""
@@ -189,12 +215,14 @@ class Decoder(nn.Module):
             documents: Documents that share rows and are to be computed as if each were alone; without a cache only.
 
         Returns:
-            With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V).
+            With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V). Losses of
+            routers are in the gradients of that sum, and not in its value (`headway.models.moe`).
 
         Raises:
             ConfigError: the sequence is longer than `max_sequence_length`, or there are both a cache and documents.
         """
-        x_BTD = self.hidden_states(ids_BT, cache, documents)
+        counted_BT = None if targets_BT is None else targets_BT != IGNORE_TARGET
+        x_BTD = self.hidden_states(ids_BT, cache, documents, counted_BT)
         if targets_BT is None:
             return self.logits(x_BTD)
         return linear_cross_entropy(x_BTD.flatten(0, 1), self.projection, targets_BT.flatten())
@@ -209,10 +237,17 @@ class Decoder(nn.Module):
         return F.linear(x_BTD, self.projection)
 
     def hidden_states(
-        self, ids_BT: torch.Tensor, cache: KVCache | None = None, documents: PackedDocuments | None = None
+        self,
+        ids_BT: torch.Tensor,
+        cache: KVCache | None = None,
+        documents: PackedDocuments | None = None,
+        counted_BT: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalised output of the last layer, (B, T, D); arguments and errors as in `forward`."""
-        positions = self._positions(ids_BT, cache, documents)
+        """Normalised output of the last layer, (B, T, D); arguments and errors as in `forward`.
+
+        `counted_BT` is True for positions that routers count into their losses and loads; all when not given.
+        """
+        positions = self._positions(ids_BT, cache, documents)._replace(counted=counted_BT)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         for layer in self.layers:
             if self.activation_checkpointing != "none" and torch.is_grad_enabled() and cache is None:

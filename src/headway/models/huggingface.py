@@ -18,7 +18,7 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import sync_folder, write_json
 from headway.models.decoder import Decoder
 from headway.models.huggingface_config import from_huggingface, to_huggingface
-from headway.models.huggingface_weights import fuse_weights, to_huggingface_tensors, weight_names
+from headway.models.huggingface_weights import SELECTION_BIAS, fuse_weights, to_huggingface_tensors, weight_names
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: tor
     shards: list[list[str]] = [[]]
     size = total = 0
     for name, tensor in tensors.items():
-        needed = tensor.numel() * dtype.itemsize
+        needed = tensor.numel() * _stored(name, dtype).itemsize
         if shards[-1] and size + needed > max_shard_bytes:
             shards.append([])
             size = 0
@@ -249,12 +249,16 @@ def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: tor
     for number, names in enumerate(shards, 1):
         file = _WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map.update(dict.fromkeys(names, file))
-        content = {name: tensors[name].detach().to("cpu", dtype).contiguous() for name in names}
+        content = {name: tensors[name].detach().to("cpu", _stored(name, dtype)).contiguous() for name in names}
         save_file(content, folder / file, metadata={"format": "pt"})
         with (folder / file).open("rb") as written:
             os.fsync(written.fileno())
     if len(shards) > 1:
         write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _stored(name: str, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if name.endswith(SELECTION_BIAS) else dtype
 
 
 def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:

@@ -1,7 +1,7 @@
 """`config.json` of Hugging Face checkpoints of the Llama family, to and from `ModelConfig`.
 
-The keys are those of transformers' `LlamaConfig`, `MistralConfig` and `Qwen3Config`, in the spellings of its versions 4
-(`torch_dtype`, `rope_theta`, `rope_scaling`) and 5 (`dtype`, `rope_parameters`).
+The keys are those of transformers' `LlamaConfig`, `MistralConfig`, `Qwen3Config` and the configs with experts, in the
+spellings of its versions 4 (`torch_dtype`, `rope_theta`, `rope_scaling`) and 5 (`dtype`, `rope_parameters`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
+from headway.models import huggingface_mixtures as mixtures
 from headway.models.shape import Shape
 
 #: Architecture -> what its config class assumes when a key is missing.
@@ -17,8 +18,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
     "MistralForCausalLM": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "Qwen3ForCausalLM": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+    **mixtures.DEFAULTS,
 }
-_MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen3ForCausalLM": "qwen3"}
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen3ForCausalLM": "qwen3",
+    **mixtures.MODEL_TYPES,
+}
+_WITH_WINDOW = ("MistralForCausalLM", mixtures.MIXTRAL)
 #: Key -> the only value that this decoder computes exactly.
 _REQUIRED = {
     "hidden_act": "silu",
@@ -27,6 +35,7 @@ _REQUIRED = {
     "partial_rotary_factor": 1.0,
     "use_sliding_window": False,
     "quantization_config": None,
+    **mixtures.REQUIRED,
 }
 
 
@@ -42,6 +51,8 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
     """
     architecture = _architecture(values, where)
     values = {**_DEFAULTS[architecture], **values}
+    if "partial_rotary_factor" in (rotary := values.get("rope_parameters") or {}):
+        values["partial_rotary_factor"] = rotary["partial_rotary_factor"]
     for key, required in _REQUIRED.items():
         if values.get(key, required) not in (required, None):
             raise ConfigError(
@@ -62,10 +73,11 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
             max_sequence_length=values["max_position_embeddings"],
             rope_theta=_rope_theta(values, where),
             norm_eps=values.get("rms_norm_eps", 1e-6),
-            qk_norm=architecture == "Qwen3ForCausalLM",
+            qk_norm=architecture in ("Qwen3ForCausalLM", mixtures.QWEN) or bool(values.get("use_qk_norm")),
             tie_embeddings=bool(values.get("tie_word_embeddings", False)),
-            sliding_window=values.get("sliding_window") if architecture == "MistralForCausalLM" else None,
+            sliding_window=values.get("sliding_window") if architecture in _WITH_WINDOW else None,
             init_std=values.get("initializer_range") or 0.02,
+            **(mixtures.from_mixture_keys(architecture, values, where) if architecture in mixtures.MIXTURES else {}),
         )
     except KeyError as error:
         raise ConfigError(f"the key {error} is missing", where=where, fix="give a complete checkpoint") from error
@@ -125,6 +137,8 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
             )
         architecture = "Qwen3ForCausalLM"
         own = {"attention_bias": False, "use_sliding_window": False, "sliding_window": None}
+    if config.experts is not None:
+        architecture, own = mixtures.mixture_architecture(config), mixtures.mixture_keys(config)
     return {
         "architectures": [architecture],
         "model_type": _MODEL_TYPES[architecture],

@@ -22,7 +22,7 @@ def embedding_rows(vocab_size: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder of the Llama family; all are numbers of elements or of modules."""
+    """Sizes of a decoder of the Llama family, with or without experts; all are numbers of elements or of modules."""
 
     vocab_size: int
     dim: int
@@ -31,6 +31,14 @@ class Shape:
     kv_heads: int
     head_dim: int
     ffn_dim: int
+    experts: int = 0
+    """Routed experts of a layer; 0 where all layers are dense."""
+    experts_per_token: int = 0
+    expert_ffn_dim: int = 0
+    shared_ffn_dim: int = 0
+    """Common width of the shared experts of a layer; 0 without."""
+    dense_layers: int = 0
+    """Layers at the start without experts; all of them where there are none."""
 
     @classmethod
     def of(cls, config: ModelConfig, vocab_size: int | None = None) -> Shape:
@@ -51,6 +59,17 @@ class Shape:
                 where="model.vocab_size, model.dim, model.layers, model.heads, model.ffn_dim",
                 fix="set model.preset, or pass the config through headway.models.build.complete",
             )
+        expert_ffn_dim = config.expert_ffn_dim or ffn_dim
+        mixture = (
+            {}
+            if config.experts is None
+            else {
+                "experts": config.experts,
+                "experts_per_token": config.experts_per_token,
+                "expert_ffn_dim": expert_ffn_dim,
+                "shared_ffn_dim": config.shared_experts * expert_ffn_dim,
+            }
+        )
         return cls(
             vocab_size=vocab_size,
             dim=dim,
@@ -59,6 +78,8 @@ class Shape:
             kv_heads=config.kv_heads or heads,
             head_dim=config.head_dim or dim // heads,
             ffn_dim=ffn_dim,
+            dense_layers=layers if config.experts is None else config.dense_layers,
+            **mixture,
         )
 
     @property

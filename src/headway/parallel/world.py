@@ -66,6 +66,12 @@ class World:
         dist.all_gather(everyone, mine)
         return [worker.tolist() for worker in everyone]
 
+    def sum_integers(self, counts: torch.Tensor) -> torch.Tensor:
+        """The sum over all workers, which is exact; `counts` is int64, on the CPU, and may be overwritten."""
+        if self.size > 1:
+            dist.all_reduce(counts)
+        return counts
+
     def gather_json(self, value: Any) -> list[Any]:
         """What every worker says, by rank; any JSON value, of any length. Tuples become lists."""
         if self.size == 1:

@@ -83,6 +83,7 @@ class Stopwatch:
             "speed/step_seconds": seconds,
             "speed/tokens_per_second": result.items / seconds,
             "speed/data_wait_share": (self._feed.wait_seconds - self._waited) / seconds,
+            **result.model_metrics,
         }
         if self._job.state.cursor.loss_scale is not None:
             metrics["train/loss_scale"] = float(self._job.state.cursor.loss_scale)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from headway.config import Config
 from headway.core.faults import fault_point
@@ -38,6 +39,8 @@ class StepResult:
     """The update was left out: loss or gradient was not finite."""
     flags: Sequence[bool]
     """The caller's flags, as agreed by all workers (see `train_step`)."""
+    model_metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the model itself says of the step."""
 
 
 def train_step(
@@ -57,6 +60,7 @@ def train_step(
             nothing; the result holds for each whether any worker wished it.
     """
     strategy.begin()
+    _counted(state.model)  # by passes that were no part of a step
     lane_losses, items = _forward_backward(config, task, state, strategy, world, batches)
     strategy.reduce()
     engine, parameters = state.engine, []
@@ -87,13 +91,14 @@ def train_step(
             finite = engine.update(clip / scaled_items)
     elif engine is not None:
         engine.skip()
+    model_metrics = _after_step(state.model, world, updated=finite)
 
     cursor = state.cursor
     cursor.step += 1
     cursor.skipped_steps += not finite
     explained = update_scale(cursor, overflow=math.isfinite(total_loss) and not finite)
     cursor.skipped_in_row = 0 if finite else cursor.skipped_in_row + (not explained)
-    return StepResult(total_loss / total_items, total_items, grad_norm, rate, not finite, agreed)
+    return StepResult(total_loss / total_items, total_items, grad_norm, rate, not finite, agreed, model_metrics)
 
 
 def _forward_backward(
@@ -141,6 +146,26 @@ def _exchange(
     agreed = [any(worker[1 + i] for worker in everyone) for i in range(len(flags))]
     norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
     return total, int(sum(worker[0] for worker in everyone)), agreed, norm
+
+
+def _counted(model: nn.Module) -> torch.Tensor | None:
+    """What this worker's passes have counted, as int64 on the CPU; None of a model that counts nothing."""
+    take = getattr(model, "take_counts", None)
+    counts: torch.Tensor | None = take() if take is not None else None
+    return counts
+
+
+def _after_step(model: nn.Module, world: World, updated: bool) -> dict[str, float]:
+    """Let a model change state of its own, by integers that it has counted over the whole global batch.
+
+    A model declares that by `take_counts() -> tensor or None` and `after_step(counts, updated) -> metrics`. Integers
+    add up to the same in any order, so every worker gives its copy the same state, whatever their number.
+    """
+    counts = _counted(model)
+    if counts is None:
+        return {}
+    metrics: dict[str, float] = model.after_step(world.sum_integers(counts), updated)  # type: ignore[operator]
+    return metrics
 
 
 def exact_sum(values: Sequence[float]) -> float:

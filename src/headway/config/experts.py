@@ -1,0 +1,73 @@
+"""What the keys of a mixture of experts must be to each other, and to the way the work is spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headway.config.deepspeed import DEEPSPEED
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config, ModelConfig
+
+#: DeepSeek-V3, section 4.2, and the weight of Fedus et al. 2021, section 2.2.
+_BIAS_RATE, _BALANCE_LOSS = 0.001, 0.01
+
+
+def resolved_balance(model: ModelConfig) -> dict[str, float | None]:
+    """`balance_bias_rate` and `balance_loss` as they are used, where they follow from `router_score`.
+
+    Softmax scores are balanced by the loss, since no softmax router of transformers has a bias.
+    """
+    if model.experts is None:
+        return {"balance_bias_rate": model.balance_bias_rate, "balance_loss": model.balance_loss}
+    rate, loss = (_BIAS_RATE, 0.0) if model.router_score == "sigmoid" else (0.0, _BALANCE_LOSS)
+    return {
+        "balance_bias_rate": rate if model.balance_bias_rate is None else model.balance_bias_rate,
+        "balance_loss": loss if model.balance_loss is None else model.balance_loss,
+    }
+
+
+def shape_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
+    """What is wrong with the experts of a shape, and the keys that it is about; None if they are sound."""
+    if model.experts is None:
+        open_keys = {"expert_ffn_dim": model.expert_ffn_dim, "shared_experts": model.shared_experts}
+        given = [key for key, value in {**open_keys, "dense_layers": model.dense_layers}.items() if value]
+        if given:
+            return f"without experts there is no use for: {', '.join(given)}; set model.experts too", tuple(given)
+        return None
+    if model.experts_per_token > model.experts:
+        text = f"a token cannot have {model.experts_per_token} experts of {model.experts}"
+        return text, ("experts_per_token", "experts")
+    if model.layers is not None and model.dense_layers >= model.layers:
+        return (
+            f"dense_layers {model.dense_layers} leaves none of {model.layers} layers for experts; leave experts out",
+            ("dense_layers", "layers", "experts"),
+        )
+    return None
+
+
+def parallel_problems(config: Config) -> Iterator[ConfigError]:
+    """Ways to spread the work that experts cannot go."""
+    parallel = config.parallel
+    if parallel.expert > 1:
+        yield ConfigError(
+            "experts cannot be dealt out to workers; every data-parallel worker computes all of them",
+            where="parallel.expert",
+            fix="leave parallel.expert at 1; parallel.strategy=zero3 shares their memory",
+        )
+    degrees = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
+    cut = [f"parallel.{name}" for name, degree in degrees.items() if degree > 1]
+    if config.model.experts is not None and cut:
+        yield ConfigError(
+            "a mixture of experts is spread over workers that share the data, and in no other way",
+            where=", ".join(["model.experts", *cut]),
+            fix=f"leave {' and '.join(cut)} at 1; parallel.strategy=zero3 shares the memory of weights",
+        )
+    if config.model.experts is not None and (config.train.precision == "fp16" or parallel.strategy in DEEPSPEED):
+        yield ConfigError(
+            "the losses of routers enter the backward pass beside the loss, which something else would scale here",
+            where="model.experts, train.precision, parallel.strategy",
+            fix="train.precision=bf16, and one of our own strategies, such as parallel.strategy=zero2",
+        )
