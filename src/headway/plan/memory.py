@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
     from headway.plan.layout import Layout
 
+#: Gradients travel in pieces of at most this many bytes, or one parameter (`parallel/buckets.py`).
+BUCKET_BYTES = 25 * 2**20
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -129,8 +132,11 @@ class _Step:
         if layout.strategy == "zero2" and not layout.elastic:
             # Every micro-batch's gradients wait, whole, until its backward pass has ended; then the owner's are added.
             sums = stage.largest_share(owners) if self.accumulates else 0
+            bucket = max(stage.largest, min(BUCKET_BYTES, stage.largest_share(owners)))
+            # gloo lets go of what it sent last when it sends again.
+            state = state.plus("", communication=bucket if self.on_cpu else 0)
             moments = self._passes(state.plus("", gradients=sums), growing=True)
-            moments.append(state.plus("gradients sent", gradients=sums, communication=stage.all))
+            moments.append(state.plus("gradients sent", gradients=sums, communication=stage.all + bucket))
             gradients = stage.largest_share(owners)
         else:
             in_buckets = layout.strategy != "single" or layout.elastic
