@@ -17,14 +17,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._profiler import _EventType
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from headway.config import Config, resolve_lanes, resolve_mesh
@@ -122,35 +122,34 @@ def random_rows(rows: int, vocab_size: int) -> dict[str, torch.Tensor]:
 
 
 def peak_bytes(profiler: Any) -> int:
-    """The most that was allocated at a time since the profiler started.
-
-    gloo's threads free some of what they were given, and the profiler does not see what happens there. Such a block is
-    known to be gone when its address is handed out again.
-    """
-    live: dict[int, int] = {}
+    """The most that was allocated at a time since the profiler started."""
     total = peak = 0
-    for _, address, size in sorted(_allocations(profiler)):
-        total -= live.pop(address, 0)
-        if size > 0:
-            live[address] = size
-            total += size
+    events = profiler.profiler.kineto_results.events()
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        total += event.nbytes()
         peak = max(peak, total)
     return peak
 
 
-def _allocations(profiler: Any) -> Iterator[tuple[int, int, int]]:
-    """Time, address and size of what was allocated; sizes are negative where it was freed."""
-    waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
-        if event.tag == _EventType.Allocation:
-            yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
+def outlive_gloo() -> None:
+    """Let gloo's threads let go of what they were given before this one does.
+
+    The profiler sees what this thread frees. What the last holder in another thread frees would count as there for ever.
+    """
+    wait = dist.Work.wait
+
+    def patient(work: dist.Work, *arguments: Any) -> Any:
+        result = wait(work, *arguments)
+        time.sleep(0.003)
+        return result
+
+    dist.Work.wait = patient  # type: ignore[method-assign]
 
 
 def worker(path: Path) -> None:
     """Measure all cases of a file, as one of several processes; the first one writes the result."""
     torch.set_num_threads(1)
+    outlive_gloo()
     work = json.loads(path.read_text())
     cases = [Case(**case) for case in work]
     mesh = resolve_mesh(cases[0].config(), cases[0].workers)

@@ -133,8 +133,6 @@ class _Step:
             # Every micro-batch's gradients wait, whole, until its backward pass has ended; then the owner's are added.
             sums = stage.largest_share(owners) if self.accumulates else 0
             bucket = max(stage.largest, min(BUCKET_BYTES, stage.largest_share(owners)))
-            # gloo lets go of what it sent last when it sends again.
-            state = state.plus("", communication=bucket if self.on_cpu else 0)
             moments = self._passes(state.plus("", gradients=sums), growing=True)
             moments.append(state.plus("gradients sent", gradients=sums, communication=stage.all + bucket))
             gradients = stage.largest_share(owners)
@@ -145,7 +143,8 @@ class _Step:
             lanes = self.copies_of_lanes * stage.all if layout.lanes > 1 else 0
             moments = self._passes(state.plus("", gradients=0 if growing else stage.all, buffers=lanes), growing)
             if layout.elastic:
-                parts = stage.largest * 3 // 2 if layout.mesh.data > 1 else 0
+                # A half of a bucket arrives from the nearest worker (`parallel/tree.py`).
+                parts = stage.largest // 2 if layout.mesh.data > 1 else 0
                 lanes = self.copies_of_lanes * stage.all
                 moments.append(state.plus("sum of lanes", gradients=stage.all, buffers=lanes, communication=parts))
             gradients = stage.all
