@@ -11,7 +11,8 @@ fp32 and 2 under bf16 autocast; the residual stream and the norms are in fp32 in
 | normalised, which the qkv product saves | N dim | E |
 | output of the qkv product: the values are a view into it | N (heads + 2 kv_heads) head_dim | E |
 | rotated queries and keys | N (heads + kv_heads) head_dim | E |
-| with qk_norm also, for queries and keys: normalised (CPU), fp32 copy (bf16) | N (heads + kv_heads) head_dim | 4 |
+| with qk_norm also: normalised queries and keys (CPU), fp32 copies (bf16) | N (heads + kv_heads) head_dim | 4 |
+| and their root mean squares | N (heads + kv_heads) | 4 |
 | keys and values for every query head, where the kernel cannot share them (CUDA in fp32) | 2 N heads head_dim | E |
 | output of attention, which the output product saves | N heads head_dim | E |
 | logarithms of the sums of exponentials | N heads | 4 |
@@ -80,14 +81,15 @@ class Activations:
         inner = tokens * shape.ffn_dim // tensor
 
         norm = stream * _FP32 * (2 if cpu else 1) + tokens * _FP32
-        head_norm = (queries + keys) * _FP32 * (cpu + (element == _BF16)) if model.qk_norm else 0
+        copies = cpu + (element == _BF16)
+        head_norm = (queries + keys) * _FP32 * copies + (queries + keys) // shape.head_dim * _FP32
         repeated = 0 if cpu or element == _BF16 or shape.heads == shape.kv_heads else 2 * queries * element
         dropout = stream * (element if cpu else 1) if model.dropout else 0
         attention = (queries + 2 * keys) + (queries + keys) + queries
         layer = (
             2 * (norm + tokens * shape.dim * element + dropout)
             + attention * element
-            + head_norm
+            + (head_norm if model.qk_norm else 0)
             + repeated
             + tokens * shape.heads // tensor * _FP32
             + 4 * inner * element

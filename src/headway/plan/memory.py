@@ -71,7 +71,9 @@ class MemoryPlan:
         return self.peak.total
 
 
-def plan_memory(config: Config, model: ModelConfig, layout: Layout, device: str) -> MemoryPlan:
+def plan_memory(
+    config: Config, model: ModelConfig, layout: Layout, device: str, gloo: bool | None = None
+) -> MemoryPlan:
     """Memory of a step.
 
     Args:
@@ -79,6 +81,7 @@ def plan_memory(config: Config, model: ModelConfig, layout: Layout, device: str)
         model: Complete, that is with `vocab_size`.
         layout: How the step is spread.
         device: "cpu" or "cuda".
+        gloo: Whether collectives go through gloo, which needs buffers of its own; on the CPU when not given.
     """
     length = config.train.sequence_length // layout.mesh.cp
     sizes = Activations.of(model, layout.micro_batch, length, config.train.precision, device, layout.mesh.tp)
@@ -88,6 +91,7 @@ def plan_memory(config: Config, model: ModelConfig, layout: Layout, device: str)
     moments: list[Moment] = []
     for stage in pipeline_stages(model, layout):
         step = _Step(stage, layout, sizes, config.optimizer.name == "muon", device == "cpu", batches + rotary)
+        step.gloo = int(device == "cpu" if gloo is None else gloo)
         moments += step.sharded() if layout.is_sharded else step.replicated()
     return MemoryPlan(moments)
 
@@ -99,7 +103,7 @@ class _Step:
         self, stage: Stage, layout: Layout, sizes: Activations, muon: bool, on_cpu: bool, lasting: int
     ) -> None:
         self.stage, self.layout, self.sizes, self.on_cpu, self.muon = stage, layout, sizes, on_cpu, muon
-        self.lasting = lasting
+        self.lasting, self.gloo = lasting, 0
         self.accumulates = layout.micro_batches > 1
         full, layers = layout.checkpointing == "full", stage.layers
         casts = layers * sizes.layer_casts
@@ -186,7 +190,7 @@ class _Step:
         """
         stage, shards = self.stage, self.layout.mesh.dp_shard
         unit, root, layers = stage.layer, stage.root, stage.layers
-        gloo = 1 if self.on_cpu else 0
+        gloo = self.gloo
         state = Moment(
             "",
             weights=stage.shard(shards),
