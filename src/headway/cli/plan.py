@@ -28,6 +28,7 @@ headway plan configs/quickstart.yaml --gpus cpu --tokens-per-second 5000
 Without --gpus the plan is for this machine. Exit codes: 0 planned, 2 usage or config.
 """
 
+
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     app.command("plan", help=HELP)(plan)
@@ -46,7 +47,7 @@ def plan(
         str | None,
         typer.Option(
             "--interconnect",
-            help="Between machines: ndr, hdr (InfiniBand, a port per GPU), ethernet-400, -100, -25 or -10 (per machine).",
+            help="Between machines: ndr, hdr (a port per GPU), ethernet-400, -100, -25, -10 (a port per machine).",
             show_default=False,
         ),
     ] = None,
@@ -78,7 +79,9 @@ def plan(
 
 def _print_plan(made: Plan, config_name: str) -> None:
     machines, memory = made.machines, made.machines.accelerator.memory_gib
-    unknown = "memory unknown" if memory is None else f"{memory:,.1f} GiB each, {format_bytes(made.usable_bytes)} usable"
+    unknown = (
+        "memory unknown" if memory is None else f"{memory:,.1f} GiB each, {format_bytes(made.usable_bytes)} usable"
+    )
     print(f"machines   {machines}, {unknown}")
     if machines.network is not None:
         print(f"network    {machines.network}")
@@ -86,9 +89,12 @@ def _print_plan(made: Plan, config_name: str) -> None:
         f"model      {format_count(made.counts.total)} parameters, {format_count(made.flops_per_token)} FLOPs per token"
     )
     print(f"vocabulary {made.vocab_size:,}, from {made.vocab_source}")
-    print(f"training   {format_count(made.tokens)} tokens\n")
+    print(f"training   {format_count(made.tokens)} tokens")
+    if made.measured_tokens_per_second is not None:
+        print(f"speed      {format_count(made.measured_tokens_per_second)} tokens/s, as measured, for every row below")
+    print()
     _print_options(made)
-    refused = {option.strategy: option.refused for option in made.table if option.refused}
+    refused = {option.strategy: option.refusal.what for option in made.table if option.refusal}
     for strategy, reason in refused.items():
         print(f"{strategy}: {reason}")
     _print_recommendation(made, config_name)
@@ -112,7 +118,7 @@ def _line(made: Plan, option: Option) -> list[str]:
         format_bytes(option.memory.peak_bytes),
         {True: "yes", False: "no", None: "n/a"}[option.fits],
         format_count(made.tokens_per_second(option)),
-        "n/a" if option.speed is None else f"{option.speed.mfu:.1%}",
+        _percent(made.mfu(option)),
         format_seconds(None if hours is None else hours * 3600),
     ]
 
@@ -127,16 +133,20 @@ def _print_recommendation(made: Plan, config_name: str) -> None:
         return
     hours, energy, cost = made.hours(chosen), made.energy_kwh(chosen), made.cost_usd(chosen)
     assert chosen.memory is not None and chosen.layout is not None
-    speed = "n/a" if chosen.speed is None else f"{chosen.speed.mfu:.1%}"
+    free = "telemetry.usd_per_hour is not set" if made.usd_per_hour is None else "the speed is unknown"
     print(f"recommended: {' '.join(chosen.overrides)}")
     print(f"  because  {reason}")
     print(f"  memory   {format_bytes(chosen.memory.peak_bytes)} per worker, {chosen.layout.mesh}")
-    print(f"  speed    {format_count(made.tokens_per_second(chosen))} tokens/s, MFU {speed}")
+    print(f"  speed    {format_count(made.tokens_per_second(chosen))} tokens/s, MFU {_percent(made.mfu(chosen))}")
     print(f"  time     {format_seconds(None if hours is None else hours * 3600)}")
     print(f"  energy   {'n/a' if energy is None else f'{energy:,.1f} kWh (boards at their power limit)'}")
-    print(f"  cost     {'n/a (telemetry.usd_per_hour is not set)' if cost is None else f'${cost:,.2f}'}")
+    print(f"  cost     {f'n/a ({free})' if cost is None else f'${cost:,.2f}'}")
     print(f"  type     {command(config_name, made.machines, chosen)}")
     print("\nassumed:")
     room = f"plans may fill {USABLE_SHARE:.0%} of the memory; the rest is for driver, communication and fragmentation"
     for line in (room, *(ASSUMPTIONS if chosen.speed is not None else ())):
         print(f"  - {line}")
+
+
+def _percent(share: float | None) -> str:
+    return "n/a" if share is None else f"{share:.1%}"

@@ -229,9 +229,9 @@ def this_machine(workers: int, accelerators: bool = True) -> Machines:
         name,
         name,
         gib,
-        known and known.bandwidth_gb_per_second,
-        known and known.link_gb_per_second,
+        known.bandwidth_gb_per_second if known else None,
+        known.link_gb_per_second if known else None,
         known.link if known else "an unknown link",
-        known and known.watts,
+        known.watts if known else None,
     )
     return Machines(accelerator, len(found), len(found), None)

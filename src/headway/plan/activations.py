@@ -22,8 +22,8 @@ fp32 and 2 under bf16 autocast; the residual stream and the norms are in fp32 in
 | silu(gate), and the product with the linear branch | 2 N ffn_dim | E |
 | under autocast: bf16 copies of the layer's matrices | parameters | 2 |
 
-With activation checkpointing `full` only the first line is kept, and one layer at a time has everything. The bf16 copies
-of all matrices live until the forward pass has ended all the same: autocast keeps what it has cast.
+With activation checkpointing `full` only the first line is kept, and one layer at a time has everything. The bf16
+copies of all matrices live until the forward pass has ended all the same: autocast keeps what it has cast.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Activations:
     """Loss: the same when the backward pass begins."""
 
     @classmethod
-    def of(cls, model: ModelConfig, rows: int, length: int, precision: str, device: str, tensor: int = 1) -> Activations:
+    def of(
+        cls, model: ModelConfig, rows: int, length: int, precision: str, device: str, tensor: int = 1
+    ) -> Activations:
         """Sizes of a micro-batch.
 
         Args:

@@ -130,9 +130,7 @@ class _Step:
         """`single`, `ddp`, `zero1` and `zero2`."""
         stage, layout = self.stage, self.layout
         owners = layout.mesh.data if layout.strategy in ("zero1", "zero2") else 1
-        state = Moment(
-            "", weights=stage.all, optimizer=stage.largest_moments(owners, self.muon), buffers=self.lasting
-        )
+        state = Moment("", weights=stage.all, optimizer=stage.largest_moments(owners, self.muon), buffers=self.lasting)
         if layout.strategy == "zero2" and not layout.elastic:
             # Every micro-batch's gradients wait, whole, until its backward pass has ended; then the owner's are added.
             sums = stage.largest_share(owners) if self.accumulates else 0

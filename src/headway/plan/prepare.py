@@ -26,6 +26,7 @@ class Plan:
     vocab_source: str
     """Where the vocabulary's size is from."""
     tokens: int
+    precision: str
     table: list[Option]
     recommendation: Recommendation
     usable_bytes: float | None
@@ -37,6 +38,11 @@ class Plan:
         if self.measured_tokens_per_second is not None:
             return self.measured_tokens_per_second
         return None if option.speed is None else option.speed.tokens_per_second
+
+    def mfu(self, option: Option) -> float | None:
+        """Model FLOPs utilisation at that speed."""
+        speed, peak = self.tokens_per_second(option), self.machines.accelerator.peak_flops(self.precision)
+        return None if speed is None or peak is None else speed * self.flops_per_token / peak / self.machines.count
 
     def hours(self, option: Option) -> float | None:
         """To the end of training."""
@@ -83,7 +89,7 @@ class Plan:
             "overrides": list(option.overrides),
             "strategy": option.strategy,
             "activation_checkpointing": option.checkpointing,
-            "refused": option.refused or None,
+            "refused": option.refusal and option.refusal.what,
             "mesh": layout and layout.mesh.sizes,
             "micro_batch": layout and layout.micro_batch,
             "micro_batches": layout and layout.micro_batches,
@@ -93,7 +99,7 @@ class Plan:
             "fits": option.fits,
             "step_seconds": speed and speed.step_seconds,
             "tokens_per_second": self.tokens_per_second(option),
-            "mfu": speed and speed.mfu,
+            "mfu": self.mfu(option),
             "hours": self.hours(option),
             "energy_kwh": self.energy_kwh(option),
             "cost_usd": self.cost_usd(option),
@@ -104,11 +110,15 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
     """Plan a resolved config on machines. Needs no data: the vocabulary is taken from where it is first known.
 
     Raises:
+        ConfigError: the config cannot be trained on these machines in any way.
         CheckpointError: the checkpoint to start from cannot be read.
         DataError: the tokenizer cannot be read.
     """
     model, vocab_source = complete_model(config)
     table = options(config, model, machines)
+    refusals = [option.refusal for option in table if option.refusal is not None]
+    if len(refusals) == len(table):
+        raise refusals[0]
     assert config.train.steps is not None and model.vocab_size is not None
     return Plan(
         machines=machines,
@@ -117,6 +127,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         vocab_size=model.vocab_size,
         vocab_source=vocab_source,
         tokens=config.train.steps * config.train.tokens_per_step,
+        precision=config.train.precision,
         table=table,
         recommendation=recommend(config, model, machines, table),
         usable_bytes=usable_bytes(machines),

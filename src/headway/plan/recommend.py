@@ -34,8 +34,8 @@ class Option:
     """What to type for it, as `key=value`."""
     layout: Layout | None
     """None when the config cannot be trained that way."""
-    refused: str = ""
-    """Why not."""
+    refusal: HeadwayError | None = None
+    """Why not, as `headway train` would say it."""
     memory: MemoryPlan | None = None
     speed: Speed | None = None
     fits: bool | None = None
@@ -85,7 +85,7 @@ def option(
         changed = override(config, [*overrides, f"parallel.workers={machines.count}"])
         layout = Layout.of(changed, machines.count)
     except HeadwayError as error:
-        return Option(tuple(overrides), None, refused=error.what)
+        return Option(tuple(overrides), None, refusal=error)
     memory = plan_memory(changed, model, layout, machines.accelerator.device)
     usable = usable_bytes(machines)
     fits = None if usable is None else memory.peak_bytes <= usable
@@ -147,9 +147,8 @@ def _other_micro_batches(
         assert option_.layout is not None
         # A lane keeps its rows; only how many of them are computed at a time is free.
         lane = option_.layout.micro_batch * option_.layout.micro_batches // option_.layout.lanes
-        for rows in divisors(lane):
-            if rows <= _MOST_ROWS and rows != option_.layout.micro_batch:
-                found.append(option(config, model, machines, option_.strategy, option_.checkpointing, rows))
+        others = [rows for rows in divisors(lane) if rows <= _MOST_ROWS and rows != option_.layout.micro_batch]
+        found += [option(config, model, machines, option_.strategy, option_.checkpointing, rows) for rows in others]
     return found
 
 

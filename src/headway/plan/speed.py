@@ -68,9 +68,7 @@ class Speed:
     @property
     def step_seconds(self) -> float:
         """All of it."""
-        return (
-            self.products_seconds + self.other_kernels_seconds + self.communication_seconds + self.bubble_seconds
-        )
+        return self.products_seconds + self.other_kernels_seconds + self.communication_seconds + self.bubble_seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -106,7 +104,7 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
 
 
 def _computed_flops_per_token(model: ModelConfig, length: int, layout: Layout) -> float:
-    """What is really computed: half of the pairs of positions, and with checkpointing the layers' forward pass again."""
+    """What is really computed: half of the pairs of positions; with checkpointing the layers' forward pass again."""
     shape, counts = Shape.of(model), count_parameters(model)
     attended = min(length, model.sliding_window or length)
     attention = 12 * shape.layers * shape.heads * shape.head_dim * attended / 2
@@ -131,9 +129,7 @@ def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stag
         passes += passes // 3
     logits = layout.micro_batch * length * Shape.of(model).vocab_size / layout.mesh.tp / layout.mesh.pp
     micro_batch = (
-        passes * sizes.layer * stage.layers
-        + BYTES_PER_LOGIT * logits
-        + BYTES_PER_MICRO_BATCH * stage.all / FP32_BYTES
+        passes * sizes.layer * stage.layers + BYTES_PER_LOGIT * logits + BYTES_PER_MICRO_BATCH * stage.all / FP32_BYTES
     )
     return layout.micro_batches * micro_batch + _update_bytes(layout, stage)
 
@@ -150,9 +146,7 @@ class _Group:
 class _Collectives:
     """What one step sends."""
 
-    def __init__(
-        self, config: Config, model: ModelConfig, layout: Layout, machines: Machines, stage: Stage
-    ) -> None:
+    def __init__(self, config: Config, model: ModelConfig, layout: Layout, machines: Machines, stage: Stage) -> None:
         self.layout, self.machines, self.stage = layout, machines, stage
         self.element = 2 if config.train.precision == "bf16" else FP32_BYTES
         self.shape, self.length = Shape.of(model), config.train.sequence_length
