@@ -51,7 +51,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"dim": 96, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 2048},
 }  # fmt: skip
 ROWS = {"vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
-STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "elastic": 2}
+STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "elastic": 2, "elastic-zero3": 2}
 LENGTH = 256
 
 
@@ -60,7 +60,7 @@ class Case:
     """One measurement."""
 
     strategy: str
-    """As in the config, or "elastic": `ddp` with determinism=elastic."""
+    """As in the config; "elastic" and "elastic-zero3" are `ddp` and `zero3` with determinism=elastic."""
     model: str
     precision: str
     checkpointing: str
@@ -75,7 +75,7 @@ class Case:
 
     def config(self) -> Config:
         """What a user would write."""
-        elastic = self.strategy == "elastic"
+        elastic = self.strategy.startswith("elastic")
         rows = ROWS[self.model]
         model = {**MODELS[self.model], "max_sequence_length": LENGTH}
         train = {
@@ -88,7 +88,11 @@ class Case:
             "activation_checkpointing": self.checkpointing,
             "device": "cpu",
         }
-        parallel = {"strategy": "ddp" if elastic else self.strategy, "workers": self.workers, "threads": 1}
+        parallel = {
+            "strategy": {"elastic": "ddp"}.get(self.strategy, self.strategy.removeprefix("elastic-")),
+            "workers": self.workers,
+            "threads": 1,
+        }
         values = {"model": model, "train": train, "parallel": parallel, "optimizer": {"name": self.optimizer}}
         return Config.model_validate({**values, "determinism": "elastic" if elastic else "run"}).resolved()
 
@@ -103,7 +107,9 @@ def measure(case: Case, world: World) -> int:
         model = build_model(config.model, vocab_size=vocab_size, seed=0).train()
         model.set_activation_checkpointing(config.train.activation_checkpointing)
         strategy = make_strategy(config, model, world)
-        optimizer = build_optimizer(config.optimizer, model, world.device, strategy.updates)
+        optimizer = build_optimizer(
+            config.optimizer, model, world.device, strategy.updates, config.determinism == "elastic"
+        )
         state = TrainState(model, optimizer)
         task = Task(model, None, LANGUAGE_MODELLING)  # type: ignore[arg-type]
         for _ in range(2):
@@ -179,7 +185,7 @@ def compare(case: Case, actual: int) -> dict[str, Any]:
     planned = plan_memory(config, config.model, Layout.of(config, case.workers), "cpu")
     error = planned.peak_bytes / actual - 1
     print(
-        f"{case.strategy:8} {case.model:12} {case.precision} {case.checkpointing:4} {case.optimizer:5}"
+        f"{case.strategy:13} {case.model:12} {case.precision} {case.checkpointing:4} {case.optimizer:5}"
         f" x{case.micro_batches}  measured {format_bytes(actual):>10}  planned {format_bytes(planned.peak_bytes):>10}"
         f"  {error:+6.1%}  {planned.peak.name}"
     )

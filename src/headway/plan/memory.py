@@ -83,6 +83,7 @@ def plan_memory(
         device: "cpu" or "cuda".
         gloo: Whether collectives go through gloo, which needs buffers of its own; on the CPU when not given.
     """
+    gloo = device == "cpu" if gloo is None else gloo
     length = config.train.sequence_length // layout.mesh.cp
     sizes = Activations.of(model, layout.micro_batch, length, config.train.precision, device, layout.mesh.tp)
     # Ids and targets in int64. On the CPU the batches of a whole step wait where they are computed.
@@ -90,8 +91,7 @@ def plan_memory(
     rotary = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
     moments: list[Moment] = []
     for stage in pipeline_stages(model, layout):
-        step = _Step(stage, layout, sizes, config.optimizer.name == "muon", device == "cpu", batches + rotary)
-        step.gloo = int(device == "cpu" if gloo is None else gloo)
+        step = _Step(stage, layout, sizes, config.optimizer.name == "muon", device == "cpu", gloo, batches + rotary)
         moments += step.sharded() if layout.is_sharded else step.replicated()
     return MemoryPlan(moments)
 
@@ -100,10 +100,10 @@ class _Step:
     """The moments of one stage's step."""
 
     def __init__(
-        self, stage: Stage, layout: Layout, sizes: Activations, muon: bool, on_cpu: bool, lasting: int
+        self, stage: Stage, layout: Layout, sizes: Activations, muon: bool, on_cpu: bool, gloo: bool, lasting: int
     ) -> None:
-        self.stage, self.layout, self.sizes, self.on_cpu, self.muon = stage, layout, sizes, on_cpu, muon
-        self.lasting, self.gloo = lasting, 0
+        self.stage, self.layout, self.sizes, self.muon = stage, layout, sizes, muon
+        self.on_cpu, self.gloo, self.lasting = on_cpu, gloo, lasting
         self.accumulates = layout.micro_batches > 1
         full, layers = layout.checkpointing == "full", stage.layers
         casts = layers * sizes.layer_casts
@@ -184,23 +184,27 @@ class _Step:
 
         A unit arrives in one flat buffer and is copied out of it; the buffer lives until the next unit is copied out.
         Weights outside of layers (embedding, projection) are there from the beginning to the end of either pass, and
-        their gradients until the end of the backward pass. gloo needs one buffer more where a unit arrives or leaves.
+        their gradients until the end of the backward pass. gloo needs one buffer more where a unit arrives or leaves;
+        the sum in the fixed tree needs the lane's copy, the parts in the order of the tree, and a half of them that arrives.
         """
-        stage, shards = self.stage, self.layout.mesh.dp_shard
+        stage, layout, shards = self.stage, self.layout, self.layout.mesh.dp_shard
         unit, root, layers = stage.layer, stage.root, stage.layers
-        gloo = self.gloo
+        gloo = int(self.gloo)
+        leaving = (2.5 if layout.lanes == 1 else 2) if layout.elastic else gloo
         state = Moment(
             "",
             weights=stage.shard(shards),
             optimizer=stage.shard_of_moments(shards, self.muon),
             buffers=self.lasting,
-            # Between micro-batches gradients add up whole; they are sent in the last one only.
-            gradients=stage.all if self.accumulates and not self.layout.elastic else 0,
+            # Between micro-batches gradients add up whole; they are sent in the last one only, of a lane when elastic.
+            gradients=stage.all if layout.micro_batches > (layout.lanes if layout.elastic else 1) else 0,
         )
-        if self.layout.elastic and self.layout.lanes > 1:
+        if layout.elastic and layout.lanes > 1:
             state = state.plus("", buffers=self.copies_of_lanes * stage.all, gradients=stage.shard(shards))
+        # What the lane before sent of the root is let go of when this one sends.
+        held = root if layout.elastic and layout.lanes > 1 else 0
         growing = not state.gradients
-        stays = 0 if self.layout.reshard_after_forward else layers * unit
+        stays = 0 if layout.reshard_after_forward else layers * unit
         kept = 0 if stays else unit
         head = stage.projection if growing else 0
         grown, done = (unit, stage.shard_of_layer(shards)) if growing else (0, 0)
@@ -209,22 +213,23 @@ class _Step:
         arriving = max(self.passing, gloo * kept)
         moments = [
             state.plus("last layer gathered", activations=before_last, communication=root + 2 * unit + (stays or unit)),
-            state.plus("loss", activations=self.after_forward, buffers=self.loss, communication=root + unit + stays),
+            state.plus("loss", activations=self.after_forward, buffers=self.loss,
+                       communication=root + unit + held + stays),
             state.plus("root gathered", activations=self.backward, buffers=self.loss_backward // 2,
-                       communication=2 * root + stays),
+                       communication=2 * root + held + stays),
             state.plus("loss, backward", activations=self.backward, buffers=self.loss_backward,
-                       communication=root + kept + stays),
+                       communication=root + kept + held + stays),
             state.plus("last layer, backward", activations=self.last_layer, gradients=head, buffers=arriving,
-                       communication=root + 2 * kept + stays),
+                       communication=root + 2 * kept + held + stays),
             # From now on the gradients sent last are still in their buffer.
             state.plus("next layer, backward", activations=second, gradients=head + done, buffers=arriving,
                        communication=root + 2 * kept + unit + stays),
             state.plus("first layer, backward", gradients=head + grown + layers * done,
-                       communication=root + (kept or unit) + unit + gloo * unit, buffers=self.sizes.gradient),
+                       communication=root + (kept or unit) + int((1 + leaving) * unit), buffers=self.sizes.gradient),
             state.plus("root's gradients", gradients=(root if growing else 0) + layers * done,
                        communication=root + unit, buffers=0 if growing else stage.table),
             state.plus("root sent", gradients=layers * done + (stage.table if growing else 0),
-                       communication=(1 + gloo) * root + stage.shard_of_root(shards)),
+                       communication=int((1 + leaving) * root) + stage.shard_of_root(shards)),
         ]  # fmt: skip
         update = Moment("update", weights=state.weights, optimizer=state.optimizer, gradients=stage.shard(shards))
         return [*moments, update.plus("update", buffers=self.lasting + self._update(stage.largest // shards))]
