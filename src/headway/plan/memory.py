@@ -185,7 +185,7 @@ class _Step:
         A unit arrives in one flat buffer and is copied out of it; the buffer lives until the next unit is copied out.
         Weights outside of layers (embedding, projection) are there from the beginning to the end of either pass, and
         their gradients until the end of the backward pass. gloo needs one buffer more where a unit arrives or leaves;
-        the sum in the fixed tree needs the lane's copy, the parts in the order of the tree, and half of them that arrive.
+        the sum in the fixed tree needs the lane's copy, the parts in the tree's order, and half of them that arrive.
         """
         stage, layout, shards = self.stage, self.layout, self.layout.mesh.dp_shard
         unit, root, layers = stage.layer, stage.root, stage.layers
