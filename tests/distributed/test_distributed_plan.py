@@ -13,6 +13,7 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "plan" / "memory.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BENCHMARK.exists(), reason="the benchmarks are not part of this copy")
 def test_every_strategy_takes_what_is_planned(tmp_path: Path) -> None:
     result = subprocess.run(
