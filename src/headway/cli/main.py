@@ -21,6 +21,7 @@ VERBS = (
     "data",
     "tokenizer",
     "models",
+    "plan",
     "train",
     "eval",
     "generate",

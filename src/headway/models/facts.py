@@ -25,6 +25,28 @@ class ParameterCounts:
     """All but the experts that a token does not go to."""
 
 
+def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter, in the decoder's order; a tied matrix appears once.
+
+    Raises:
+        ConfigError: the shape is not complete.
+    """
+    shape = Shape.of(config, vocab_size)
+    width, head, vocabulary = (shape.dim,), (shape.head_dim,), (shape.vocab_size, shape.dim)
+    layer: dict[str, tuple[int, ...]] = {
+        "attention_norm.weight": width,
+        "attention.qkv.weight": ((shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.dim),
+        "attention.output.weight": (shape.dim, shape.heads * shape.head_dim),
+        **({"attention.q_norm.weight": head, "attention.k_norm.weight": head} if config.qk_norm else {}),
+        "feed_forward_norm.weight": width,
+        "feed_forward.gate_up.weight": (2 * shape.ffn_dim, shape.dim),
+        "feed_forward.down.weight": (shape.dim, shape.ffn_dim),
+    }
+    layers = {f"layers.{index}.{name}": size for index in range(shape.layers) for name, size in layer.items()}
+    head_weight = {} if config.tie_embeddings else {"head.weight": vocabulary}
+    return {"embedding.weight": vocabulary, **layers, "norm.weight": width, **head_weight}
+
+
 def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> ParameterCounts:
     """Parameters of the decoder that `config` describes.
 
@@ -75,3 +97,14 @@ def kv_bytes_per_token(config: ModelConfig, bytes_per_element: int = 2) -> int:
     """
     shape = Shape.of(config, config.vocab_size or 1)
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * bytes_per_element
+
+
+#: Bytes of fp32 logits alive at a time. On a CPU they should stay in its last-level cache; a GPU wants large products.
+_CHUNK_BYTES = {"cpu": 16 * 2**20}
+_CHUNK_BYTES_ELSEWHERE = 512 * 2**20
+_MIN_CHUNK_ROWS = 256
+
+
+def default_chunk_rows(device: str, vocab_size: int) -> int:
+    """Rows whose logits are alive at a time, on a kind of device ("cpu", "cuda", ...)."""
+    return max(_MIN_CHUNK_ROWS, _CHUNK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE) // (4 * vocab_size))

@@ -13,11 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from headway.core.types import IGNORE_TARGET
-
-#: Bytes of fp32 logits alive at a time. On a CPU they should stay in its last-level cache; a GPU wants large products.
-_CHUNK_BYTES = {"cpu": 16 * 2**20}
-_CHUNK_BYTES_ELSEWHERE = 512 * 2**20
-_MIN_CHUNK_ROWS = 256
+from headway.models.facts import default_chunk_rows
 
 
 def linear_cross_entropy(
@@ -48,11 +44,6 @@ def linear_cross_entropy(
     for x_CD, targets_C in zip(torch.split(x_ND, rows), torch.split(targets_N, rows), strict=True):
         loss += _chunk_loss(x_CD @ w_VD.t(), targets_C)[0]
     return loss
-
-
-def default_chunk_rows(device: str, vocab_size: int) -> int:
-    """Rows per chunk on a kind of device ("cpu", "cuda", ...)."""
-    return max(_MIN_CHUNK_ROWS, _CHUNK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE) // (4 * vocab_size))
 
 
 def _chunk_loss(

@@ -133,6 +133,14 @@ def hardware_facts() -> dict[str, Any]:
     }
 
 
+def local_accelerators() -> list[tuple[str, float]]:
+    """Name and memory in GiB of each accelerator of this machine; none without PyTorch."""
+    try:
+        return [(facts["name"], facts["memory_gib"]) for facts in _accelerators()]
+    except ImportError:
+        return []
+
+
 def _accelerators() -> list[dict[str, Any]]:
     import torch
 

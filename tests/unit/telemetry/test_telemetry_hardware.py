@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 
-from headway.telemetry.hardware import cpu_name, device_name, hardware_facts, peak_flops, peak_memory_gib
+from headway.telemetry.hardware import (
+    cpu_name,
+    device_name,
+    hardware_facts,
+    local_accelerators,
+    peak_flops,
+    peak_memory_gib,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +106,10 @@ def test_a_cuda_device() -> None:
     memory = peak_memory_gib(device)
     assert memory is not None and memory >= block.nbytes / 2**30
     assert device_name(device) == hardware_facts()["accelerators"][0]["name"]
+
+
+def test_accelerators_of_this_machine_are_those_that_pytorch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = local_accelerators()
+    assert len(found) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
+    assert local_accelerators() == []

@@ -1,0 +1,232 @@
+"""Peak memory of training steps, by strategy, beside what `headway plan` says.
+
+Measured are the bytes that PyTorch's allocator has handed out at a time, from the memory events of its profiler:
+weights, gradients, moments, activations and every temporary of a kernel, but neither the Python process nor what gloo
+allocates by itself.
+Two steps are taken of a real model through the real training step, one or two workers over gloo, on the CPU.
+
+    python benchmarks/plan/memory.py
+    python benchmarks/plan/memory.py --strategies ddp zero3 --models small --output memory.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from headway.config import Config, resolve_lanes, resolve_mesh
+from headway.core.format import format_bytes
+from headway.models.build import build_model
+from headway.parallel.strategy import make_strategy
+from headway.parallel.world import World, open_world
+from headway.plan.layout import Layout
+from headway.plan.memory import plan_memory
+from headway.training.determinism import apply_determinism
+from headway.training.optimizer import build_optimizer
+from headway.training.state import TrainState
+from headway.training.step import train_step
+from headway.training.task import LANGUAGE_MODELLING, Task
+
+#: Small, and unlike each other: vocabulary, layers or activations take most of the memory.
+MODELS: dict[str, dict[str, Any]] = {
+    "vocabulary": {"dim": 192, "layers": 2, "heads": 6, "kv_heads": 3, "ffn_dim": 512, "vocab_size": 16384},
+    "layers": {"dim": 320, "layers": 8, "heads": 5, "kv_heads": 5, "ffn_dim": 896, "vocab_size": 2048},
+    "activations": {
+        "dim": 128, "layers": 6, "heads": 4, "kv_heads": 2, "ffn_dim": 512, "vocab_size": 1024, "tie_embeddings": True,
+    },
+    "tiny": {"dim": 96, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 2048},
+}  # fmt: skip
+ROWS = {"vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
+STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "elastic": 2, "elastic-zero3": 2}
+LENGTH = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement."""
+
+    strategy: str
+    """As in the config; "elastic" and "elastic-zero3" are `ddp` and `zero3` with determinism=elastic."""
+    model: str
+    precision: str
+    checkpointing: str
+    micro_batches: int
+    """Of one worker."""
+    optimizer: str = "adamw"
+
+    @property
+    def workers(self) -> int:
+        """Processes."""
+        return STRATEGIES[self.strategy]
+
+    def config(self) -> Config:
+        """What a user would write."""
+        elastic = self.strategy.startswith("elastic")
+        rows = ROWS[self.model]
+        model = {**MODELS[self.model], "max_sequence_length": LENGTH}
+        train = {
+            "steps": 2,
+            "sequence_length": LENGTH,
+            "micro_batch": rows,
+            "global_batch": rows * self.micro_batches * self.workers,
+            "lanes": self.workers * (self.micro_batches if elastic else 1),
+            "precision": self.precision,
+            "activation_checkpointing": self.checkpointing,
+            "device": "cpu",
+        }
+        parallel = {
+            "strategy": {"elastic": "ddp"}.get(self.strategy, self.strategy.removeprefix("elastic-")),
+            "workers": self.workers,
+            "threads": 1,
+        }
+        values = {"model": model, "train": train, "parallel": parallel, "optimizer": {"name": self.optimizer}}
+        return Config.model_validate({**values, "determinism": "elastic" if elastic else "run"}).resolved()
+
+
+def measure(case: Case, world: World) -> int:
+    """Peak bytes of the worker that has most."""
+    config = case.config()
+    grid = resolve_lanes(config, world.mesh.data)
+    apply_determinism(config.determinism)
+    vocab_size = MODELS[case.model]["vocab_size"]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model = build_model(config.model, vocab_size=vocab_size, seed=0).train()
+        model.set_activation_checkpointing(config.train.activation_checkpointing)
+        strategy = make_strategy(config, model, world)
+        optimizer = build_optimizer(
+            config.optimizer, model, world.device, strategy.updates, config.determinism == "elastic"
+        )
+        state = TrainState(model, optimizer)
+        task = Task(model, None, LANGUAGE_MODELLING)  # type: ignore[arg-type]
+        for _ in range(2):
+            batches = {
+                lane: [random_rows(grid.micro_batch, vocab_size) for _ in range(grid.micro_batches)]
+                for lane in grid.of_worker(world.rank, world.size)
+            }
+            train_step(config, task, state, strategy, world, batches)
+            batches.clear()
+    del model, strategy, optimizer, state, task
+    gc.collect()  # sharded modules are in cycles; freed later, they would count as less in the next case
+    return int(max(worker[0] for worker in world.gather([float(peak_bytes(profiler))])))
+
+
+def random_rows(rows: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """A micro-batch of nothing in particular."""
+    return {name: torch.randint(vocab_size, (rows, LENGTH)) for name in ("ids", "targets")}
+
+
+def peak_bytes(profiler: Any) -> int:
+    """The most that was allocated at a time since the profiler started."""
+    total = peak = 0
+    events = profiler.profiler.kineto_results.events()
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return peak
+
+
+def outlive_gloo() -> None:
+    """Let gloo's threads let go of what they were given before this one does.
+
+    The profiler sees what this thread frees. What another thread frees would count as there for ever.
+    """
+    wait = dist.Work.wait
+
+    def patient(work: dist.Work, *arguments: Any) -> Any:
+        result = wait(work, *arguments)
+        time.sleep(0.003)
+        return result
+
+    dist.Work.wait = patient  # type: ignore[method-assign]
+
+
+def worker(path: Path) -> None:
+    """Measure all cases of a file, as one of several processes; the first one writes the result."""
+    torch.set_num_threads(1)
+    outlive_gloo()
+    work = json.loads(path.read_text())
+    cases = [Case(**case) for case in work]
+    mesh = resolve_mesh(cases[0].config(), cases[0].workers)
+    with open_world("cpu", 120, mesh) as world:
+        found = [measure(case, world) for case in cases]
+        if world.is_first:
+            path.write_text(json.dumps(found))
+
+
+def measured(cases: list[Case]) -> list[int]:
+    """Measure cases that take equally many workers, in processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cases.json"
+        path.write_text(json.dumps([asdict(case) for case in cases]))
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cases[0].workers)]
+        command = [sys.executable, *(torchrun if cases[0].workers > 1 else []), __file__, "--worker", str(path)]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        found: list[int] = json.loads(path.read_text())
+    return found
+
+
+def compare(case: Case, actual: int) -> dict[str, Any]:
+    """One line of the table."""
+    config = case.config()
+    planned = plan_memory(config, config.model, Layout.of(config, case.workers), "cpu")
+    error = planned.peak_bytes / actual - 1
+    print(
+        f"{case.strategy:13} {case.model:12} {case.precision} {case.checkpointing:4} {case.optimizer:5}"
+        f" x{case.micro_batches}  measured {format_bytes(actual):>10}  planned {format_bytes(planned.peak_bytes):>10}"
+        f"  {error:+6.1%}  {planned.peak.name}"
+    )
+    return {**asdict(case), "measured_bytes": actual, "planned_bytes": planned.peak_bytes, "error": error}
+
+
+def main() -> None:
+    """Measure, compare, and fail when one is too far off."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[name for name in MODELS if name != "tiny"])
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--checkpointing", nargs="+", choices=["none", "full"], default=["none", "full"])
+    parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--optimizers", nargs="+", choices=["adamw", "muon"], default=["adamw"])
+    parser.add_argument("--tolerance", type=float, default=0.1)
+    parser.add_argument("--output", type=Path, help="also write the figures as JSON")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(arguments.worker)
+        return
+    cases = [
+        Case(*values)
+        for values in product(
+            arguments.strategies, arguments.models, arguments.precisions, arguments.checkpointing,
+            arguments.micro_batches, arguments.optimizers,
+        )
+    ]  # fmt: skip
+    results = []
+    for workers in sorted(set(STRATEGIES.values())):
+        some = [case for case in cases if case.workers == workers]
+        if some:
+            results += [compare(case, actual) for case, actual in zip(some, measured(some), strict=True)]
+    errors = [abs(result["error"]) for result in results]
+    print(f"{len(results)} cases: largest error {max(errors):.1%}, mean {sum(errors) / len(errors):.1%}")
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"torch": torch.__version__, "results": results}, indent=2) + "\n")
+    if max(errors) > arguments.tolerance:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""`headway plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.core.format import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from headway.plan.prepare import Plan
+    from headway.plan.recommend import Option
+
+HELP = """Say what a run needs and does on given machines, before anything is paid for.
+
+Memory per worker by part, for every strategy with and without activation checkpointing; what fits; tokens per second, \
+MFU and time from a roofline; energy, and cost when telemetry.usd_per_hour is known; and what to type. No data is read.
+
+[bold]Examples[/bold]
+
+headway plan configs/gpu-1b.yaml --gpus 8xH100
+headway plan configs/gpu-1b.yaml --gpus 64xA100 --interconnect hdr model.preset=8b
+headway plan gpu --gpus 4xL4 --json
+headway plan configs/quickstart.yaml --gpus cpu --tokens-per-second 5000
+
+Without --gpus the plan is for this machine. Exit codes: 0 planned, 2 usage or config.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("plan", help=HELP)(plan)
+
+
+def plan(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", help="Machines: 8xH100, 64xA100-40GB, cpu.", show_default=False)
+    ] = None,
+    per_node: Annotated[
+        int | None, typer.Option("--per-node", min=1, help="Accelerators of a machine; up to 8.", show_default=False)
+    ] = None,
+    interconnect: Annotated[
+        str | None,
+        typer.Option(
+            "--interconnect",
+            help="Between machines: ndr, hdr (a port per GPU), ethernet-400, -100, -25, -10 (a port per machine).",
+            show_default=False,
+        ),
+    ] = None,
+    memory_gib: Annotated[
+        float | None,
+        typer.Option("--memory-gib", min=0.1, help="Memory of an accelerator that is not known.", show_default=False),
+    ] = None,
+    tokens_per_second: Annotated[
+        float | None,
+        typer.Option("--tokens-per-second", min=1e-9, help="Speed as measured, of all workers.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The verb."""
+    from headway.plan.accelerators import parse_machines, this_machine
+    from headway.plan.prepare import make_plan
+
+    loaded = load(config, overrides)
+    if gpus is None or gpus.strip().lower() == "cpu":
+        machines = this_machine(loaded.parallel.workers, accelerators=gpus is None and loaded.train.device != "cpu")
+    else:
+        machines = parse_machines(gpus, per_node, interconnect, memory_gib)
+    made = make_plan(loaded, machines, tokens_per_second)
+    if as_json:
+        print_json(made.as_json())
+    else:
+        _print_plan(made, str(config))
+
+
+def _print_plan(made: Plan, config_name: str) -> None:
+    machines, memory = made.machines, made.machines.accelerator.memory_gib
+    unknown = (
+        "memory unknown" if memory is None else f"{memory:,.1f} GiB each, {format_bytes(made.usable_bytes)} usable"
+    )
+    print(f"machines   {machines}, {unknown}")
+    if machines.network is not None:
+        print(f"network    {machines.network}")
+    print(
+        f"model      {format_count(made.counts.total)} parameters, {format_count(made.flops_per_token)} FLOPs per token"
+    )
+    print(f"vocabulary {made.vocab_size:,}, from {made.vocab_source}")
+    print(f"training   {format_count(made.tokens)} tokens")
+    if made.measured_tokens_per_second is not None:
+        print(f"speed      {format_count(made.measured_tokens_per_second)} tokens/s, as measured, for every row below")
+    print()
+    _print_options(made)
+    refused = {option.strategy: option.refusal.what for option in made.table if option.refusal}
+    for strategy, reason in refused.items():
+        print(f"{strategy}: {reason}")
+    _print_recommendation(made, config_name)
+
+
+def _print_options(made: Plan) -> None:
+    headers = ["STRATEGY", "CHECKPOINTING", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "BUFFERS", "COMM",
+               "PEAK", "FITS", "TOKENS/S", "MFU", "TIME"]  # fmt: skip
+    lines = [_line(made, option) for option in made.table if option.memory is not None]
+    print_table(headers, lines, numeric=[*range(2, 9), 10, 11, 12])
+    print("each row: the moment of a step when the worker that has most has most\n")
+
+
+def _line(made: Plan, option: Option) -> list[str]:
+    assert option.memory is not None
+    hours = made.hours(option)
+    return [
+        option.strategy,
+        option.checkpointing,
+        *(format_bytes(count) for count in option.memory.peak.parts.values()),
+        format_bytes(option.memory.peak_bytes),
+        {True: "yes", False: "no", None: "n/a"}[option.fits],
+        format_count(made.tokens_per_second(option)),
+        _percent(made.mfu(option)),
+        format_seconds(None if hours is None else hours * 3600),
+    ]
+
+
+def _print_recommendation(made: Plan, config_name: str) -> None:
+    from headway.plan.recommend import USABLE_SHARE, command
+    from headway.plan.speed import ASSUMPTIONS
+
+    chosen, reason = made.recommendation.option, made.recommendation.reason
+    if chosen is None:
+        print(f"no recommendation: {reason}")
+        return
+    hours, energy, cost = made.hours(chosen), made.energy_kwh(chosen), made.cost_usd(chosen)
+    assert chosen.memory is not None and chosen.layout is not None
+    free = "telemetry.usd_per_hour is not set" if made.usd_per_hour is None else "the speed is unknown"
+    print(f"recommended: {' '.join(chosen.overrides)}")
+    print(f"  because  {reason}")
+    print(f"  memory   {format_bytes(chosen.memory.peak_bytes)} per worker, {chosen.layout.mesh}")
+    print(f"  speed    {format_count(made.tokens_per_second(chosen))} tokens/s, MFU {_percent(made.mfu(chosen))}")
+    print(f"  time     {format_seconds(None if hours is None else hours * 3600)}")
+    print(f"  energy   {'n/a' if energy is None else f'{energy:,.1f} kWh (boards at their power limit)'}")
+    print(f"  cost     {f'n/a ({free})' if cost is None else f'${cost:,.2f}'}")
+    print(f"  type     {command(config_name, made.machines, chosen)}")
+    print("\nassumed:")
+    room = f"plans may fill {USABLE_SHARE:.0%} of the memory; the rest is for driver, communication and fragmentation"
+    for line in (room, *(ASSUMPTIONS if chosen.speed is not None else ())):
+        print(f"  - {line}")
+
+
+def _percent(share: float | None) -> str:
+    return "n/a" if share is None else f"{share:.1%}"

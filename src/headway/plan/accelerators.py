@@ -1,0 +1,237 @@
+"""Accelerators and the machines made of them: memory, speeds, links, power. What is not known for sure is None.
+
+Peaks are in `telemetry.hardware`, where MFU takes them from too. Everything here is from the vendor's datasheet of the
+product, unless a line says otherwise; a datasheet's GB of memory are taken as GiB, which is what drivers report to
+within 2 % (GDDR6 with error correction: 6 % less), and sums over both directions of a link are halved.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from headway.core.errors import ConfigError
+from headway.telemetry.hardware import peak_flops
+
+#: GB/s in one direction of a slot with 16 lanes, by generation (PCI-SIG base specifications 3.1, 4.0, 5.0).
+_PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One device."""
+
+    name: str
+    """As it is typed; "cpu" for machines without accelerators."""
+    device_name: str
+    """As its driver reports it, for `peak_flops`."""
+    memory_gib: float | None
+    bandwidth_gb_per_second: float | None
+    """Of its memory."""
+    link_gb_per_second: float | None
+    """To the others of its machine, in one direction: NVLink or Infinity Fabric over all links, else PCIe."""
+    link: str
+    """What that link is."""
+    watts: float | None
+    """Power limit of the board."""
+    network_gbit_per_second: float | None = None
+    """To other machines, per accelerator, in the vendor's own machine with eight of them."""
+
+    @property
+    def device(self) -> str:
+        """Kind of device: "cpu" or "cuda"."""
+        return "cpu" if self.name == "cpu" else "cuda"
+
+    def peak_flops(self, precision: str) -> float | None:
+        """Dense peak in FLOP/s of products in "fp32" or "bf16"; None when it is unknown or has none."""
+        return peak_flops(self.device_name, precision)
+
+
+def _nvlink(name: str, device: str, gib: float, gb_s: float, both_ways: float, watts: float | None, net: float | None
+            ) -> Accelerator:  # fmt: skip
+    return Accelerator(name, device, gib, gb_s, both_ways / 2, "NVLink", watts, net)
+
+
+def _pcie(name: str, device: str, gib: float, gb_s: float, generation: int, watts: float | None) -> Accelerator:
+    return Accelerator(name, device, gib, gb_s, _PCIE[generation], f"PCIe {generation}", watts)
+
+
+# Networks: DGX H100, H200 and B200 user guides, eight ports of 400 Gb/s; DGX A100, eight of 200 Gb/s. NVLink bridges
+# between pairs of PCIe cards are left out: a collective over more than two cards does not go over them alone.
+_KNOWN = (
+    _nvlink("GB200", "NVIDIA GB200", 186, 8000, 1800, None, 400),
+    _nvlink("B200", "NVIDIA B200", 180, 8000, 1800, 1000, 400),  # HGX B200, divided by its 8 GPUs
+    _nvlink("H200", "NVIDIA H200", 141, 4800, 900, 700, 400),
+    _nvlink("H100", "NVIDIA H100 80GB HBM3", 80, 3350, 900, 700, 400),
+    _pcie("H100-NVL", "NVIDIA H100 NVL", 94, 3900, 5, 400),
+    _pcie("H100-PCIe", "NVIDIA H100 PCIe", 80, 2000, 5, 350),
+    _nvlink("A100", "NVIDIA A100-SXM4-80GB", 80, 2039, 600, 400, 200),
+    _nvlink("A100-40GB", "NVIDIA A100-SXM4-40GB", 40, 1555, 600, 400, 200),
+    _pcie("A100-PCIe", "NVIDIA A100 80GB PCIe", 80, 1935, 4, 300),
+    _pcie("A40", "NVIDIA A40", 48, 696, 4, 300),
+    _pcie("A30", "NVIDIA A30", 24, 933, 4, 165),
+    _pcie("A10", "NVIDIA A10", 24, 600, 4, 150),
+    _pcie("L40S", "NVIDIA L40S", 48, 864, 4, 350),
+    _pcie("L40", "NVIDIA L40", 48, 864, 4, 300),
+    _pcie("L4", "NVIDIA L4", 24, 300, 4, 72),
+    _pcie("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", 48, 960, 4, 300),
+    _pcie("RTX-A6000", "NVIDIA RTX A6000", 48, 768, 4, 300),
+    _pcie("RTX-5090", "NVIDIA GeForce RTX 5090", 32, 1792, 5, 575),
+    _pcie("RTX-4090", "NVIDIA GeForce RTX 4090", 24, 1008, 4, 450),
+    _pcie("RTX-3090", "NVIDIA GeForce RTX 3090", 24, 936, 4, 350),
+    _pcie("T4", "Tesla T4", 16, 320, 3, 70),
+    _nvlink("V100", "Tesla V100-SXM2-32GB", 32, 900, 300, 300, None),
+    Accelerator("MI325X", "AMD Instinct MI325X", 256, 6000, 448, "Infinity Fabric", 1000),
+    Accelerator("MI300X", "AMD Instinct MI300X", 192, 5300, 448, "Infinity Fabric", 750),
+)
+KNOWN: dict[str, Accelerator] = {accelerator.name: accelerator for accelerator in _KNOWN}
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins machines."""
+
+    name: str
+    gbit_per_second: float
+    """In one direction."""
+    per: str
+    """"gpu" or "node": what has a port of its own."""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.gbit_per_second:g} Gb/s per {self.per}"
+
+
+NETWORKS = {
+    "ndr": Network("InfiniBand NDR", 400, "gpu"),
+    "hdr": Network("InfiniBand HDR", 200, "gpu"),
+    "ethernet-400": Network("Ethernet", 400, "node"),
+    "ethernet-100": Network("Ethernet", 100, "node"),
+    "ethernet-25": Network("Ethernet", 25, "node"),
+    "ethernet-10": Network("Ethernet", 10, "node"),
+}
+_DEFAULT_NETWORK = "ethernet-100"
+_PER_NODE = 8
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Equal machines."""
+
+    accelerator: Accelerator
+    count: int
+    """Accelerators in all; workers where there are none."""
+    per_node: int
+    network: Network | None
+    """None with one machine."""
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+        return self.count // self.per_node
+
+    def link_bytes_per_second(self) -> float | None:
+        """Between two accelerators of a machine, in one direction."""
+        link = self.accelerator.link_gb_per_second
+        return None if link is None else link * 1e9
+
+    def network_bytes_per_second(self) -> float | None:
+        """From one accelerator's share of its machine's ports, in one direction."""
+        if self.network is None:
+            return None
+        share = 1 if self.network.per == "gpu" else self.per_node
+        return self.network.gbit_per_second * 1e9 / 8 / share
+
+    def __str__(self) -> str:
+        name = self.accelerator.device_name
+        if self.nodes == 1:
+            return f"{self.count} x {name}"
+        return f"{self.nodes} machines of {self.per_node} x {name}"
+
+
+def parse_machines(
+    text: str, per_node: int | None = None, interconnect: str | None = None, memory_gib: float | None = None
+) -> Machines:
+    """Machines by what a user types: "8xH100", "64 x A100-40GB", "L4".
+
+    Args:
+        per_node: Accelerators of a machine; 8 when not given, or all of them if there are fewer.
+        interconnect: Key of `NETWORKS`; that of the vendor's own machine, or Ethernet, when not given.
+        memory_gib: Of an accelerator that is not known, which then has no speed.
+
+    Raises:
+        ConfigError: it cannot be read, the accelerator is not known, or machines would be unequal.
+    """
+    match = re.fullmatch(r"\s*(?:(\d+)\s*[x*×]\s*)?([A-Za-z][\w .-]*?)\s*", text)
+    count = int(match[1] or 1) if match else 0
+    if match is None or count < 1:
+        raise ConfigError(f"'{text}' are no accelerators", where="--gpus", fix="for example --gpus 8xH100")
+    accelerator = _accelerator(match[2], memory_gib)
+    per_node = per_node or min(count, _PER_NODE)
+    if count % per_node:
+        raise ConfigError(
+            f"{count} accelerators are no whole number of machines with {per_node}",
+            where="--gpus, --per-node",
+            fix=f"--gpus {-(-count // per_node) * per_node}x{accelerator.name}, or another --per-node",
+        )
+    network = _network(accelerator, interconnect) if count > per_node else None
+    return Machines(accelerator, count, per_node, network)
+
+
+def _accelerator(name: str, memory_gib: float | None) -> Accelerator:
+    plain = {_plain(known): accelerator for known, accelerator in KNOWN.items()}
+    found = plain.get(_plain(name))
+    if found is not None:
+        return found
+    if memory_gib is not None:
+        return Accelerator(name, name, memory_gib, None, None, "an unknown link", None)
+    near = get_close_matches(_plain(name), plain, n=1)
+    hint = f"did you mean {plain[near[0]].name}? " if near else ""
+    raise ConfigError(
+        f"nothing is known of an accelerator '{name}'",
+        where="--gpus",
+        fix=f"{hint}give its memory with --memory-gib, or one of: {', '.join(KNOWN)}",
+    )
+
+
+def _plain(name: str) -> str:
+    """Without what people write in different ways."""
+    return re.sub(r"[^a-z0-9]|nvidia|sxm\d?|geforce|tesla|80gb", "", name.lower())
+
+
+def _network(accelerator: Accelerator, interconnect: str | None) -> Network:
+    if interconnect is not None:
+        if interconnect not in NETWORKS:
+            raise ConfigError(
+                f"unknown interconnect '{interconnect}'", where="--interconnect", fix=f"one of: {', '.join(NETWORKS)}"
+            )
+        return NETWORKS[interconnect]
+    own = accelerator.network_gbit_per_second
+    return next(
+        (network for network in NETWORKS.values() if network.per == "gpu" and network.gbit_per_second == own),
+        NETWORKS[_DEFAULT_NETWORK],
+    )
+
+
+def this_machine(workers: int, accelerators: bool = True) -> Machines:
+    """The accelerators of this machine, or its processor and memory, shared by so many workers."""
+    import psutil
+
+    from headway.telemetry.hardware import cpu_name, local_accelerators
+
+    found = local_accelerators() if accelerators else []
+    if not found:
+        gib = psutil.virtual_memory().total / 2**30 / workers
+        return Machines(Accelerator("cpu", cpu_name(), gib, None, None, "memory", None), workers, workers, None)
+    name, gib = found[0]
+    known = next((a for a in KNOWN.values() if a.device_name == name), None)
+    accelerator = Accelerator(
+        name,
+        name,
+        gib,
+        known.bandwidth_gb_per_second if known else None,
+        known.link_gb_per_second if known else None,
+        known.link if known else "an unknown link",
+        known.watts if known else None,
+    )
+    return Machines(accelerator, len(found), len(found), None)

@@ -1,0 +1,155 @@
+"""From a config and machines to everything that a plan says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
+from headway.models.shape import embedding_rows
+from headway.plan.recommend import Option, Recommendation, options, recommend, usable_bytes
+from headway.plan.speed import ASSUMPTIONS
+
+if TYPE_CHECKING:
+    from headway.config import Config, ModelConfig
+    from headway.plan.accelerators import Machines
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known before anything is paid for."""
+
+    machines: Machines
+    counts: ParameterCounts
+    flops_per_token: float
+    vocab_size: int
+    vocab_source: str
+    """Where the vocabulary's size is from."""
+    tokens: int
+    precision: str
+    table: list[Option]
+    recommendation: Recommendation
+    usable_bytes: float | None
+    usd_per_hour: float | None
+    measured_tokens_per_second: float | None
+
+    def tokens_per_second(self, option: Option) -> float | None:
+        """Measured if there is a measurement, else from the roofline."""
+        if self.measured_tokens_per_second is not None:
+            return self.measured_tokens_per_second
+        return None if option.speed is None else option.speed.tokens_per_second
+
+    def mfu(self, option: Option) -> float | None:
+        """Model FLOPs utilisation at that speed."""
+        speed, peak = self.tokens_per_second(option), self.machines.accelerator.peak_flops(self.precision)
+        return None if speed is None or peak is None else speed * self.flops_per_token / peak / self.machines.count
+
+    def hours(self, option: Option) -> float | None:
+        """To the end of training."""
+        speed = self.tokens_per_second(option)
+        return None if speed is None else self.tokens / speed / 3600
+
+    def energy_kwh(self, option: Option) -> float | None:
+        """Of the boards at their power limit; processors, networks and cooling take more."""
+        hours, watts = self.hours(option), self.machines.accelerator.watts
+        return None if hours is None or watts is None else hours * watts * self.machines.count / 1000
+
+    def cost_usd(self, option: Option) -> float | None:
+        """At `telemetry.usd_per_hour`, which is the price of all machines together."""
+        hours = self.hours(option)
+        return None if hours is None or self.usd_per_hour is None else hours * self.usd_per_hour
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        chosen = self.recommendation.option
+        return {
+            "machines": {
+                "accelerator": self.machines.accelerator.device_name,
+                "count": self.machines.count,
+                "per_node": self.machines.per_node,
+                "memory_gib": self.machines.accelerator.memory_gib,
+                "usable_bytes": self.usable_bytes,
+                "link": self.machines.accelerator.link,
+                "network": None if self.machines.network is None else str(self.machines.network),
+            },
+            "parameters": self.counts.total,
+            "flops_per_token": self.flops_per_token,
+            "vocab_size": self.vocab_size,
+            "vocab_source": self.vocab_source,
+            "tokens": self.tokens,
+            "options": [self._option_json(option) for option in self.table],
+            "recommendation": None if chosen is None else self._option_json(chosen),
+            "reason": self.recommendation.reason,
+            "assumptions": list(ASSUMPTIONS),
+        }
+
+    def _option_json(self, option: Option) -> dict[str, Any]:
+        layout, memory, speed = option.layout, option.memory, option.speed
+        return {
+            "overrides": list(option.overrides),
+            "strategy": option.strategy,
+            "activation_checkpointing": option.checkpointing,
+            "refused": option.refusal and option.refusal.what,
+            "mesh": layout and layout.mesh.sizes,
+            "micro_batch": layout and layout.micro_batch,
+            "micro_batches": layout and layout.micro_batches,
+            "peak_bytes": memory and memory.peak_bytes,
+            "peak_at": memory and memory.peak.name,
+            "parts_bytes": memory and memory.peak.parts,
+            "fits": option.fits,
+            "step_seconds": speed and speed.step_seconds,
+            "tokens_per_second": self.tokens_per_second(option),
+            "mfu": self.mfu(option),
+            "hours": self.hours(option),
+            "energy_kwh": self.energy_kwh(option),
+            "cost_usd": self.cost_usd(option),
+        }
+
+
+def make_plan(config: Config, machines: Machines, measured_tokens_per_second: float | None = None) -> Plan:
+    """Plan a resolved config on machines. Needs no data: the vocabulary is taken from where it is first known.
+
+    Raises:
+        ConfigError: the config cannot be trained on these machines in any way.
+        CheckpointError: the checkpoint to start from cannot be read.
+        DataError: the tokenizer cannot be read.
+    """
+    model, vocab_source = complete_model(config)
+    table = options(config, model, machines)
+    refusals = [option.refusal for option in table if option.refusal is not None]
+    if len(refusals) == len(table):
+        raise refusals[0]
+    assert config.train.steps is not None and model.vocab_size is not None
+    return Plan(
+        machines=machines,
+        counts=count_parameters(model),
+        flops_per_token=flops_per_token(model, config.train.sequence_length),
+        vocab_size=model.vocab_size,
+        vocab_source=vocab_source,
+        tokens=config.train.steps * config.train.tokens_per_step,
+        precision=config.train.precision,
+        table=table,
+        recommendation=recommend(config, model, machines, table),
+        usable_bytes=usable_bytes(machines),
+        usd_per_hour=config.telemetry.usd_per_hour,
+        measured_tokens_per_second=measured_tokens_per_second,
+    )
+
+
+def complete_model(config: Config) -> tuple[ModelConfig, str]:
+    """The model with its vocabulary, and where that is from."""
+    model = config.model
+    if model.from_pretrained is not None:
+        from headway.models.build import complete
+
+        return complete(model, 1), f"config.json of {model.from_pretrained}"
+    if model.vocab_size is not None:
+        return model, "model.vocab_size"
+    tokenizer = config.data.tokenizer
+    if tokenizer.path is None:
+        rows = embedding_rows(tokenizer.vocab_size)
+        return model.model_copy(update={"vocab_size": rows}), "data.tokenizer.vocab_size, as a multiple of 64"
+    from headway.data.tokenizing.tokenizer import Tokenizer
+
+    rows = embedding_rows(Tokenizer.load(tokenizer.path, tokenizer.pattern).vocab_size)
+    return model.model_copy(update={"vocab_size": rows}), f"the tokenizer {tokenizer.path}, as a multiple of 64"

@@ -1,0 +1,206 @@
+"""Every way to train a config on given machines, what fits, and which one to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.config import MeshShape, override
+from headway.config.lanes import divisors
+from headway.core.errors import HeadwayError
+from headway.core.format import format_bytes, format_count
+from headway.plan.layout import STRATEGIES, Layout
+from headway.plan.memory import MemoryPlan, plan_memory
+from headway.plan.speed import Speed, plan_speed
+
+if TYPE_CHECKING:
+    from headway.config import Config, ModelConfig
+    from headway.plan.accelerators import Machines
+
+#: Of an accelerator's memory; the rest is for the driver, communication buffers and gaps between blocks.
+USABLE_SHARE = 0.9
+#: A simpler way is taken if it is at most this much slower.
+_SLACK = 1.02
+_MOST_ROWS = 64
+_MOST_WORKERS = 16384
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to train."""
+
+    overrides: tuple[str, ...]
+    """What to type for it, as `key=value`."""
+    layout: Layout | None
+    """None when the config cannot be trained that way."""
+    refusal: HeadwayError | None = None
+    """Why not, as `headway train` would say it."""
+    memory: MemoryPlan | None = None
+    speed: Speed | None = None
+    fits: bool | None = None
+    """None when the memory there is is unknown."""
+
+    @property
+    def strategy(self) -> str:
+        """As it is typed."""
+        return self.overrides[0].partition("=")[2]
+
+    @property
+    def checkpointing(self) -> str:
+        """As it is typed."""
+        return self.overrides[1].partition("=")[2]
+
+
+def usable_bytes(machines: Machines) -> float | None:
+    """Memory of one worker that a plan may fill."""
+    gib = machines.accelerator.memory_gib
+    return None if gib is None else gib * 2**30 * USABLE_SHARE
+
+
+def options(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
+    """Every strategy with and without activation checkpointing, the config being the same otherwise."""
+    workers = machines.count
+    names = [name for name in STRATEGIES if (name == "single") == (_data_workers(config, workers) == 1)]
+    return [option(config, model, machines, name, mode) for name in names for mode in ("none", "full")]
+
+
+def _data_workers(config: Config, workers: int) -> int:
+    parallel = config.parallel
+    return max(1, workers // (parallel.tensor * parallel.context * parallel.pipeline))
+
+
+def option(
+    config: Config, model: ModelConfig, machines: Machines, strategy: str, checkpointing: str, rows: int | None = None
+) -> Option:
+    """One way, or why it is none: the config is checked as `headway train` checks it."""
+    overrides = [f"parallel.strategy={strategy}", f"train.activation_checkpointing={checkpointing}"]
+    if rows is not None:
+        overrides.append(f"train.micro_batch={rows}")
+    copies = machines.nodes if strategy == "hsdp" and config.parallel.replicate is None else None
+    if copies is not None and copies > 1:
+        # A copy on each machine: its shards are gathered over the machine's own links.
+        overrides.append(f"parallel.replicate={copies}")
+    try:
+        changed = override(config, [*overrides, f"parallel.workers={machines.count}"])
+        layout = Layout.of(changed, machines.count)
+    except HeadwayError as error:
+        return Option(tuple(overrides), None, refusal=error)
+    memory = plan_memory(changed, model, layout, machines.accelerator.device)
+    usable = usable_bytes(machines)
+    fits = None if usable is None else memory.peak_bytes <= usable
+    return Option(
+        tuple(overrides), layout, memory=memory, speed=plan_speed(changed, model, layout, machines), fits=fits
+    )
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to do, and why."""
+
+    option: Option | None
+    """None when nothing fits."""
+    reason: str
+
+
+def recommend(config: Config, model: ModelConfig, machines: Machines, table: Sequence[Option]) -> Recommendation:
+    """The fastest way that fits, over strategies, checkpointing and micro-batches; of ways about as fast the simplest.
+
+    Without a known speed: the simplest that fits, without checkpointing before with it.
+    """
+    possible = [option for option in table if option.layout is not None]
+    if not possible:
+        return Recommendation(None, "the config cannot be trained on these machines; see the reasons above")
+    if all(option.fits is None for option in possible):
+        return Recommendation(None, "the accelerator's memory is unknown; give it with --memory-gib")
+    tried = [*possible, *_other_micro_batches(config, model, machines, possible)]
+    fitting = [option for option in tried if option.fits]
+    if not fitting:
+        return Recommendation(None, _nothing_fits(config, model, machines, tried))
+    timed = [option for option in fitting if option.speed is not None]
+    if not timed:
+        best = min(fitting, key=lambda o: (o.checkpointing == "full", STRATEGIES.index(o.strategy), _rows_order(o)))
+        return Recommendation(best, f"the simplest that fits; its speed is unknown. {_what_does_not(possible)}".strip())
+    fastest = min(_seconds(option) for option in timed)
+    near = [option for option in timed if _seconds(option) <= fastest * _SLACK]
+    best = min(near, key=lambda o: (STRATEGIES.index(o.strategy), o.checkpointing == "full", _seconds(o)))
+    others = "the fastest that fits" if _seconds(best) == fastest else "as fast as any that fits, and the simplest"
+    return Recommendation(best, f"{others}. {_what_does_not(possible)}".strip())
+
+
+def _seconds(option: Option) -> float:
+    assert option.speed is not None
+    return option.speed.step_seconds
+
+
+def _rows_order(option: Option) -> int:
+    """The config's own micro-batch first, then the largest."""
+    rows = [text for text in option.overrides if text.startswith("train.micro_batch=")]
+    return -int(rows[0].partition("=")[2]) if rows else -_MOST_ROWS - 1
+
+
+def _other_micro_batches(
+    config: Config, model: ModelConfig, machines: Machines, possible: Sequence[Option]
+) -> list[Option]:
+    found = []
+    for option_ in possible:
+        assert option_.layout is not None
+        # A lane keeps its rows; only how many of them are computed at a time is free.
+        lane = option_.layout.micro_batch * option_.layout.micro_batches // option_.layout.lanes
+        others = [rows for rows in divisors(lane) if rows <= _MOST_ROWS and rows != option_.layout.micro_batch]
+        found += [option(config, model, machines, option_.strategy, option_.checkpointing, rows) for rows in others]
+    return found
+
+
+def _what_does_not(possible: Sequence[Option]) -> str:
+    """What does not fit of what is simpler."""
+    too_large = [f"{o.strategy} (checkpointing {o.checkpointing})" for o in possible if o.fits is False]
+    return f"Too large with the config's micro-batch: {', '.join(too_large)}." if too_large else ""
+
+
+def _nothing_fits(config: Config, model: ModelConfig, machines: Machines, tried: Sequence[Option]) -> str:
+    least = min(tried, key=lambda option: option.memory.peak_bytes if option.memory else 0)
+    assert least.memory is not None
+    usable = usable_bytes(machines)
+    text = (
+        f"nothing fits: {' '.join(least.overrides)} needs least, {format_bytes(least.memory.peak_bytes)} of"
+        f" {format_bytes(usable)} usable"
+    )
+    enough = _enough(config, model, machines)
+    if enough is None:
+        return text + "; more of the same machines do not help: a shorter row, tensor parallelism or a smaller model do"
+    return text + f"; {enough} of these accelerators would do, with zero3, checkpointing and one row at a time"
+
+
+def _enough(config: Config, model: ModelConfig, machines: Machines) -> int | None:
+    """The next power-of-two multiple of the machines with which fully sharded training fits."""
+    usable, parallel = usable_bytes(machines), config.parallel
+    split = parallel.tensor * parallel.context * parallel.pipeline
+    workers = machines.count
+    while usable is not None and (workers := workers * 2) <= _MOST_WORKERS:
+        mesh = MeshShape(parallel.pipeline, 1, max(1, workers // split), parallel.context, parallel.tensor)
+        layout = Layout("zero3", mesh, 1, 1, 1, "full", config.determinism == "elastic", True)
+        if plan_memory(config, model, layout, machines.accelerator.device).peak_bytes <= usable:
+            return workers
+    return None
+
+
+def command(config_name: str, machines: Machines, chosen: Option) -> str:
+    """What to type to train that way."""
+    words = " ".join(chosen.overrides)
+    if machines.nodes == 1:
+        workers = f" --workers {machines.count}" if machines.count > 1 else ""
+        return f"headway train {config_name}{workers} {words}"
+    return (
+        f"torchrun --nnodes {machines.nodes} --nproc-per-node {machines.per_node}"
+        f" --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m headway train {config_name} {words}"
+    )
+
+
+def describe(chosen: Option) -> str:
+    """Memory and speed in a few words."""
+    assert chosen.memory is not None
+    words = [f"{format_bytes(chosen.memory.peak_bytes)} per worker"]
+    if chosen.speed is not None:
+        words.append(f"{format_count(chosen.speed.tokens_per_second)} tokens/s, MFU {chosen.speed.mfu:.1%}")
+    return ", ".join(words)

@@ -1,0 +1,218 @@
+"""How long a step takes: a roofline of what is computed, moved and sent, with every assumption in one place.
+
+Williams et al. 2009 ("Roofline"): whatever a kernel is bound by, arithmetic or memory, decides its time. Products are
+bound by arithmetic, everything between them and the optimizer by memory. Collectives take the time of their bytes
+through the narrowest link of a ring (Thakur, Rabenseifner & Gropp 2005, section 4), and what the backward pass can hide
+is taken off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+from typing import TYPE_CHECKING
+
+from headway.models.facts import count_parameters, flops_per_token
+from headway.models.shape import Shape
+from headway.plan.activations import Activations
+from headway.plan.stages import FP32_BYTES, Stage, pipeline_stages
+
+if TYPE_CHECKING:
+    from headway.config import Config, ModelConfig
+    from headway.plan.accelerators import Machines
+    from headway.plan.layout import Layout
+
+#: Share of the dense peak that large products reach.
+PRODUCT_SHARE = 0.6
+#: Share of the memory's bandwidth that kernels between products reach.
+BANDWIDTH_SHARE = 0.8
+#: Share of a link's bandwidth that collectives of many megabytes reach.
+LINK_SHARE = 0.8
+#: How often what a layer keeps is read or written, forward and backward, eager and compiled (fused).
+PASSES_EAGER, PASSES_COMPILED = 6, 3
+#: Bytes moved per logit by the loss, forward and backward.
+BYTES_PER_LOGIT = 40
+#: Bytes moved per parameter: by one update (norm, clipping, AdamW), by one micro-batch (casts, gradients).
+BYTES_PER_UPDATE, BYTES_PER_MICRO_BATCH = 40, 24
+#: Seconds that one stage of a collective takes however little it carries, in a machine and between machines.
+LATENCY_INSIDE_SECONDS, LATENCY_BETWEEN_SECONDS = 5e-6, 15e-6
+#: Share of the forward and backward pass that is backward.
+_BACKWARD = 2 / 3
+
+ASSUMPTIONS = (
+    f"products reach {PRODUCT_SHARE:.0%} of the dense peak, other kernels {BANDWIDTH_SHARE:.0%} of the memory's"
+    f" bandwidth, collectives {LINK_SHARE:.0%} of their link",
+    f"what a layer keeps is moved {PASSES_EAGER} times, {PASSES_COMPILED} times when compiled; a logit costs"
+    f" {BYTES_PER_LOGIT} bytes, a parameter {BYTES_PER_MICRO_BATCH} per micro-batch and {BYTES_PER_UPDATE} per update",
+    "gradients of ddp and zero1 hide behind the last backward pass; units of zero3 behind the layer before; nothing"
+    " else hides",
+    "data, checkpoints, evaluation and restarts cost no time",
+)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One optimizer step, in seconds."""
+
+    products_seconds: float
+    other_kernels_seconds: float
+    communication_seconds: float
+    """Without what is hidden."""
+    bubble_seconds: float
+    """Pipeline stages waiting for each other."""
+    tokens_per_step: int
+    model_flops_per_second: float
+    """Of all workers, as MFU counts them, at the peak."""
+    flops_per_token: float
+
+    @property
+    def step_seconds(self) -> float:
+        """All of it."""
+        return self.products_seconds + self.other_kernels_seconds + self.communication_seconds + self.bubble_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all workers."""
+        return self.tokens_per_step / self.step_seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation (Chowdhery et al. 2022, appendix B)."""
+        return self.tokens_per_second * self.flops_per_token / self.model_flops_per_second
+
+
+def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> Speed | None:
+    """Time of a step; None where a figure of the accelerator or its links is unknown."""
+    accelerator, precision = machines.accelerator, config.train.precision
+    peak, bandwidth = accelerator.peak_flops(precision), accelerator.bandwidth_gb_per_second
+    if peak is None or bandwidth is None:
+        return None
+    if layout.mesh.size > 1 and machines.link_bytes_per_second() is None:
+        return None
+    workers, length = layout.mesh.size, config.train.sequence_length
+    per_token = flops_per_token(model, length)
+    tokens = config.train.tokens_per_step
+    computed = _computed_flops_per_token(model, length, layout)
+    products = tokens * computed / workers / (peak * PRODUCT_SHARE)
+    stage = pipeline_stages(model, layout)[-1]
+    moved = _moved_bytes(config, model, layout, stage)
+    kernels = moved / (bandwidth * 1e9 * BANDWIDTH_SHARE)
+    passes = products + kernels - _update_bytes(layout, stage) / (bandwidth * 1e9 * BANDWIDTH_SHARE)
+    sent = _Collectives(config, model, layout, machines, stage).exposed_seconds(passes / layout.micro_batches)
+    bubble = passes * (layout.mesh.pp - 1) / layout.micro_batches
+    return Speed(products, kernels, sent, bubble, tokens, workers * peak, per_token)
+
+
+def _computed_flops_per_token(model: ModelConfig, length: int, layout: Layout) -> float:
+    """What is really computed: half of the pairs of positions; with checkpointing the layers' forward pass again."""
+    shape, counts = Shape.of(model), count_parameters(model)
+    attended = min(length, model.sliding_window or length)
+    attention = 12 * shape.layers * shape.heads * shape.head_dim * attended / 2
+    layers = 6 * counts.non_embedding + attention
+    again = layers / 3 if layout.checkpointing == "full" else 0
+    return layers + again + 6 * shape.vocab_size * shape.dim
+
+
+def _update_bytes(layout: Layout, stage: Stage) -> float:
+    parameters = stage.all / FP32_BYTES
+    owners = {"zero1": layout.mesh.data, "zero2": layout.mesh.data}.get(layout.strategy, 1)
+    share = layout.mesh.dp_shard if layout.is_sharded else owners
+    return BYTES_PER_UPDATE * parameters / share
+
+
+def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stage) -> float:
+    """Through one accelerator's memory in one step, besides what products read and write."""
+    length = config.train.sequence_length // layout.mesh.cp
+    sizes = Activations.of(model, layout.micro_batch, length, config.train.precision, "cuda", layout.mesh.tp)
+    passes = PASSES_COMPILED if config.train.compile else PASSES_EAGER
+    if layout.checkpointing == "full":
+        passes += passes // 3
+    logits = layout.micro_batch * length * Shape.of(model).vocab_size / layout.mesh.tp / layout.mesh.pp
+    micro_batch = (
+        passes * sizes.layer * stage.layers + BYTES_PER_LOGIT * logits + BYTES_PER_MICRO_BATCH * stage.all / FP32_BYTES
+    )
+    return layout.micro_batches * micro_batch + _update_bytes(layout, stage)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Workers that take part in a collective."""
+
+    size: int
+    per_node: int
+    """Of them on one machine."""
+
+
+class _Collectives:
+    """What one step sends."""
+
+    def __init__(self, config: Config, model: ModelConfig, layout: Layout, machines: Machines, stage: Stage) -> None:
+        self.layout, self.machines, self.stage = layout, machines, stage
+        self.element = 2 if config.train.precision == "bf16" else FP32_BYTES
+        self.shape, self.length = Shape.of(model), config.train.sequence_length
+
+    def exposed_seconds(self, micro_batch_seconds: float) -> float:
+        """Not hidden, given how long one micro-batch's passes take."""
+        layout, stage, mesh = self.layout, self.stage, self.layout.mesh
+        count, backward = layout.micro_batches, micro_batch_seconds * _BACKWARD
+        data = self._group(mesh.data, mesh.cp * mesh.tp)
+        shards = self._group(mesh.dp_shard, mesh.cp * mesh.tp)
+        copies = self._group(mesh.dp_replicate, mesh.cp * mesh.tp * mesh.dp_shard)
+        total = count * (self._tensor() + self._context())
+        if layout.elastic and not layout.is_sharded:
+            total += 2 * self._ring(stage.all, data, 1)
+        elif layout.strategy in ("ddp", "zero1"):
+            total += max(0.0, 2 * self._ring(stage.all, data, 1) - backward)
+        elif layout.strategy == "zero2":
+            total += count * max(0.0, self._ring(stage.all, data, 1) - backward)
+        if layout.strategy in ("zero1", "zero2"):
+            total += self._ring(stage.all, data, 1)
+        if layout.is_sharded:
+            total += self._sharded(shards, copies, micro_batch_seconds)
+        return total
+
+    def _sharded(self, shards: _Group, copies: _Group, micro_batch_seconds: float) -> float:
+        layout, stage = self.layout, self.stage
+        units = stage.layers
+        layers = self._ring(stage.all - stage.root, shards, units)
+        # The first unit of either pass is what is outside of layers; there is nothing to hide it behind.
+        root = self._ring(stage.root, shards, 1)
+        forward, backward = micro_batch_seconds * (1 - _BACKWARD), micro_batch_seconds * _BACKWARD
+        again = layers if layout.reshard_after_forward else 0.0
+        per_micro_batch = max(0.0, layers - forward) + root * (2 if layout.reshard_after_forward else 1)
+        sends = layers + 2 * self._ring(stage.all // layout.mesh.dp_shard, copies, units)
+        total = layout.micro_batches * per_micro_batch + (layout.micro_batches - 1) * max(0.0, again - backward)
+        return total + max(0.0, again + sends - backward) + root
+
+    def _tensor(self) -> float:
+        """Activations gathered before and summed after attention and feed-forward, forward and backward."""
+        mesh = self.layout.mesh
+        tokens = self.layout.micro_batch * self.length // mesh.cp
+        group = self._group(mesh.tp, 1)
+        return 8 * self.stage.layers * self._ring(tokens * self.shape.dim * self.element, group, 1)
+
+    def _context(self) -> float:
+        """Keys and values of the whole row, forward and backward."""
+        mesh = self.layout.mesh
+        keys = 2 * self.layout.micro_batch * self.length * self.shape.kv_heads * self.shape.head_dim // mesh.tp
+        return 2 * self.stage.layers * self._ring(keys * self.element, self._group(mesh.cp, mesh.tp), 1)
+
+    def _group(self, size: int, stride: int) -> _Group:
+        """Workers `stride` apart; workers of one machine have consecutive numbers."""
+        return _Group(size, max(1, min(size, self.machines.per_node // stride)))
+
+    def _ring(self, count: float, group: _Group, pieces: int) -> float:
+        """Seconds to gather `count` bytes from all workers of a group, or to sum and scatter them, in some pieces."""
+        if group.size == 1:
+            return 0.0
+        link, network = self.machines.link_bytes_per_second(), self.machines.network_bytes_per_second()
+        assert link is not None
+        inside = group.size <= group.per_node
+        if inside or network is None:
+            bandwidth, latency = link, LATENCY_INSIDE_SECONDS
+        else:
+            # As many rings as the group has workers on a machine, each through a port of its own.
+            bandwidth = min(link, network * group.per_node) if group.per_node > 1 else network
+            latency = LATENCY_BETWEEN_SECONDS
+        seconds = count * (group.size - 1) / group.size / (bandwidth * LINK_SHARE)
+        return seconds + pieces * latency * (1 + log2(group.size))

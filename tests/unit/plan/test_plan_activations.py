@@ -1,0 +1,64 @@
+"""What the decoder saves for its backward pass, tensor by tensor, against the arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headway.config import ModelConfig
+from headway.models.build import build_model
+from headway.plan.activations import Activations
+from headway.training.step import autocast
+
+SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "ffn_dim": 160, "vocab_size": 640}
+ROWS, LENGTH = 2, 48
+
+
+def saved_bytes(model: ModelConfig, precision: str, checkpointing: str) -> int:
+    """Storages that autograd keeps, each once, without weights, buffers, ids and what the loss keeps."""
+    decoder = build_model(model, vocab_size=640, seed=0)
+    decoder.set_activation_checkpointing(checkpointing)  # type: ignore[arg-type]
+    known = [*decoder.parameters(), *decoder.buffers()]
+    seen = {tensor.untyped_storage().data_ptr(): 0 for tensor in known}
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype.is_floating_point:
+            kept.append(tensor)
+            seen.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+        return tensor
+
+    ids = torch.randint(640, (ROWS, LENGTH))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), autocast(precision, torch.device("cpu")):
+        decoder.hidden_states(ids)
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"qk_norm": True}, {"head_dim": 8}, {"dropout": 0.1}])
+def test_a_layer_saves_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
+    model = ModelConfig(**{**SHAPE, **changes})
+    sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu")
+    expected = model.layers * (sizes.layer + sizes.layer_casts) + sizes.last_norm  # type: ignore[operator]
+    assert saved_bytes(model, precision, "none") == expected
+
+
+def test_logits_of_two_chunks_are_there_at_a_time() -> None:
+    model = ModelConfig(**SHAPE)
+    chunk = Activations.of(model, 1, 6553, "fp32", "cpu").loss_forward  # 16 MiB of logits
+    two = Activations.of(model, 1, 2 * 6553, "fp32", "cpu").loss_forward
+    three = Activations.of(model, 1, 3 * 6553, "fp32", "cpu").loss_forward
+    rows = 3 * 4 * 6553 * 64
+    assert two - chunk == rows + 4 * 6553 * 640
+    assert three - two == rows
+
+
+def test_a_gpu_keeps_less_of_norms_and_repeats_heads_in_fp32() -> None:
+    grouped = ModelConfig(**{**SHAPE, "kv_heads": 2})
+    stream, queries = ROWS * LENGTH * 64 * 4, ROWS * LENGTH * 64 * 4
+    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "fp32", device).layer for device in ("cpu", "cuda"))
+    assert cpu - gpu == 2 * stream - 2 * queries
+    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "bf16", device).layer for device in ("cpu", "cuda"))
+    assert cpu - gpu == 2 * stream

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+from headway.cli import plan as verb
+from support import headway, write_config
+
+
+def run(*arguments: str | Path) -> Any:
+    app = typer.Typer()
+    verb.register(app)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def test_a_plan_as_people_read_it(tmp_path: Path) -> None:
+    config = write_config(tmp_path, telemetry={"usd_per_hour": 8.0})
+    output = run(config, "--gpus", "8xH100", "train.precision=bf16").output
+    for words in (
+        "8 x NVIDIA H100 80GB HBM3, 80.0 GiB each, 72.0 GiB usable",
+        "vocabulary 320, from data.tokenizer.vocab_size, as a multiple of 64",
+        "ddp       none",
+        "recommended: parallel.strategy=",
+        "kWh (boards at their power limit)",
+        "products reach 60% of the dense peak",
+        "headway train",
+    ):
+        assert words in output, words
+    assert not (tmp_path / "store").exists()  # nor is one needed
+
+
+def test_a_plan_for_programs(tmp_path: Path) -> None:
+    found = json.loads(run(write_config(tmp_path), "--gpus", "16xA100", "--json", "train.global_batch=16").output)
+    assert found["machines"]["network"] == "InfiniBand HDR, 200 Gb/s per gpu"
+    option = found["options"][0]
+    assert sum(option["parts_bytes"].values()) == option["peak_bytes"]
+    assert found["recommendation"]["overrides"] and found["recommendation"]["cost_usd"] is None
+
+
+def test_where_the_vocabulary_is_from(corpus: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    tokenizer = corpus / "store" / "tokenizer" / "tokenizer.json"
+    given = json.loads(run(config, "--gpus", "cpu", "--json", "model.vocab_size=512").output)
+    assert (given["vocab_size"], given["vocab_source"]) == (512, "model.vocab_size")
+    read = json.loads(run(config, "--gpus", "cpu", "--json", f"data.tokenizer.path={tokenizer}").output)
+    assert read["vocab_size"] == 320 and str(tokenizer) in read["vocab_source"]
+
+
+def test_this_machine_without_accelerators_has_memory_and_no_speed(tmp_path: Path) -> None:
+    output = run(write_config(tmp_path), "--gpus", "cpu").output
+    assert "single    none" in output and "speed    n/a tokens/s" in output
+    measured = run(write_config(tmp_path), "--gpus", "cpu", "--tokens-per-second", "1280").output
+    assert "time     2.0 s" in measured  # 10 steps of 8 rows of 32 tokens
+
+
+def test_problems_are_those_of_train(tmp_path: Path) -> None:
+    result = headway("plan", write_config(tmp_path, train={"sequence_length": 4096}), "--gpus", "8xH100")
+    assert result.returncode == 2 and "max_sequence_length" in result.stderr
+    result = headway("plan", write_config(tmp_path), "--gpus", "8xH1000")
+    assert result.returncode == 2 and "did you mean H100?" in result.stderr
+
+
+def test_no_torch_is_needed(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"  # importing it fails
+        "from headway.cli.main import app\n"
+        f"app(['plan', {str(write_config(tmp_path))!r}, '--gpus', '8xH100'])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "recommended:" in result.stdout

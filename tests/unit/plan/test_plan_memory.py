@@ -1,0 +1,113 @@
+"""Peaks against what a real step takes, and how strategies compare."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from headway.config import Config
+from headway.parallel.world import World
+from headway.plan.layout import Layout
+from headway.plan.memory import MemoryPlan, plan_memory
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks" / "plan"
+needs_benchmarks = pytest.mark.skipif(not BENCHMARKS.exists(), reason="the benchmarks are not part of this copy")
+
+
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"plan_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+@needs_benchmarks
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "micro_batches", "optimizer"),
+    [("fp32", "none", 1, "adamw"), ("fp32", "full", 2, "adamw"), ("bf16", "full", 1, "adamw"),
+     ("fp32", "full", 1, "muon")],
+)  # fmt: skip
+def test_one_worker_takes_what_is_planned(
+    precision: str, checkpointing: str, micro_batches: int, optimizer: str
+) -> None:
+    memory = benchmark("memory")
+    case = memory.Case("single", "tiny", precision, checkpointing, micro_batches, optimizer)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        measured = memory.measure(case, World(0, 1, 0, torch.device("cpu")))
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
+    config = case.config()
+    planned = plan_memory(config, config.model, Layout.of(config, 1), "cpu").peak_bytes
+    assert abs(planned / measured - 1) < 0.05
+
+
+@needs_benchmarks
+def test_a_tracker_finds_what_is_planned_for_many_workers() -> None:
+    trackers = benchmark("trackers")
+    case = trackers.Case("4m", 16, checkpointing="none", precision="fp32", length=512)
+    config = case.config(vocab_size=1024)
+    tracked = trackers.track(config, case.workers)
+    assert abs(trackers.planned(config, case.workers).peak_bytes / tracked["Total"] - 1) < 0.1
+
+
+def plan(strategy: str, workers: int = 8, *, device: str = "cuda", **sections: dict[str, Any]) -> MemoryPlan:
+    train = {"steps": 1, "sequence_length": 512, "global_batch": 64, "micro_batch": 2, **sections.get("train", {})}
+    parallel = {"strategy": strategy, "workers": workers, **sections.get("parallel", {})}
+    model = {"preset": "350m", "vocab_size": 32000, **sections.get("model", {})}
+    values = {"model": model, "train": train, "parallel": parallel}
+    if "determinism" in sections:
+        values["determinism"] = sections["determinism"]
+    config = Config.model_validate(values).resolved()
+    return plan_memory(config, config.model, Layout.of(config, workers), device)
+
+
+def test_each_stage_keeps_less_than_the_one_before() -> None:
+    once: dict[str, Any] = {"global_batch": 16}  # a single micro-batch
+    peaks = [plan(strategy, train=once).peak_bytes for strategy in ("ddp", "zero1", "zero2", "zero3")]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 4
+
+
+def test_two_levels_keep_more_than_one() -> None:
+    one, two = plan("zero3"), plan("hsdp", parallel={"replicate": 4})
+    assert two.peak.weights > 3 * one.peak.weights
+
+
+def test_moments_are_divided_by_whole_parameters() -> None:
+    moments = {n: plan("zero1", n, train={"micro_batch": 1}).peak.optimizer for n in (2, 64)}
+    table = 8 * 32000 * 1024
+    assert moments[64] == table  # no worker can have less than the largest parameter
+    assert moments[2] < 1.01 * plan("ddp").peak.optimizer / 2
+
+
+def test_elastic_runs_keep_sums_of_lanes() -> None:
+    lanes: dict[str, Any] = {"micro_batch": 1, "lanes": 64}
+    plain, elastic = plan("ddp", train=lanes), plan("ddp", train=lanes, determinism="elastic")  # type: ignore[arg-type]
+    gradients = plain.peak.gradients
+    assert elastic.peak_bytes - plain.peak_bytes == 3 * gradients  # 8 lanes on each worker: up to 1 + 2 + 4 of them
+
+
+def test_gradients_of_sharded_weights_are_whole_while_micro_batches_add_up() -> None:
+    one = plan("zero3", train={"global_batch": 16})
+    several = plan("zero3")
+    assert max(moment.gradients for moment in several.moments) > 3 * max(moment.gradients for moment in one.moments)
+
+
+def test_degrees_divide_what_they_cut() -> None:
+    alone = plan("single", 1)
+    tensor = plan("auto", 2, parallel={"tensor": 2})
+    context = plan("auto", 2, parallel={"context": 2})
+    pipeline = plan("auto", 2, parallel={"pipeline": 2})
+    assert tensor.peak.weights < 0.51 * alone.peak.weights
+    assert context.peak.weights == alone.peak.weights and context.peak.activations < 0.51 * alone.peak.activations
+    assert pipeline.peak.weights < 0.7 * alone.peak.weights

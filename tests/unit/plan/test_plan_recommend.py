@@ -1,0 +1,124 @@
+"""What is taken, why, and that it can be typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headway.config import Config, override
+from headway.core.errors import ConfigError
+from headway.plan.accelerators import parse_machines
+from headway.plan.layout import Layout
+from headway.plan.memory import plan_memory
+from headway.plan.prepare import Plan, make_plan
+from headway.plan.recommend import command, usable_bytes
+
+
+def config(preset: str, **sections: Any) -> Config:
+    train = {"tokens": "1B", "sequence_length": 2048, "global_batch": 512, "micro_batch": 4, "precision": "bf16"}
+    values: dict[str, Any] = {"model": {"preset": preset, "vocab_size": 32000}, "train": train}
+    for name, section in sections.items():
+        values[name] = {**values[name], **section} if name in values else section
+    return Config.model_validate(values).resolved()
+
+
+def planned(preset: str, gpus: str, **sections: Any) -> Plan:
+    return make_plan(config(preset, **sections), parse_machines(gpus))
+
+
+def test_a_small_model_is_trained_in_the_simplest_way() -> None:
+    made = planned("125m", "8xH100")
+    assert made.recommendation.option is not None
+    assert made.recommendation.option.overrides[:2] == (
+        "parallel.strategy=ddp",
+        "train.activation_checkpointing=none",
+    )
+
+
+def test_a_large_model_is_sharded_and_what_does_not_fit_is_named() -> None:
+    made = planned("8b", "8xH100")
+    chosen = made.recommendation.option
+    assert chosen is not None and chosen.strategy in ("zero3", "zero2") and chosen.fits
+    assert "ddp (checkpointing none)" in made.recommendation.reason
+    assert not next(option for option in made.table if option.strategy == "ddp").fits
+
+
+@pytest.mark.parametrize(("preset", "gpus"), [("125m", "8xL4"), ("1b", "8xA100-40GB"), ("8b", "64xH100")])
+def test_what_is_recommended_is_a_config_that_fits_and_nothing_faster_does(preset: str, gpus: str) -> None:
+    given, machines = config(preset), parse_machines(gpus)
+    made = make_plan(given, machines)
+    chosen, usable = made.recommendation.option, usable_bytes(machines)
+    assert chosen is not None and chosen.speed is not None and usable is not None
+    typed = override(given, [*chosen.overrides, f"parallel.workers={machines.count}"])
+    layout = Layout.of(typed, machines.count)
+    assert layout == chosen.layout
+    assert plan_memory(typed, typed.model, layout, "cuda").peak_bytes <= usable
+    rivals = [option.speed.step_seconds for option in made.table if option.fits and option.speed]
+    assert chosen.speed.step_seconds <= 1.021 * min(rivals, default=chosen.speed.step_seconds)
+
+
+def test_where_nothing_fits_it_is_said_what_would() -> None:
+    made = planned("8b", "2xA100-40GB")
+    assert made.recommendation.option is None
+    assert (
+        "nothing fits" in made.recommendation.reason and "of these accelerators would do" in made.recommendation.reason
+    )
+
+
+def test_without_a_speed_the_simplest_that_fits_is_taken() -> None:
+    made = make_plan(config("125m"), parse_machines("8xFoo", memory_gib=40))
+    chosen = made.recommendation.option
+    assert chosen is not None and chosen.strategy == "ddp" and chosen.speed is None
+    assert made.hours(chosen) is None and made.energy_kwh(chosen) is None and made.mfu(chosen) is None
+
+
+def test_time_energy_and_cost_follow_from_the_speed() -> None:
+    made = planned("125m", "8xH100", telemetry={"usd_per_hour": 20.0})
+    option = made.table[0]
+    hours = made.hours(option)
+    assert option.speed is not None and hours == pytest.approx(made.tokens / option.speed.tokens_per_second / 3600)
+    assert made.energy_kwh(option) == pytest.approx(hours * 8 * 0.7)
+    assert made.cost_usd(option) == pytest.approx(hours * 20)
+    assert planned("125m", "8xH100").cost_usd(option) is None
+
+
+def test_a_measured_speed_takes_the_place_of_the_roofline() -> None:
+    made = make_plan(config("125m"), parse_machines("8xH100"), measured_tokens_per_second=1e6)
+    assert {made.tokens_per_second(option) for option in made.table} == {1e6}
+    assert made.hours(made.table[0]) == pytest.approx(made.tokens / 1e6 / 3600)
+
+
+def test_strategies_that_the_config_forbids_have_their_reason() -> None:
+    made = planned("125m", "2xH100")
+    reasons = {option.strategy: option.refusal for option in made.table}
+    assert reasons["hsdp"] is not None and "two levels" in reasons["hsdp"].what
+    assert reasons["ddp"] is None
+
+
+def test_a_config_that_no_strategy_can_train_is_refused_as_train_refuses_it() -> None:
+    with pytest.raises(ConfigError) as refused:
+        planned("125m", "3xH100")
+    assert "512 rows cannot be shared evenly by 3 workers" in refused.value.render()
+
+
+def test_degrees_of_the_config_are_kept() -> None:
+    made = planned("8b", "8xH100", parallel={"tensor": 8, "workers": 8})
+    assert {option.strategy for option in made.table} == {"single"}
+    assert made.table[0].layout is not None and made.table[0].layout.mesh.tp == 8
+
+
+def test_what_to_type() -> None:
+    small, large = planned("125m", "8xH100"), planned("8b", "64xH100")
+    assert small.recommendation.option is not None and large.recommendation.option is not None
+    typed = command("run.yaml", small.machines, small.recommendation.option)
+    assert typed.startswith("headway train run.yaml --workers 8 parallel.strategy=ddp")
+    typed = command("run.yaml", large.machines, large.recommendation.option)
+    assert typed.startswith("torchrun --nnodes 8 --nproc-per-node 8 ") and "-m headway train run.yaml" in typed
+
+
+def test_copies_are_one_per_machine() -> None:
+    made = planned("1b", "32xH100")
+    hsdp = next(option for option in made.table if option.strategy == "hsdp")
+    assert "parallel.replicate=4" in hsdp.overrides and hsdp.layout is not None
+    assert hsdp.layout.mesh.dp_shard == 8

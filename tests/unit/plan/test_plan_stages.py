@@ -1,0 +1,84 @@
+"""The arithmetic against the real modules, optimizers and dealing-out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headway.config import Config, MeshShape, ModelConfig
+from headway.models.build import build_model
+from headway.models.decoder import Decoder
+from headway.parallel.buckets import BUCKET_BYTES
+from headway.parallel.ownership import Ownership
+from headway.plan import memory
+from headway.plan.layout import Layout
+from headway.plan.stages import Stage, pipeline_stages
+from headway.training.optimizer import build_optimizer, materialize
+
+SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "kv_heads": 2, "ffn_dim": 160, "vocab_size": 640}
+
+
+def layout(mesh: MeshShape, strategy: str = "zero3", micro_batches: int = 1) -> Layout:
+    return Layout(strategy, mesh, 1, micro_batches, 1, "none", False, True)
+
+
+def whole(model: ModelConfig) -> Stage:
+    [stage] = pipeline_stages(model, layout(MeshShape()))
+    return stage
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_weights_and_moments_are_those_of_the_real_ones(tied: bool, optimizer: str) -> None:
+    config = Config.model_validate(
+        {"model": {**SHAPE, "tie_embeddings": tied}, "optimizer": {"name": optimizer}, "train": {"steps": 1}}
+    )
+    model = build_model(config.model, vocab_size=640, seed=0)
+    real = build_optimizer(config.optimizer, model, torch.device("cpu"))
+    materialize(real)
+    state = [t for moments in real.state.values() for t in moments.values() if t.ndim]  # without counts of steps
+    stage = whole(config.model)
+    assert stage.all == sum(p.nbytes for p in model.parameters())
+    assert stage.largest_moments(1, optimizer == "muon") == sum(tensor.nbytes for tensor in state)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 7])
+@pytest.mark.parametrize("preset", ["4m", "125m"])
+def test_parameters_are_dealt_out_as_zero_does(workers: int, preset: str) -> None:
+    config = ModelConfig(preset=preset, vocab_size=8192)
+    with torch.device("meta"):
+        model = Decoder(config)
+    owned = Ownership(model, 0, workers)
+    expected = [[name for name, p in model.named_parameters() if owned.owner(p) == rank] for rank in range(workers)]
+    assert [sorted(names) for names in whole(config).owners(workers)] == [sorted(names) for names in expected]
+
+
+def test_shards_are_cut_along_the_first_dimension_as_torch_cuts_them() -> None:
+    config = ModelConfig(**SHAPE)
+    with torch.device("meta"):
+        model = Decoder(config)
+    for shards in (2, 3, 48, 100):
+        first = sum(p.chunk(shards)[0].nbytes for p in model.parameters())
+        assert whole(config).shard(shards) == first
+
+
+def test_a_pipeline_has_all_layers_between_its_first_and_last_stage() -> None:
+    config = ModelConfig(**{**SHAPE, "layers": 4})
+    first, last = pipeline_stages(config, layout(MeshShape(pp=2), micro_batches=8))
+    assert first.all + last.all == whole(config).all
+    assert (first.layers, last.layers) == (2, 2)
+    assert (first.ahead, last.ahead) == (1, 0)
+    assert first.projection == last.table == 0
+
+
+def test_tensor_parallelism_cuts_matrices_and_no_vectors() -> None:
+    config = ModelConfig(**SHAPE)
+    [stage] = pipeline_stages(config, layout(MeshShape(tp=2)))
+    vectors = 4 * 64 * (2 * 3 + 1)
+    assert stage.all - vectors == (whole(config).all - vectors) // 2
+
+
+def test_buckets_are_as_large_as_those_that_are_sent() -> None:
+    assert memory.BUCKET_BYTES == BUCKET_BYTES
