@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headway.config import MeshShape, resolve_lanes, resolve_mesh
+from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -36,8 +37,15 @@ class Layout:
         """What `headway train` would do with a config on so many workers.
 
         Raises:
-            ConfigError: as `resolve_mesh` and `resolve_lanes`.
+            ConfigError: as `resolve_mesh` and `resolve_lanes`; or a layer keeps what no formula here counts.
         """
+        checkpointing = config.train.activation_checkpointing
+        if checkpointing == "selective":
+            raise ConfigError(
+                "what selective activation checkpointing keeps is not planned for",
+                where="train.activation_checkpointing",
+                fix="plan with train.activation_checkpointing=full, which keeps less, or =none, which keeps more",
+            )
         mesh = resolve_mesh(config, workers)
         grid = resolve_lanes(config, mesh.data)
         lanes = grid.lanes // mesh.data
@@ -47,7 +55,7 @@ class Layout:
             micro_batch=grid.micro_batch,
             micro_batches=lanes * grid.micro_batches,
             lanes=lanes,
-            checkpointing=config.train.activation_checkpointing,
+            checkpointing=checkpointing,
             elastic=config.determinism == "elastic",
             reshard_after_forward=config.parallel.reshard_after_forward,
         )
