@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headway.config import MeshShape, resolve_lanes, resolve_mesh
+from headway.config import DEEPSPEED, MeshShape, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,13 +39,7 @@ class Layout:
         Raises:
             ConfigError: as `resolve_mesh` and `resolve_lanes`; or a layer keeps what no formula here counts.
         """
-        checkpointing = config.train.activation_checkpointing
-        if checkpointing == "selective":
-            raise ConfigError(
-                "what selective activation checkpointing keeps is not planned for",
-                where="train.activation_checkpointing",
-                fix="plan with train.activation_checkpointing=full, which keeps less, or =none, which keeps more",
-            )
+        _refuse_uncounted(config)
         mesh = resolve_mesh(config, workers)
         grid = resolve_lanes(config, mesh.data)
         lanes = grid.lanes // mesh.data
@@ -55,7 +49,7 @@ class Layout:
             micro_batch=grid.micro_batch,
             micro_batches=lanes * grid.micro_batches,
             lanes=lanes,
-            checkpointing=checkpointing,
+            checkpointing="full" if config.train.activation_checkpointing == "full" else "none",
             elastic=config.determinism == "elastic",
             reshard_after_forward=config.parallel.reshard_after_forward,
         )
@@ -64,6 +58,24 @@ class Layout:
     def is_sharded(self) -> bool:
         """Whether weights are cut, and brought together a unit at a time."""
         return self.strategy in ("zero3", "hsdp")
+
+
+def _refuse_uncounted(config: Config) -> None:
+    """What no formula here counts is not guessed."""
+    train, optimizer = config.train, config.optimizer
+    uncounted = {
+        "train.activation_checkpointing": (train.activation_checkpointing == "selective", "full keeps less, none more"),
+        "train.precision": (train.precision not in ("fp32", "bf16"), "fp32 takes as much as tf32, bf16 as fp16"),
+        "optimizer.name": (optimizer.name not in ("adamw", "muon"), "optimizer.name=adamw keeps more than the others"),
+        "optimizer.offload": (optimizer.offload, "optimizer.offload=false counts moments where they would be"),
+        "parallel.strategy": (config.parallel.strategy in DEEPSPEED, "zero1, zero2 and zero3 divide the same"),
+        "model.experts": (config.model.experts is not None, "there is no dense model that takes the same"),
+    }
+    for key, (yes, near) in uncounted.items():
+        if yes:
+            raise ConfigError(
+                f"a plan does not count what '{key}' asks for", where=key, fix=f"plan with another: {near}"
+            )
 
 
 def effective_strategy(name: str, mesh: MeshShape) -> str:
