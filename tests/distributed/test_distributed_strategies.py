@@ -2,77 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headway.telemetry.metrics import read_metrics
-from support import state_hash, write_config
+from support_trials import STEPS, Trials, close
 
-STEPS = 12
 DATA_PARALLEL = ("ddp", "zero1", "zero2", "zero3")
-
-
-class Trials:
-    """Runs of one config under many strategies; those of as many workers share their processes."""
-
-    def __init__(self, folder: Path, config: Path) -> None:
-        self.folder, self.config = folder, config
-        self.jobs: dict[int, list[dict[str, Any]]] = {}
-
-    def add(self, name: str, workers: int, *overrides: str, copy_of: str | None = None) -> str:
-        source = str(self.folder / "runs" / copy_of) if copy_of else None
-        job = {"config": str(self.config), "overrides": [f"name={name}", *overrides], "copy_of": source}
-        self.jobs.setdefault(workers, []).append(job)
-        return name
-
-    def run(self) -> None:
-        for workers, jobs in self.jobs.items():
-            path = self.folder / f"jobs-{workers}.json"
-            path.write_text(json.dumps(jobs))
-            script = str(Path(__file__).with_name("strategies_worker.py"))
-            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-            command = [sys.executable, *(start if workers > 1 else []), script, str(path)]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-            assert result.returncode == 0, result.stderr[-4000:]
-        self.jobs = {}
-
-    def losses(self, name: str) -> list[float]:
-        return self.metric(name, "train/loss")
-
-    def metric(self, name: str, metric: str) -> list[float]:
-        _, values = read_metrics(self.folder / "runs" / name).series(metric)
-        return [float(value) for value in values]
-
-    def hash(self, name: str) -> str:
-        return state_hash(self.folder / "runs" / name)
-
-
-@pytest.fixture
-def trials(corpus: Path, tmp_path: Path) -> Callable[..., Trials]:
-    def make(**sections: Any) -> Trials:
-        data = {"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]}
-        values: dict[str, Any] = {
-            "train": {"steps": STEPS, "micro_batch": 1, "lanes": 4},
-            "model": {"dropout": 0.0},
-            "checkpoint": {"every": f"{STEPS // 2} steps"},
-            "evaluation": {"rows": 5},
-        }
-        data |= sections.pop("data", {})
-        for name, section in sections.items():
-            values[name] = {**values[name], **section} if isinstance(values.get(name), dict) else section
-        return Trials(tmp_path, write_config(tmp_path, data=data, **values))
-
-    return make
-
-
-def close(a: list[float], b: list[float]) -> bool:
-    return len(a) == len(b) and all(abs(x - y) < 1e-5 for x, y in zip(a, b, strict=True))
 
 
 def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -25,12 +26,18 @@ from headway.models.attention import (
     packed_positions,
     rotary_tables,
     rotate,
+    shared_positions,
 )
 from headway.models.cache import KVCache
-from headway.models.loss import linear_cross_entropy
+from headway.models.context import SharedPositions
+from headway.models.loss import linear_cross_entropy, vocabulary_parallel_cross_entropy
 from headway.models.shape import Shape
+from headway.models.tensor_plan import decoder_plan
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+
     from headway.config import ModelConfig
 
 
@@ -53,7 +60,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.kv_heads, self.group, self.head_dim = shape.kv_heads, shape.queries_per_group, shape.head_dim
+        self.group, self.head_dim = shape.queries_per_group, shape.head_dim
         self.dropout = config.dropout
         # Output rows come by key-value group: that group's query heads, then its key, then its value. A contiguous
         # cut of the rows into equal parts therefore cuts by group, which is what tensor parallelism needs.
@@ -64,7 +71,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         B, T, _ = x_BTD.shape
-        qkv = self.qkv(x_BTD).view(B, T, self.kv_heads, self.group + 2, self.head_dim)
+        # As many key-value groups as this worker has.
+        qkv = self.qkv(x_BTD).view(B, T, -1, self.group + 2, self.head_dim)
         q_BTKGH, k_BTK1H, v_BTK1H = qkv.split([self.group, 1, 1], dim=3)
         if self.q_norm is not None and self.k_norm is not None:
             q_BTKGH, k_BTK1H = self.q_norm(q_BTKGH), self.k_norm(k_BTK1H)
@@ -83,13 +91,15 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         super().__init__()
         self.dropout = config.dropout
-        # Rows: the gate's, then the linear branch's. Tensor parallelism cuts the view (2, ffn_dim, dim) along ffn_dim.
-        self.gate_up = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=False)
+        # Output rows come in groups: rows of the gate, then as many of the linear branch. A contiguous cut of the rows
+        # into equal parts therefore leaves each part gates with their partners, which tensor parallelism needs.
+        self.width = shape.ffn_dim // shape.ffn_groups
+        self.gate_up_groups = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=False)
         self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=False)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
-        return F.dropout(self.down(F.silu(gate_BTF) * up_BTF), self.dropout, self.training)
+        gate, up = self.gate_up_groups(x_BTD).unflatten(-1, (-1, 2, self.width)).unbind(-2)
+        return F.dropout(self.down((F.silu(gate) * up).flatten(-2)), self.dropout, self.training)
 
 
 class Layer(nn.Module):
@@ -130,6 +140,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(shape.dim, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(shape.dim, shape.vocab_size, bias=False)
         self.activation_checkpointing = False
+        self.shared: SharedPositions | None = None
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
         self.make_rotary_tables()
@@ -162,6 +173,14 @@ class Decoder(nn.Module):
         """The parts whose weights are brought together one at a time where weights are sharded."""
         return list(self.layers)
 
+    def tensor_plan(self, workers: int) -> dict[str, ParallelStyle]:
+        """How the matrices may be cut between tensor-parallel workers; see `headway.models.tensor_plan`."""
+        return decoder_plan(self.config, workers)
+
+    def share_positions(self, group: ProcessGroup) -> None:
+        """Compute every row together with other workers, each of which calls `forward` with the whole row."""
+        self.shared = SharedPositions(group)
+
     def set_activation_checkpointing(self, mode: Literal["none", "full"]) -> None:
         """`full`: keep only each layer's input and compute the layer again in the backward pass."""
         self.activation_checkpointing = mode == "full"
@@ -187,14 +206,20 @@ class Decoder(nn.Module):
             documents: Documents that share rows and are to be computed as if each were alone; without a cache only.
 
         Returns:
-            With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V).
+            With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V). Where rows
+            are shared (`share_positions`) it is the sum, or the logits, of this worker's positions.
 
         Raises:
-            ConfigError: the sequence is longer than `max_sequence_length`, or there are both a cache and documents.
+            ConfigError: the sequence is longer than `max_sequence_length`, or there is a cache together with documents
+                or with shared rows.
         """
         x_BTD = self.hidden_states(ids_BT, cache, documents)
         if targets_BT is None:
             return self.logits(x_BTD)
+        if self.shared is not None:
+            targets_BT = self.shared.cut(targets_BT, 1)
+        if isinstance(x_BTD, DTensor):
+            return vocabulary_parallel_cross_entropy(x_BTD, self.projection, targets_BT)
         return linear_cross_entropy(x_BTD.flatten(0, 1), self.projection, targets_BT.flatten())
 
     @property
@@ -204,13 +229,20 @@ class Decoder(nn.Module):
 
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) of final hidden states."""
+        if isinstance(x_BTD, DTensor):
+            return F.linear(x_BTD.redistribute(placements=[Replicate()]), self.projection).full_tensor()
         return F.linear(x_BTD, self.projection)
 
     def hidden_states(
         self, ids_BT: torch.Tensor, cache: KVCache | None = None, documents: PackedDocuments | None = None
     ) -> torch.Tensor:
-        """Normalised output of the last layer, (B, T, D); arguments and errors as in `forward`."""
+        """Normalised output of the last layer, (B, T, D); arguments and errors as in `forward`.
+
+        A `DTensor` over positions where matrices are cut between workers (`tensor_plan`).
+        """
         positions = self._positions(ids_BT, cache, documents)
+        if self.shared is not None:
+            ids_BT = self.shared.cut(ids_BT, 1)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         for layer in self.layers:
             if self.activation_checkpointing and torch.is_grad_enabled() and cache is None:
@@ -233,6 +265,14 @@ class Decoder(nn.Module):
                 fix="use shorter sequences, or raise the limit",
             )
         window = self.config.sliding_window
+        if self.shared is not None:
+            if cache is not None:
+                raise ConfigError(
+                    "a key-value cache holds whole rows",
+                    where="Decoder.forward, cache",
+                    fix="generate from a checkpoint, with a model whose rows are not shared",
+                )
+            return shared_positions(self.cos, self.sin, T, self.shared, documents, window)
         if documents is None:
             mask_TS, is_causal = attention_mask(start, T, window, device)
             return Positions(self.cos[start : start + T], self.sin[start : start + T], mask_TS, is_causal)

@@ -35,14 +35,17 @@ def weight_names(config: ModelConfig) -> dict[str, list[str]]:
         same = {**_SAME_IN_LAYER, **(_QK_NORMS if config.qk_norm else {})}
         names.update({ours + mine: [theirs + other] for mine, other in same.items()})
         names[ours + "attention.qkv.weight"] = [theirs + f"self_attn.{part}_proj.weight" for part in "qkv"]
-        names[ours + "feed_forward.gate_up.weight"] = [theirs + f"mlp.{part}_proj.weight" for part in ("gate", "up")]
+        names[ours + "feed_forward.gate_up_groups.weight"] = [
+            theirs + f"mlp.{part}_proj.weight" for part in ("gate", "up")
+        ]
     return names
 
 
 def split_weight(name: str, tensor: torch.Tensor, shape: Shape) -> list[torch.Tensor]:
     """The tensors that one of our parameters is in a Hugging Face checkpoint, in the order of `weight_names`."""
-    if name.endswith("gate_up.weight"):
-        return list(tensor.chunk(2))
+    if name.endswith("gate_up_groups.weight"):
+        grouped = torch.unflatten(tensor, 0, (shape.ffn_groups, 2, -1))
+        return [part.flatten(0, 1) for part in grouped.unbind(1)]
     if name.endswith("qkv.weight"):
         grouped = torch.unflatten(tensor, 0, (shape.kv_heads, shape.queries_per_group + 2, shape.head_dim))
         parts = torch.split(grouped, [shape.queries_per_group, 1, 1], dim=1)
@@ -52,8 +55,8 @@ def split_weight(name: str, tensor: torch.Tensor, shape: Shape) -> list[torch.Te
 
 def fuse_weights(name: str, tensors: list[torch.Tensor], shape: Shape) -> torch.Tensor:
     """The inverse of `split_weight`."""
-    if name.endswith("gate_up.weight"):
-        return torch.cat(tensors)
+    if name.endswith("gate_up_groups.weight"):
+        return torch.stack([torch.unflatten(t, 0, (shape.ffn_groups, -1)) for t in tensors], dim=1).flatten(0, 2)
     if name.endswith("qkv.weight"):
         parts = [torch.unflatten(tensor, 0, (shape.kv_heads, -1, shape.head_dim)) for tensor in tensors]
         return torch.cat(parts, dim=1).flatten(0, 2)

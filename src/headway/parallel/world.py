@@ -44,10 +44,46 @@ class World:
     @cached_property
     def device_mesh(self) -> DeviceMesh:
         """PyTorch's view of the same arrangement, with a process group along every dimension."""
+        return self._arranged(self.mesh.sizes)
+
+    @cached_property
+    def weights_mesh(self) -> DeviceMesh:
+        """The dimensions that cut weights. Context-parallel workers have the same weights and other positions, which
+        is to them as other rows would be: so `dp_shard` is here the product of both."""
+        if self.mesh.cp == 1:
+            return self.device_mesh
+        sizes = self.mesh.sizes
+        sizes["dp_shard"] *= sizes.pop("cp")
+        return self._arranged(sizes)
+
+    @cached_property
+    def replica_group(self) -> dist.ProcessGroup | None:
+        """The workers that compute gradients of the same weights (`MeshShape.replicas`); None for all workers."""
+        mesh = self.mesh
+        if mesh.replicas == mesh.size:
+            return None
+        return self._arranged({"pp": mesh.pp, "replica": mesh.replicas, "tp": mesh.tp})["replica"].get_group()
+
+    def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
-        sizes = self.mesh.sizes
         return init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    @property
+    def replica_rank(self) -> int:
+        """This worker's number in `replica_group`."""
+        return self.mesh.replica_rank(self.rank)
+
+    @property
+    def counts_items(self) -> bool:
+        """Whether this worker speaks for the items of its micro-batches, which others may compute together with it."""
+        places = self.mesh.coordinates(self.rank)
+        return places["pp"] == places["cp"] == places["tp"] == 0
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether the loss that this worker computes is to be added up: tensor-parallel workers all have the same."""
+        return self.mesh.coordinates(self.rank)["tp"] == 0
 
     @property
     def is_first(self) -> bool:

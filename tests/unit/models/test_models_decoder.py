@@ -148,7 +148,7 @@ def test_first_weights_are_a_function_of_seed_and_name() -> None:
         if "output" not in name and "down" not in name:
             assert torch.equal(weight, deeper.state_dict()[name])
     layer = model.state_dict()
-    assert layer["layers.0.feed_forward.gate_up.weight"].std().item() == pytest.approx(0.1, rel=0.1)
+    assert layer["layers.0.feed_forward.gate_up_groups.weight"].std().item() == pytest.approx(0.1, rel=0.1)
     assert layer["layers.0.feed_forward.down.weight"].std().item() == pytest.approx(0.1 / 2, rel=0.1)
 
 
