@@ -55,7 +55,8 @@ def is_first_of_equals(tensor: torch.Tensor, world: World) -> bool:
     if not isinstance(tensor, DTensor) or tensor.device_mesh.mesh_dim_names is None:
         return False
     placements = dict(zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True))
-    return "tp" in placements and not placements["tp"].is_replicate()
+    cut = placements.get(world.weights_axis_name("tp"))
+    return cut is not None and not cut.is_replicate()
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -36,12 +36,12 @@ def make_exchange(config: Config, world: World) -> Exchange:
     """What `parallel` asks for, by `reduce_precision`, `compression` and `replicate`."""
     parallel, group = config.parallel, world.replica_group
     if parallel.compression == "powersgd":
-        return PowerSGD(group, world.mesh.replicas, parallel.powersgd_rank, config.seed)
+        return PowerSGD(world.mesh.replicas, parallel.powersgd_rank, config.seed, group)
     if 1 < world.mesh.dp_replicate < world.mesh.replicas:
         inner, outer = world.weights_axis("dp_shard"), world.device_mesh["dp_replicate"]
         return TwoLevels(inner.get_group(), outer.get_group())
     if parallel.reduce_precision != "fp32":
-        return Rounded(group, getattr(torch, _DTYPES[parallel.reduce_precision]), config.train.tokens_per_step)
+        return Rounded(getattr(torch, _DTYPES[parallel.reduce_precision]), config.train.tokens_per_step, group)
     return Plain(group)
 
 
@@ -55,7 +55,7 @@ class Plain:
         group: Workers that share the sum, here and below; None for all.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
 
     def start(self, bucket: Bucket) -> Finish:
@@ -72,7 +72,7 @@ class Rounded:
             number they are as large as the mean, far from the ends of what fp16 can hold.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, dtype: torch.dtype, items: int) -> None:
+    def __init__(self, dtype: torch.dtype, items: int, group: dist.ProcessGroup | None = None) -> None:
         self._group, self._dtype, self._scale = group, dtype, 2.0 ** -round(math.log2(max(1, items)))
 
     def start(self, bucket: Bucket) -> Finish:
@@ -127,7 +127,7 @@ class PowerSGD:
         seed: Of the first factors, the same on every worker.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, workers: int, rank: int, seed: int) -> None:
+    def __init__(self, workers: int, rank: int, seed: int, group: dist.ProcessGroup | None = None) -> None:
         self._group, self._workers, self._rank, self._seed = group, workers, rank, seed
         self._missed: dict[torch.Tensor, torch.Tensor] = {}
         self._q: dict[torch.Tensor, torch.Tensor] = {}

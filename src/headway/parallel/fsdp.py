@@ -33,8 +33,8 @@ class FullyShardedDataParallel:
         self._elastic = config.determinism == "elastic"
         self._last = _LastLane()
         self._buffers = BufferWatch(module)
-        mesh = world.weights_mesh
-        shards, copies = mesh["dp_shard"], mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
+        shards = world.weights_axis("dp_shard")
+        copies = world.device_mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
         units = [*wrap_units(module), module]
         for unit in units:
             fully_shard(unit, mesh=shards, reshard_after_forward=config.parallel.reshard_after_forward)

@@ -35,7 +35,7 @@ def cut_matrices(module: nn.Module, world: World) -> None:
             fix="parallel.tensor=1, or give the module a method tensor_plan",
         )
     # Cut from this worker's own copy: no worker draws first weights of its own for a part.
-    parallelize_module(module, world.weights_mesh["tp"], declared(world.mesh.tp), src_data_rank=None)
+    parallelize_module(module, world.weights_axis("tp"), declared(world.mesh.tp), src_data_rank=None)
     for name, p in module.named_parameters():
         if not isinstance(p, DTensor):
             raise ConfigError(

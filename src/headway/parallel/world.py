@@ -35,6 +35,8 @@ class World:
     device: torch.device
     mesh: MeshShape = _ALONE
     """How the workers are arranged."""
+    number: int = 0
+    """How many worlds this process was part of before."""
 
     @property
     def data_rank(self) -> int:
@@ -46,15 +48,24 @@ class World:
         """PyTorch's view of the same arrangement, with a process group along every dimension."""
         return self._arranged(self.mesh.sizes)
 
+    def weights_axis(self, name: str) -> DeviceMesh:
+        """One of the dimensions that cut weights, `dp_shard` or `tp`, of one mesh with both.
+
+        Context-parallel workers have the same weights and other positions, which is to weights as other rows are: so
+        `dp_shard` is here the product of both.
+        """
+        return self._weights_mesh[self.weights_axis_name(name)]
+
+    def weights_axis_name(self, name: str) -> str:
+        """PyTorch keeps what it has worked out for a mesh as long as the process lives, groups included, and takes
+        meshes with the same names for the same. So names are used once."""
+        return f"{name}_{self.number}"
+
     @cached_property
-    def weights_mesh(self) -> DeviceMesh:
-        """The dimensions that cut weights. Context-parallel workers have the same weights and other positions, which
-        is to them as other rows would be: so `dp_shard` is here the product of both."""
-        if self.mesh.cp == 1:
-            return self.device_mesh
+    def _weights_mesh(self) -> DeviceMesh:
         sizes = self.mesh.sizes
         sizes["dp_shard"] *= sizes.pop("cp")
-        return self._arranged(sizes)
+        return self._arranged({self.weights_axis_name(name): size for name, size in sizes.items()})
 
     @cached_property
     def replica_group(self) -> dist.ProcessGroup | None:
@@ -173,7 +184,8 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     mesh = mesh or MeshShape(dp_shard=size)
-    world = World(int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank), mesh)
+    number = next(_opened)
+    world = World(int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank), mesh, number)
     if world.device.type == "mps":
         raise ConfigError("mps has no process groups", where="train.device", fix="train.device=cpu, or one worker")
     if world.device.type == "cuda":
@@ -183,7 +195,7 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     store, rank, size = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed connections.
-    store = dist.PrefixStore(f"headway-{next(_opened)}", store)  # type: ignore[attr-defined]
+    store = dist.PrefixStore(f"headway-{number}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield world
