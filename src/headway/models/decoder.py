@@ -7,7 +7,7 @@ K key-value heads, G query heads per key-value head, H width of a head, F inner 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import nn
@@ -230,7 +230,8 @@ class Decoder(nn.Module):
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) of final hidden states."""
         if isinstance(x_BTD, DTensor):
-            return F.linear(x_BTD.redistribute(placements=[Replicate()]), self.projection).full_tensor()
+            whole_BTD = x_BTD.redistribute(placements=[Replicate()])
+            return cast(DTensor, F.linear(whole_BTD, self.projection)).full_tensor()
         return F.linear(x_BTD, self.projection)
 
     def hidden_states(

@@ -8,7 +8,7 @@ the projection are kept (Hsu et al. 2024, "Liger Kernel", section 3.2, fused lin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -48,8 +48,8 @@ def vocabulary_parallel_cross_entropy(
     """
     assert isinstance(weight_VD, DTensor)
     group = weight_VD.device_mesh.get_group()
-    if torch.is_autocast_enabled(x_BTD.device.type):
-        x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))  # before it travels
+    if torch.is_autocast_enabled(x_BTD.device.type):  # before it travels
+        x_BTD = cast(DTensor, x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type)))
     # Each worker's logits give a part of the gradient of `x`; its sum goes back to where the positions came from.
     whole_BTD = x_BTD.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     rows_VD = weight_VD.to_local()

@@ -45,7 +45,7 @@ def cut_matrices(module: nn.Module, world: World) -> None:
                 fix="give it a style, SequenceParallel() where it is to stay whole",
             )
         if p.requires_grad:
-            p.register_hook(partial(_as_cut, p))
+            p.register_hook(partial(_as_cut, p))  # type: ignore[no-untyped-call]
 
 
 def _as_cut(p: DTensor, gradient: torch.Tensor) -> torch.Tensor:
