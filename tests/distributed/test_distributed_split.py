@@ -33,7 +33,10 @@ def assert_like_single(runs: Trials, names: list[str]) -> None:
         expected = runs.metric("single", metric)
         assert expected
         for name in names:
-            assert close(runs.metric(name, metric), expected), (name, metric, runs.metric(name, metric), expected)
+            found = runs.metric(name, metric)
+            # Norms answer to small differences of the weights more than losses do.
+            same = close(found, expected) if metric != "train/grad_norm" else found == pytest.approx(expected, rel=1e-4)
+            assert same, (name, metric, found, expected)
 
 
 def test_parts_gradients_and_norms_are_those_of_the_whole() -> None:
@@ -139,6 +142,7 @@ def test_what_cannot_be_shared_is_refused_before_the_first_step(tiny: Callable[.
         (["parallel.tensor=2", "model.vocab_size=301"], "model.vocab_size=320"),
         (["parallel.tensor=2", "model.dropout=0.1"], "model.dropout=0"),
         (["parallel.tensor=2", "parallel.compression=powersgd", "determinism=off"], "parallel.compression=none"),
+        (["parallel.tensor=2", "train.compile=true"], "train.compile=false"),
         (["parallel.context=2", "train.sequence_length=30"], "a length of 32"),
         (["parallel.context=2", "data.mixture.stages=[{start: 0, sequence_length: 2}]"], "a length of 4"),
         (["parallel.context=2", "parallel.strategy=single"], "parallel.strategy=auto"),

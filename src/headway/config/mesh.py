@@ -240,6 +240,12 @@ def _model(config: Config) -> Iterator[ConfigError]:
             where="parallel.tensor, model.vocab_size",
             fix=f"model.vocab_size={padded_rows(model.vocab_size or 0, parallel.tensor)}",
         )
+    if config.train.compile and parallel.tensor > 1:
+        yield ConfigError(
+            "torch.compile is not tried with matrices that are cut between workers",
+            where="train.compile, parallel.tensor",
+            fix="train.compile=false, or parallel.tensor=1",
+        )
     if layers and parallel.pipeline > layers:
         yield ConfigError(
             f"{layers} layers cannot be cut into {parallel.pipeline} pipeline stages",
