@@ -127,6 +127,16 @@ def test_a_run_of_shards_of_parts_goes_on_alone(trials: Callable[..., Trials]) -
     assert_like_single(runs, names)
 
 
+def test_another_arrangement_of_as_many_workers_is_told(tiny: Callable[..., Path]) -> None:
+    """Each of these trains as one worker would, but not with the bits of the other."""
+    config = tiny(model={"dropout": 0.0}, train={"steps": 10})
+    assert headway("train", config, "-w", "2", TENSOR, faults="stop@step=3").returncode == 75
+    again = headway("train", config, "-w", "2", TENSOR, faults="stop@step=6")
+    assert again.returncode == 75 and "not bit for bit" not in again.stderr
+    result = headway("train", config, "-w", "2", CONTEXT)
+    assert result.returncode == 0 and "cp 2 instead of tp 2: the run goes on, but not bit for bit" in result.stderr
+
+
 def _weights(run: Path) -> dict[str, Any]:
     store = CheckpointStore(run / "checkpoints")
     info = store.newest(lambda text: None)

@@ -102,6 +102,12 @@ class FeedForward(nn.Module):
         return F.dropout(self.down((F.silu(gate) * up).flatten(-2)), self.dropout, self.training)
 
 
+def _for_products(x: torch.Tensor) -> torch.Tensor:
+    """In the dtype that autocast would give it in the next product, so that it travels to other workers in that."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
 class Layer(nn.Module):
     """One decoder layer: attention and feed-forward, each normalised before and added to the residual stream."""
 
@@ -113,8 +119,8 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config, shape)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions, cache)
-        y_BTD: torch.Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
+        x_BTD = x_BTD + self.attention(_for_products(self.attention_norm(x_BTD)), positions, cache)
+        y_BTD: torch.Tensor = x_BTD + self.feed_forward(_for_products(self.feed_forward_norm(x_BTD)))
         return y_BTD
 
 
