@@ -32,9 +32,8 @@ class Trials:
         for workers, jobs in self.jobs.items():
             path = self.folder / f"jobs-{workers}.json"
             path.write_text(json.dumps(jobs))
-            script = str(_WORKER)
             start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-            command = [sys.executable, *(start if workers > 1 else []), script, str(path)]
+            command = [sys.executable, *(start if workers > 1 else []), str(_WORKER), str(path)]
             result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
             assert result.returncode == 0, result.stderr[-4000:]
         self.jobs = {}

@@ -4,7 +4,7 @@ from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceCo
 from headway.config.deepspeed import DEEPSPEED
 from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
-from headway.config.load import dump_config, load_config, override
+from headway.config.load import dump_config, load_config, load_resolved, override
 from headway.config.mesh import FULLY_SHARDED, MeshShape, resolve_mesh
 from headway.config.schema import (
     CheckpointConfig,
@@ -46,6 +46,7 @@ __all__ = [
     "dump_config",
     "identity",
     "load_config",
+    "load_resolved",
     "override",
     "resolve_lanes",
     "resolve_mesh",

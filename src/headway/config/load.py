@@ -45,6 +45,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, trains: bool
     return _validated(tree)
 
 
+def load_resolved(path: Path) -> Config:
+    """The config that a run has left in its directory, as it is. Whether it could run here, and on as many workers as
+    there are now, is not asked.
+
+    Raises:
+        ConfigError: it is no config.
+    """
+    tree = _read(_find(str(path), None), ())
+    try:
+        return Config.model_validate(tree.plain())
+    except ValidationError as error:
+        raise combined(complaints(tree, error), tree.place_of) from None
+
+
 def override(config: Config, overrides: Sequence[str]) -> Config:
     """A config with overrides applied, checked and completed again.
 

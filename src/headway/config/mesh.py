@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Strategies that cut each weight between workers.
 FULLY_SHARDED = ("zero3", "fsdp", "hsdp")
+#: Most groups of rows in the first matrix of a feed-forward layer, and so the most parts it can be cut into.
+_FFN_GROUPS = 16
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,15 @@ class MeshShape:
     def is_data_parallel(self) -> bool:
         """Whether every worker computes lanes of its own."""
         return self.data == self.size
+
+    @property
+    def replicas(self) -> int:
+        """Workers that compute gradients of the same weights, from other rows or other positions of the same rows."""
+        return self.data * self.cp
+
+    def replica_rank(self, rank: int) -> int:
+        """Which of the `replicas` a worker is."""
+        return self.data_rank(rank) * self.cp + self.coordinates(rank)["cp"]
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Place of a worker in every dimension."""
@@ -123,6 +134,12 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             where="parallel.strategy, parallel.workers",
             fix=f"parallel.strategy=auto, or parallel.workers={split}",
         )
+    elif parallel.strategy == "single" and parallel.context > 1:
+        yield ConfigError(
+            "strategy 'single' sums no gradients, of which workers that share the positions of a row each have a part",
+            where="parallel.strategy, parallel.context",
+            fix="parallel.strategy=auto",
+        )
     yield from _replication(config, data)
     if config.determinism == "elastic" and split > 1:
         yield ConfigError(
@@ -160,6 +177,12 @@ def _communication(config: Config) -> Iterator[ConfigError]:
                 where=f"{where}, determinism",
                 fix=f"determinism=off, or leave {where} out",
             )
+    if parallel.compression != "none" and parallel.tensor > 1:
+        yield ConfigError(
+            "powersgd takes whole matrices apart, of which tensor-parallel workers have parts",
+            where="parallel.compression, parallel.tensor",
+            fix="parallel.compression=none, or parallel.tensor=1",
+        )
     others = [*(key for key, wanted in ways.items() if wanted), *(["replicate"] if parallel.replicate else [])]
     if len(others) > 1:
         yield ConfigError(
@@ -237,22 +260,68 @@ def _model(config: Config) -> Iterator[ConfigError]:
             where="parallel.tensor, model.kv_heads",
             fix=f"parallel.tensor={nearest(parallel.tensor, divisors(heads))}",
         )
+    groups = ffn_groups(model.ffn_dim) if model.ffn_dim else 0
+    if groups % parallel.tensor:
+        yield ConfigError(
+            f"the feed-forward width of {model.ffn_dim} comes in {groups} groups, which {parallel.tensor}"
+            " tensor-parallel workers cannot share evenly",
+            where="parallel.tensor, model.ffn_dim",
+            fix=f"parallel.tensor={nearest(parallel.tensor, divisors(math.gcd(groups, heads or groups)))}",
+        )
+    if (model.vocab_size or 0) % parallel.tensor:
+        yield ConfigError(
+            f"a vocabulary of {model.vocab_size} rows cannot be shared evenly by {parallel.tensor} tensor-parallel"
+            " workers",
+            where="parallel.tensor, model.vocab_size",
+            fix=f"model.vocab_size={padded_rows(model.vocab_size or 0, parallel.tensor)}",
+        )
+    if config.train.compile and parallel.tensor > 1:
+        yield ConfigError(
+            "torch.compile is not tried with matrices that are cut between workers",
+            where="train.compile, parallel.tensor",
+            fix="train.compile=false, or parallel.tensor=1",
+        )
     if layers and parallel.pipeline > layers:
         yield ConfigError(
             f"{layers} layers cannot be cut into {parallel.pipeline} pipeline stages",
             where="parallel.pipeline, model.layers",
             fix=f"parallel.pipeline={layers}",
         )
-    if config.train.sequence_length % parallel.context:
-        near = nearest(parallel.context, divisors(config.train.sequence_length))
-        yield ConfigError(
-            f"rows of {config.train.sequence_length} tokens cannot be cut into {parallel.context} equal parts",
-            where="parallel.context, train.sequence_length",
-            fix=f"parallel.context={near}",
-        )
+    yield from _positions(config)
     if model.dropout and (parallel.tensor > 1 or parallel.context > 1):
         yield ConfigError(
             "dropout draws one mask for a whole activation, of which these workers see parts",
             where="model.dropout, parallel.tensor, parallel.context",
             fix="model.dropout=0, or leave parallel.tensor and parallel.context at 1",
         )
+
+
+def _positions(config: Config) -> Iterator[ConfigError]:
+    """Rows of every length that will come must be cut into equal parts."""
+    parallel = config.parallel
+    lengths = {"train.sequence_length": config.train.sequence_length}
+    for number, stage in enumerate(config.data.mixture.stages):
+        if stage.sequence_length:
+            lengths[f"data.mixture.stages.{number}.sequence_length"] = stage.sequence_length
+    # Each of several context-parallel workers has a part from the front of a row and one from its end.
+    parts = parallel.context * parallel.tensor * (2 if parallel.context > 1 else 1)
+    for key, length in lengths.items():
+        if length % parts:
+            yield ConfigError(
+                f"rows of {length} tokens cannot be cut into {parts} equal parts, which context {parallel.context}"
+                f" x tensor {parallel.tensor} takes",
+                where=f"{key}, parallel.context, parallel.tensor",
+                fix=f"a length of {-(-length // parts) * parts}, or smaller degrees",
+            )
+
+
+def ffn_groups(ffn_dim: int) -> int:
+    """Groups of rows in the first matrix of a feed-forward layer: the largest power of two that divides its width, up
+    to 16. A function of the shape alone, since it fixes the order of rows in checkpoints."""
+    return math.gcd(ffn_dim, _FFN_GROUPS)
+
+
+def padded_rows(vocab_size: int, tensor: int) -> int:
+    """The least number of rows for a vocabulary that is a multiple of 64 and of the tensor-parallel degree."""
+    multiple = math.lcm(64, tensor)
+    return -(-vocab_size // multiple) * multiple

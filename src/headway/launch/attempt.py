@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from headway.config import Config, changes, dump_config, identity, load_config
+from headway.config import Config, changes, dump_config, identity, load_resolved
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
@@ -119,7 +119,7 @@ def _refuse_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
     """A run goes on with the mathematics it began with, unless its owner says otherwise."""
     if not run.config_path.exists():
         return
-    differences = changes(load_config(run.config_path), config)
+    differences = changes(load_resolved(run.config_path), config)
     if differences and not wishes.accept_changes:
         raise ConfigError(
             "the config differs from the one this run was made with: " + "; ".join(differences),

@@ -21,6 +21,7 @@ from headway.config import (
     FULLY_SHARDED,
     Config,
     LaneGrid,
+    MeshShape,
     OptimizerConfig,
     identity,
     resolve_lanes,
@@ -255,9 +256,14 @@ def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
         notice(f"{config.run_directory} is finished: all {job.total_steps:,} steps are done")
         return
     notice(f"resuming from {start.path} (state {start.state_sha256[:12]})")
-    before = start.context.get("world_size")
-    if config.determinism == "run" and before != world.size:
+    before, mesh = start.context.get("world_size"), start.context.get("mesh")
+    if config.determinism != "run":
+        return
+    if before != world.size:
         warning(
             f"{world.size} workers instead of {before}: the run goes on, but not bit for bit"
             " (determinism=elastic promises that)"
         )
+    elif mesh not in (None, world.mesh.sizes):
+        then = MeshShape(**mesh)
+        warning(f"workers arranged as {world.mesh} instead of {then}: the run goes on, but not bit for bit")

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import inspect
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
+
+if TYPE_CHECKING:
+    from headway.models.context import SharedPositions
 
 # From torch 2.12 on; before, every query head needs a key-value head of its own there.
 _VARLEN_SHARES_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -40,6 +43,18 @@ class PackedDocuments(NamedTuple):
         return cls(numbers_BT, positions_BT, bounds)
 
 
+class Span(NamedTuple):
+    """A run of queries of a row that is shared by workers, and what they may look at."""
+
+    length: int
+    """Queries; spans follow each other in the worker's tensors."""
+    end: int
+    """They look at no key from here on, counted in the whole row."""
+    mask: torch.Tensor | None
+    """As of `Positions`, for keys 0 to `end`."""
+    is_causal: bool
+
+
 class Positions(NamedTuple):
     """Where the tokens of a forward pass are, and what they may look at; the same for every layer."""
 
@@ -58,6 +73,9 @@ class Positions(NamedTuple):
     """Documents in the flattened tokens, to be computed one by one; then there is no mask."""
     counted: torch.Tensor | None = None
     """True for tokens that take part in the loss, (B, T); nothing to attention, but to routers of experts."""
+    shared: SharedPositions | None = None
+    """The row's positions are shared by workers; what this one's may look at is then in `spans`."""
+    spans: list[Span] | None = None
 
 
 def rotary_tables(length: int, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,11 +126,17 @@ def attention_mask(
     return mask_TS, False
 
 
-def document_mask(numbers_BT: torch.Tensor, window: int | None) -> torch.Tensor:
-    """True where a query sees a key: causal, within the window and within its document, (B, 1, T, T)."""
-    query_T1 = torch.arange(numbers_BT.shape[1], device=numbers_BT.device)[:, None]
-    key_T = query_T1.flatten()
-    mask_BTT = (numbers_BT[:, :, None] == numbers_BT[:, None, :]) & (key_T <= query_T1)
+def document_mask(numbers_BT: torch.Tensor, window: int | None, start: int = 0) -> torch.Tensor:
+    """True where a query sees a key: causal, within the window and within its document, (B, 1, T - start, T).
+
+    Args:
+        numbers_BT: As of `PackedDocuments`.
+        window: Sliding window, if any.
+        start: The first position that is a query.
+    """
+    key_T = torch.arange(numbers_BT.shape[1], device=numbers_BT.device)
+    query_T1 = key_T[start:, None]
+    mask_BTT = (numbers_BT[:, start:, None] == numbers_BT[:, None, :]) & (key_T <= query_T1)
     if window is not None:
         mask_BTT &= key_T > query_T1 - window
     return mask_BTT.unsqueeze(1)
@@ -154,12 +178,45 @@ def packed_positions(
     return Positions(cos, sin, mask=document_mask(documents.numbers_BT, window))
 
 
+def shared_positions(
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    length: int,
+    shared: SharedPositions,
+    documents: PackedDocuments | None,
+    window: int | None,
+) -> Positions:
+    """This worker's positions of rows that it shares with others.
+
+    Args:
+        cos, sin: `rotary_tables`, for at least `length` positions.
+        length: Positions of the whole row.
+        shared: Who has which.
+        documents: Of the whole rows, where they are to know nothing of each other.
+        window: Sliding window, if any.
+    """
+    if documents is None:
+        cos, sin = shared.cut(cos[:length], 0), shared.cut(sin[:length], 0)
+    else:
+        places_BT = shared.cut(documents.positions_BT, 1)
+        cos, sin = cos[places_BT], sin[places_BT]
+    spans = []
+    for start, end in shared.spans(length):
+        if documents is None:
+            mask, is_causal = attention_mask(start, end - start, window, cos.device)
+        else:
+            mask, is_causal = document_mask(documents.numbers_BT[:, :end], window, start), False
+        spans.append(Span(end - start, end, mask, is_causal))
+    return Positions(cos, sin, shared=shared, spans=spans)
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions) -> torch.Tensor:
     """Scaled dot-product attention, as `positions` allows it.
 
     Args:
         q: (B, T, heads, H).
-        k, v: (B, S, kv_heads, H); head i of the queries looks at head i // (heads / kv_heads).
+        k, v: (B, S, kv_heads, H); head i of the queries looks at head i // (heads / kv_heads). S is the positions of
+            this worker where others have the rest.
 
     Returns:
         (B, T, heads, H).
@@ -168,6 +225,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positio
         return _attend_varlen(q, k, v, positions.bounds, positions.window)
     if positions.segments is not None:
         return _attend_segments(q, k, v, positions.segments, positions.window)
+    if positions.spans is not None and positions.shared is not None:
+        k, v = positions.shared.gather(k, v)
+        return _attend_spans(q, k, v, positions.spans)
     return _attend_all(q, k, v, positions.mask, positions.is_causal)
 
 
@@ -186,6 +246,14 @@ def _attend_all(
         enable_gqa=shared,
     )
     return y.transpose(1, 2)
+
+
+def _attend_spans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+    """Each run of queries against the keys of the whole row up to its end."""
+    parts = []
+    for queries, span in zip(q.split([span.length for span in spans], dim=1), spans, strict=True):
+        parts.append(_attend_all(queries, k[:, : span.end], v[:, : span.end], span.mask, span.is_causal))
+    return torch.cat(parts, dim=1)
 
 
 def _attend_segments(

@@ -7,10 +7,11 @@ K key-value heads, G query heads per key-value head, H width of a head, F inner 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
@@ -26,14 +27,20 @@ from headway.models.attention import (
     packed_positions,
     rotary_tables,
     rotate,
+    shared_positions,
 )
 from headway.models.cache import KVCache
-from headway.models.loss import linear_cross_entropy
+from headway.models.context import SharedPositions
+from headway.models.loss import linear_cross_entropy, vocabulary_parallel_cross_entropy
 from headway.models.moe import MixtureOfExperts, after_step, take_counts
 from headway.models.recompute import selective_contexts
 from headway.models.shape import Shape
+from headway.models.tensor_plan import decoder_plan
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+
     from headway.config import ModelConfig
 
 
@@ -60,7 +67,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.kv_heads, self.group, self.head_dim = shape.kv_heads, shape.queries_per_group, shape.head_dim
+        self.group, self.head_dim = shape.queries_per_group, shape.head_dim
         self.dropout = config.dropout
         # Output rows come by key-value group: that group's query heads, then its key, then its value. A contiguous
         # cut of the rows into equal parts therefore cuts by group, which is what tensor parallelism needs.
@@ -71,7 +78,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         B, T, _ = x_BTD.shape
-        qkv = self.qkv(x_BTD).view(B, T, self.kv_heads, self.group + 2, self.head_dim)
+        # As many key-value groups as this worker has.
+        qkv = self.qkv(x_BTD).view(B, T, -1, self.group + 2, self.head_dim)
         q_BTKGH, k_BTK1H, v_BTK1H = qkv.split([self.group, 1, 1], dim=3)
         if self.q_norm is not None and self.k_norm is not None:
             q_BTKGH, k_BTK1H = self.q_norm(q_BTKGH), self.k_norm(k_BTK1H)
@@ -90,13 +98,21 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         super().__init__()
         self.dropout = config.dropout
-        # Rows: the gate's, then the linear branch's. Tensor parallelism cuts the view (2, ffn_dim, dim) along ffn_dim.
-        self.gate_up = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=False)
+        # Output rows come in groups: rows of the gate, then as many of the linear branch. A contiguous cut of the rows
+        # into equal parts therefore leaves each part gates with their partners, which tensor parallelism needs.
+        self.width = shape.ffn_dim // shape.ffn_groups
+        self.gate_up_groups = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=False)
         self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=False)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        gate_BTF, up_BTF = self.gate_up(x_BTD).chunk(2, dim=-1)
-        return F.dropout(self.down(F.silu(gate_BTF) * up_BTF), self.dropout, self.training)
+        gate, up = self.gate_up_groups(x_BTD).unflatten(-1, (-1, 2, self.width)).unbind(-2)
+        return F.dropout(self.down((F.silu(gate) * up).flatten(-2)), self.dropout, self.training)
+
+
+def _for_products(x: torch.Tensor) -> torch.Tensor:
+    """In the dtype that autocast would give it in the next product, so that it travels to other workers in that."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 class Layer(nn.Module):
@@ -111,8 +127,8 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config, shape) if self.is_dense else MixtureOfExperts(config, shape)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), positions, cache)
-        normalised_BTD = self.feed_forward_norm(x_BTD)
+        x_BTD = x_BTD + self.attention(_for_products(self.attention_norm(x_BTD)), positions, cache)
+        normalised_BTD = _for_products(self.feed_forward_norm(x_BTD))
         counted = () if self.is_dense else (positions.counted,)
         y_BTD: torch.Tensor = x_BTD + self.feed_forward(normalised_BTD, *counted)
         return y_BTD
@@ -141,6 +157,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(shape.dim, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(shape.dim, shape.vocab_size, bias=False)
         self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
+        self.shared: SharedPositions | None = None
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
         self.make_rotary_tables()
@@ -194,6 +211,14 @@ class Decoder(nn.Module):
         """Balance the experts by all workers' `take_counts` of a step; see `headway.models.moe.after_step`."""
         return after_step(self.mixtures(), counts, updated)
 
+    def tensor_plan(self, workers: int) -> dict[str, ParallelStyle]:
+        """How the matrices may be cut between tensor-parallel workers; see `headway.models.tensor_plan`."""
+        return decoder_plan(self.config, workers)
+
+    def share_positions(self, group: ProcessGroup) -> None:
+        """Compute every row together with other workers, each of which calls `forward` with the whole row."""
+        self.shared = SharedPositions(group)
+
     def new_cache(self, rows: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for `rows` sequences of up to `capacity` positions; `dtype` is the weights' by default."""
         weight = self.embedding.weight
@@ -216,15 +241,21 @@ class Decoder(nn.Module):
 
         Returns:
             With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V). Losses of
-            routers are in the gradients of that sum, and not in its value (`headway.models.moe`).
+            routers are in the gradients of that sum, and not in its value (`headway.models.moe`). Where rows are shared
+            (`share_positions`) it is the sum, or the logits, of this worker's positions.
 
         Raises:
-            ConfigError: the sequence is longer than `max_sequence_length`, or there are both a cache and documents.
+            ConfigError: the sequence is longer than `max_sequence_length`, or there is a cache together with documents
+                or with shared rows.
         """
         counted_BT = None if targets_BT is None else targets_BT != IGNORE_TARGET
         x_BTD = self.hidden_states(ids_BT, cache, documents, counted_BT)
         if targets_BT is None:
             return self.logits(x_BTD)
+        if self.shared is not None:
+            targets_BT = self.shared.cut(targets_BT, 1)
+        if isinstance(x_BTD, DTensor):
+            return vocabulary_parallel_cross_entropy(x_BTD, self.projection, targets_BT)
         return linear_cross_entropy(x_BTD.flatten(0, 1), self.projection, targets_BT.flatten())
 
     @property
@@ -234,6 +265,9 @@ class Decoder(nn.Module):
 
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) of final hidden states."""
+        if isinstance(x_BTD, DTensor):
+            whole_BTD = x_BTD.redistribute(placements=[Replicate()])
+            return cast(DTensor, F.linear(whole_BTD, self.projection)).full_tensor()
         return F.linear(x_BTD, self.projection)
 
     def hidden_states(
@@ -245,9 +279,12 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """Normalised output of the last layer, (B, T, D); arguments and errors as in `forward`.
 
-        `counted_BT` is True for positions that routers count into their losses and loads; all when not given.
+        `counted_BT` is True for positions that routers count into their losses and loads; all when not given. The
+        result is a `DTensor` over positions where matrices are cut between workers (`tensor_plan`).
         """
         positions = self._positions(ids_BT, cache, documents)._replace(counted=counted_BT)
+        if self.shared is not None:
+            ids_BT = self.shared.cut(ids_BT, 1)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         for layer in self.layers:
             if self.activation_checkpointing != "none" and torch.is_grad_enabled() and cache is None:
@@ -271,6 +308,14 @@ class Decoder(nn.Module):
                 fix="use shorter sequences, or raise the limit",
             )
         window = self.config.sliding_window
+        if self.shared is not None:
+            if cache is not None:
+                raise ConfigError(
+                    "a key-value cache holds whole rows",
+                    where="Decoder.forward, cache",
+                    fix="generate from a checkpoint, with a model whose rows are not shared",
+                )
+            return shared_positions(self.cos, self.sin, T, self.shared, documents, window)
         if documents is None:
             mask_TS, is_causal = attention_mask(start, T, window, device)
             return Positions(self.cos[start : start + T], self.sin[start : start + T], mask_TS, is_causal)

@@ -45,7 +45,9 @@ def weight_names(config: ModelConfig) -> dict[str, list[str]]:
         names.update({ours + mine: [theirs + other] for mine, other in same.items()})
         names[ours + "attention.qkv.weight"] = [theirs + f"self_attn.{part}_proj.weight" for part in "qkv"]
         if index < shape.dense_layers:
-            names[ours + "feed_forward.gate_up.weight"] = [f"{theirs}mlp.{part}_proj.weight" for part in ("gate", "up")]
+            names[ours + "feed_forward.gate_up_groups.weight"] = [
+                f"{theirs}mlp.{part}_proj.weight" for part in ("gate", "up")
+            ]
             names[ours + "feed_forward.down.weight"] = [theirs + "mlp.down_proj.weight"]
         else:
             names.update(_mixture_names(config, shape, ours + "feed_forward.", theirs))
@@ -77,6 +79,9 @@ def split_weight(name: str, tensor: torch.Tensor, shape: Shape) -> list[torch.Te
         return [part for expert in tensor for part in expert.chunk(2)]
     if name.endswith("experts.down"):
         return list(tensor)
+    if name.endswith("gate_up_groups.weight"):
+        grouped = torch.unflatten(tensor, 0, (shape.ffn_groups, 2, -1))
+        return [part.flatten(0, 1) for part in grouped.unbind(1)]
     if name.endswith("qkv.weight"):
         grouped = torch.unflatten(tensor, 0, (shape.kv_heads, shape.queries_per_group + 2, shape.head_dim))
         parts = torch.split(grouped, [shape.queries_per_group, 1, 1], dim=1)
@@ -92,6 +97,8 @@ def fuse_weights(name: str, tensors: list[torch.Tensor], shape: Shape) -> torch.
         return torch.stack([torch.cat(tensors[i : i + 2]) for i in range(0, len(tensors), 2)])
     if name.endswith("experts.down"):
         return torch.stack(tensors)
+    if name.endswith("gate_up_groups.weight"):
+        return torch.stack([torch.unflatten(t, 0, (shape.ffn_groups, -1)) for t in tensors], dim=1).flatten(0, 2)
     if name.endswith("qkv.weight"):
         parts = [torch.unflatten(tensor, 0, (shape.kv_heads, -1, shape.head_dim)) for tensor in tensors]
         return torch.cat(parts, dim=1).flatten(0, 2)

@@ -7,17 +7,61 @@ the projection are kept (Hsu et al. 2024, "Liger Kernel", section 3.2, fused lin
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from headway.core.types import IGNORE_TARGET
 from headway.models.facts import default_chunk_rows
 
 
+@dataclass(frozen=True)
+class VocabularyPart:
+    """The rows of the vocabulary projection that this worker has; workers have equally many, in order of rank."""
+
+    first: int
+    """The first of them."""
+    group: dist.ProcessGroup
+    """The workers that have all together."""
+
+
+def vocabulary_parallel_cross_entropy(
+    x_BTD: DTensor, weight_VD: torch.Tensor, targets_BT: torch.Tensor, *, chunk_rows: int | None = None
+) -> torch.Tensor:
+    """`linear_cross_entropy` where workers share the vocabulary, and the positions of `x`; the same on each of them.
+
+    Shoeybi et al. 2019, section 3: logits stay where they are; maxima, sums and the targets' logits travel.
+
+    Args:
+        x_BTD: On a one-dimensional mesh, cut by position.
+        weight_VD: A `DTensor` of the same mesh, cut into equal parts of the vocabulary.
+        targets_BT: All positions.
+        chunk_rows: As of `linear_cross_entropy`.
+    """
+    assert isinstance(weight_VD, DTensor)
+    group = weight_VD.device_mesh.get_group()
+    if torch.is_autocast_enabled(x_BTD.device.type):  # before it travels
+        x_BTD = cast(DTensor, x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type)))
+    # Each worker's logits give a part of the gradient of `x`; its sum goes back to where the positions came from.
+    whole_BTD = x_BTD.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    rows_VD = weight_VD.to_local()
+    part = VocabularyPart(dist.get_rank(group) * rows_VD.shape[0], group)
+    return linear_cross_entropy(
+        whole_BTD.flatten(0, 1), rows_VD, targets_BT.flatten(), chunk_rows=chunk_rows, part=part
+    )
+
+
 def linear_cross_entropy(
-    x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor, *, chunk_rows: int | None = None
+    x_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    *,
+    chunk_rows: int | None = None,
+    part: VocabularyPart | None = None,
 ) -> torch.Tensor:
     """Sum over rows of `cross_entropy(x @ weight.T, target)`, differentiable once in `x` and `weight`.
 
@@ -28,6 +72,8 @@ def linear_cross_entropy(
         weight_VD: Vocabulary projection, fp32 or bf16, (V, D).
         targets_N: int64, (N,); rows with `IGNORE_TARGET` take no part.
         chunk_rows: Most rows whose logits are alive at a time; by device and vocabulary when not given.
+        part: What of the vocabulary `weight_VD` is, where others have the rest. They get the same rows and the same
+            loss; the gradient of `x_ND` is then that of this worker's logits, which is to be summed over workers.
 
     Returns:
         fp32 scalar, in nats.
@@ -37,52 +83,75 @@ def linear_cross_entropy(
         x_ND = x_ND.to(torch.get_autocast_dtype(device))
     rows = chunk_rows or default_chunk_rows(device, weight_VD.shape[0])
     if torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad):
-        loss: torch.Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, rows)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, rows, part)  # type: ignore[no-untyped-call]
         return loss
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
     for x_CD, targets_C in zip(torch.split(x_ND, rows), torch.split(targets_N, rows), strict=True):
-        loss += _chunk_loss(x_CD @ w_VD.t(), targets_C)[0]
+        loss += _chunk_loss(x_CD @ w_VD.t(), targets_C, part).loss
     return loss
 
 
-def _chunk_loss(
-    logits_CV: torch.Tensor, targets_C: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss of a chunk and what its gradient needs; `logits_CV` may be overwritten.
+class _ChunkLoss(NamedTuple):
+    """Loss of a chunk and what its gradient needs."""
 
-    Returns:
-        The summed loss; fp32 `exp(logits - max)`, (C, V); its sum over the vocabulary, (C, 1); the index of each row's
-        target, (C, 1), 0 where it is to be ignored.
-    """
+    loss: torch.Tensor
+    """Summed over rows."""
+    exp_CV: torch.Tensor
+    """fp32 `exp(logits - max)`."""
+    sum_C1: torch.Tensor
+    """Its sum over the whole vocabulary."""
+    index_C1: torch.Tensor
+    """Index of each row's target, 0 where it is not here."""
+    here_C1: torch.Tensor
+    """Whether it is: neither ignored nor another worker's."""
+
+
+def _chunk_loss(logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None) -> _ChunkLoss:
+    """`logits_CV` may be overwritten."""
     valid_C1 = (targets_C != IGNORE_TARGET).unsqueeze(1)
-    index_C1 = targets_C.unsqueeze(1).where(valid_C1, 0)
+    local_C1, here_C1 = targets_C.unsqueeze(1), valid_C1
+    if part is not None:
+        local_C1 = local_C1 - part.first
+        here_C1 = valid_C1 & (local_C1 >= 0) & (local_C1 < logits_CV.shape[1])
+    index_C1 = local_C1.where(here_C1, 0)
     logits_CV = logits_CV.float()
     target_C1 = logits_CV.gather(1, index_C1)
     max_C1 = logits_CV.amax(1, keepdim=True)
+    if part is not None:
+        dist.all_reduce(max_C1, dist.ReduceOp.MAX, group=part.group)
     exp_CV = logits_CV.sub_(max_C1).exp_()
     sum_C1 = exp_CV.sum(1, keepdim=True)
+    if part is not None:
+        both_C2 = torch.cat((sum_C1, target_C1.where(here_C1, 0.0)), dim=1)
+        dist.all_reduce(both_C2, group=part.group)
+        sum_C1, target_C1 = both_C2.split(1, dim=1)
     loss = (sum_C1.log() + max_C1 - target_C1).where(valid_C1, 0.0).sum()
-    return loss, exp_CV, sum_C1, index_C1
+    return _ChunkLoss(loss, exp_CV, sum_C1, index_C1, here_C1)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor, chunk_rows: int
+        ctx: Any,
+        x_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        targets_N: torch.Tensor,
+        chunk_rows: int,
+        part: VocabularyPart | None,
     ) -> torch.Tensor:
         w_VD = weight_VD.to(x_ND.dtype)
         loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
         x_grads = []
         w_grad_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
         for x_CD, targets_C in zip(torch.split(x_ND, chunk_rows), torch.split(targets_N, chunk_rows), strict=True):
-            chunk_loss, exp_CV, sum_C1, index_C1 = _chunk_loss(x_CD @ w_VD.t(), targets_C)
+            chunk_loss, exp_CV, sum_C1, index_C1, here_C1 = _chunk_loss(x_CD @ w_VD.t(), targets_C, part)
             loss = loss + chunk_loss
             if x_ND.dtype == torch.float16:  # the sum over a large vocabulary has no place in it
                 exp_CV, sum_C1 = exp_CV.div_(sum_C1), torch.ones_like(sum_C1)
             # The gradient of the logits is exp / sum - one_hot(target). Dividing the short sides of both products
             # by the sum saves a pass over the long one.
-            one_hot_C = exp_CV.gather(1, index_C1).sub_(sum_C1).squeeze(1)
+            one_hot_C = exp_CV.gather(1, index_C1).sub_(sum_C1.where(here_C1, 0.0)).squeeze(1)
             row_C = torch.arange(exp_CV.shape[0], device=exp_CV.device)
             grad_CV = exp_CV.to(x_ND.dtype).index_put_((row_C, index_C1.squeeze(1)), one_hot_C.to(x_ND.dtype))
             scale_C1 = (targets_C != IGNORE_TARGET).unsqueeze(1) / sum_C1
@@ -98,7 +167,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         x_grad_ND, w_grad_VD = ctx.saved_tensors
         x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
-        return x_grad_ND, (w_grad_VD * grad_output).to(ctx.weight_dtype), None, None
+        return x_grad_ND, (w_grad_VD * grad_output).to(ctx.weight_dtype), None, None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.config.mesh import ffn_groups
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,3 +87,8 @@ class Shape:
     def queries_per_group(self) -> int:
         """Query heads that share one key and value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def ffn_groups(self) -> int:
+        """Groups of gate and linear rows in a feed-forward layer; see `headway.config.mesh.ffn_groups`."""
+        return ffn_groups(self.ffn_dim)

@@ -20,10 +20,43 @@ def block_of(tensor: torch.Tensor) -> Block:
     """This worker's part of a tensor; of a plain one that is all of it."""
     if not isinstance(tensor, DTensor):
         return Block.whole(tensor)
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    offset, size = _box(tensor)
+    local = tensor.to_local().detach()
+    if tuple(local.shape) != size:
+        raise RuntimeError(
+            f"a part of shape {tuple(local.shape)} where {tensor.placements} of {tensor.shape} has {size}"
+        )
+    return Block(local, offset, tuple(tensor.shape))
 
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Block(tensor.to_local().detach(), tuple(offset), tuple(tensor.shape))
+
+def _box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Offset and size of this worker's part.
+
+    Where `fully_shard` cuts the dimension that tensor parallelism has cut before, it says so by a placement with a
+    `split_factor`, though its mesh dimension comes first: such cuts are made last, inside of the others' parts.
+    """
+    offset, size = [0] * tensor.ndim, list(tensor.shape)
+    place = tensor.device_mesh.get_coordinate()
+    assert place is not None
+    cuts = [(n, placement) for n, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    for n, placement in sorted(cuts, key=lambda cut: hasattr(cut[1], "split_factor")):
+        dim, workers = placement.dim, tensor.device_mesh.size(n)  # type: ignore[attr-defined]
+        part = -(-size[dim] // workers)
+        start = min(place[n] * part, size[dim])
+        offset[dim] += start
+        size[dim] = min(part, size[dim] - start)
+    return tuple(offset), tuple(size)
+
+
+def is_first_of_equals(tensor: torch.Tensor, world: World) -> bool:
+    """Whether, among tensor-parallel workers that have the same part of a tensor, this is the first."""
+    if world.mesh.tp == 1 or world.mesh.coordinates(world.rank)["tp"] == 0:
+        return True
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.mesh_dim_names is None:
+        return False
+    placements = dict(zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True))
+    cut = placements.get(world.weights_axis_name("tp"))
+    return cut is not None and not cut.is_replicate()
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from headway.parallel.blocks import local_part
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -20,15 +23,23 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         first = parameters[0]
-        size = sum(p.numel() for p in parameters)
+        size = sum(local_part(p).numel() for p in parameters)
         self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
         start = 0
         for p in parameters:
-            p.grad = _view(self.flat[start : start + p.numel()], p)
-            start += p.numel()
+            local = local_part(p.detach())
+            p.grad = like_parameter(_view(self.flat[start : start + local.numel()], local), p)
+            start += local.numel()
 
 
-def _view(flat: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
+def like_parameter(local: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """A tensor for this worker's part of a parameter, as the parameter itself is: whole, or part of a `DTensor`."""
+    if not isinstance(p, DTensor):
+        return local
+    return DTensor.from_local(local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+def _view(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """A gradient with its parameter's memory layout (such as channels-last): fused optimizers walk both alike."""
     memory_order = sorted(range(p.ndim), key=p.stride, reverse=True)
     dense = flat.view([p.shape[dim] for dim in memory_order])
@@ -40,7 +51,7 @@ def make_buckets(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> list[Bu
     groups: list[list[nn.Parameter]] = []
     size = 0
     for p in reversed([p for p in module.parameters() if p.requires_grad]):
-        nbytes = p.numel() * p.element_size()
+        nbytes = local_part(p).nbytes
         if not groups or groups[-1][0].dtype != p.dtype or size + nbytes > bucket_bytes:
             groups.append([])
             size = 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.buckets import Bucket, make_buckets
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.exchange import Finish, make_exchange
@@ -29,7 +30,7 @@ class DataParallel:
         self._pending: list[Finish] = []
         self._last = False
         self._buffers = BufferWatch(module)
-        if world.size > 1:
+        if world.mesh.replicas > 1:
             for index, bucket in enumerate(self._buckets):
                 for p in bucket.parameters:
                     p.register_post_accumulate_grad_hook(self._hook(index))
@@ -45,7 +46,7 @@ class DataParallel:
         return True
 
     def counts(self, p: torch.Tensor) -> bool:
-        return self._world.is_first
+        return self._world.replica_rank == 0 and is_first_of_equals(p, self._world)
 
     @contextmanager
     def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
@@ -58,7 +59,7 @@ class DataParallel:
     def reduce(self) -> None:
         # Buckets are sent in index order on every worker. One that a parameter without a gradient kept open is sent
         # here, together with all behind it.
-        if self._world.size > 1:
+        if self._world.mesh.replicas > 1:
             self._buffers.check()
             for bucket in self._buckets[len(self._pending) :]:
                 self._send(bucket)

@@ -34,26 +34,33 @@ class Exchange(Protocol):
 
 def make_exchange(config: Config, world: World) -> Exchange:
     """What `parallel` asks for, by `reduce_precision`, `compression` and `replicate`."""
-    parallel = config.parallel
+    parallel, group = config.parallel, world.replica_group
     if parallel.compression == "powersgd":
-        return PowerSGD(world.size, parallel.powersgd_rank, config.seed)
-    if world.mesh.dp_replicate > 1 and world.mesh.dp_shard > 1:
-        mesh = world.device_mesh
-        return TwoLevels(mesh["dp_shard"].get_group(), mesh["dp_replicate"].get_group())
+        return PowerSGD(world.mesh.replicas, parallel.powersgd_rank, config.seed, group)
+    if 1 < world.mesh.dp_replicate < world.mesh.replicas:
+        inner, outer = world.weights_axis("dp_shard"), world.device_mesh["dp_replicate"]
+        return TwoLevels(inner.get_group(), outer.get_group())
     if parallel.reduce_precision != "fp32":
-        return Rounded(getattr(torch, _DTYPES[parallel.reduce_precision]), config.train.tokens_per_step)
-    return Plain()
+        return Rounded(getattr(torch, _DTYPES[parallel.reduce_precision]), config.train.tokens_per_step, group)
+    return Plain(group)
 
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class Plain:
-    """One all-reduce in the gradients' own type."""
+    """One all-reduce in the gradients' own type.
+
+    Args:
+        group: Workers that share the sum, here and below; None for all.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
 
     def start(self, bucket: Bucket) -> Finish:
         """Begin the all-reduce."""
-        return _started(dist.all_reduce(bucket.flat, async_op=True))
+        return _started(dist.all_reduce(bucket.flat, group=self._group, async_op=True))
 
 
 class Rounded:
@@ -65,13 +72,13 @@ class Rounded:
             number they are as large as the mean, far from the ends of what fp16 can hold.
     """
 
-    def __init__(self, dtype: torch.dtype, items: int) -> None:
-        self._dtype, self._scale = dtype, 2.0 ** -round(math.log2(max(1, items)))
+    def __init__(self, dtype: torch.dtype, items: int, group: dist.ProcessGroup | None = None) -> None:
+        self._group, self._dtype, self._scale = group, dtype, 2.0 ** -round(math.log2(max(1, items)))
 
     def start(self, bucket: Bucket) -> Finish:
         """Round, and begin the all-reduce."""
         rounded = (bucket.flat * self._scale).to(self._dtype)
-        wait = _started(dist.all_reduce(rounded, async_op=True))
+        wait = _started(dist.all_reduce(rounded, group=self._group, async_op=True))
 
         def finish() -> None:
             wait()
@@ -120,8 +127,8 @@ class PowerSGD:
         seed: Of the first factors, the same on every worker.
     """
 
-    def __init__(self, workers: int, rank: int, seed: int) -> None:
-        self._workers, self._rank, self._seed = workers, rank, seed
+    def __init__(self, workers: int, rank: int, seed: int, group: dist.ProcessGroup | None = None) -> None:
+        self._group, self._workers, self._rank, self._seed = group, workers, rank, seed
         self._missed: dict[torch.Tensor, torch.Tensor] = {}
         self._q: dict[torch.Tensor, torch.Tensor] = {}
 
@@ -131,13 +138,13 @@ class PowerSGD:
         others = [_gradient(p) for p in bucket.parameters if not self._pays(p)]
         wanted = [self._with_missed(p) for p in matrices]
         ps = [m @ self._factor(p, m) for p, m in zip(matrices, wanted, strict=True)]
-        wait = _sum_all([*ps, *others])
+        wait = _sum_all([*ps, *others], self._group)
 
         def finish() -> None:
             wait()
             bases = [torch.linalg.qr(factor).Q for factor in ps]
             qs = [m.t() @ basis for m, basis in zip(wanted, bases, strict=True)]
-            _sum_all(qs)()
+            _sum_all(qs, self._group)()
             for p, m, basis, q in zip(matrices, wanted, bases, qs, strict=True):
                 total = basis @ q.t()
                 # What this worker's share of the result misses of its own gradient.
@@ -168,12 +175,12 @@ def _gradient(p: torch.Tensor) -> torch.Tensor:
     return p.grad
 
 
-def _sum_all(tensors: Sequence[torch.Tensor]) -> Finish:
+def _sum_all(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> Finish:
     """Begin one all-reduce of several tensors."""
     if not tensors:
         return lambda: None
     flat = torch.cat([tensor.flatten() for tensor in tensors])
-    wait = _started(dist.all_reduce(flat, async_op=True))
+    wait = _started(dist.all_reduce(flat, group=group, async_op=True))
 
     def finish() -> None:
         wait()

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_, tree_reduce_scatter
 from headway.parallel.world import World
@@ -32,8 +33,8 @@ class FullyShardedDataParallel:
         self._elastic = config.determinism == "elastic"
         self._last = _LastLane()
         self._buffers = BufferWatch(module)
-        mesh = world.device_mesh
-        shards, copies = mesh["dp_shard"], mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
+        shards = world.weights_axis("dp_shard")
+        copies = world.device_mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
         units = [*wrap_units(module), module]
         # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
         pinned = world.device.type == "cuda"
@@ -51,7 +52,9 @@ class FullyShardedDataParallel:
         return True
 
     def counts(self, p: torch.Tensor) -> bool:
-        return self._world.mesh.coordinates(self._world.rank)["dp_replicate"] == 0
+        return self._world.mesh.coordinates(self._world.rank)["dp_replicate"] == 0 and is_first_of_equals(
+            p, self._world
+        )
 
     def begin(self) -> None:
         self._module.zero_grad(set_to_none=True)

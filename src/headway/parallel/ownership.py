@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from headway.core.errors import ConfigError
+from headway.parallel.blocks import local_part
 
 
 class Ownership:
@@ -31,7 +32,7 @@ class Ownership:
         self._owner = _dealt(parameters, workers)
 
     def owner(self, p: torch.Tensor) -> int:
-        """The rank that updates a parameter."""
+        """The worker, by its number among those that the parameters are dealt to, that updates a parameter."""
         return self._owner[p]
 
     def is_mine(self, p: torch.Tensor) -> bool:
@@ -43,7 +44,7 @@ class Ownership:
         """Bring every parameter from its owner to all the others."""
         waiting = []
         for owner, bucket in self._buckets(parameters, bucket_bytes):
-            flat = torch.cat([p.detach().flatten() for p in bucket])
+            flat = torch.cat([local_part(p.detach()).flatten() for p in bucket])
             source = owner if group is None else dist.get_global_rank(group, owner)
             work = dist.broadcast(flat, src=source, group=group, async_op=True)
             waiting.append((work, owner, bucket, flat))
@@ -51,8 +52,9 @@ class Ownership:
             assert work is not None
             work.wait()
             if owner != self.rank:
-                for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                    p.copy_(part.view(p.shape))
+                for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):
+                    local = local_part(p.detach())
+                    local.copy_(part.view(local.shape))
 
     def _buckets(
         self, parameters: Iterable[nn.Parameter], bucket_bytes: int
@@ -64,7 +66,7 @@ class Ownership:
         for (owner, _), members in kinds.items():
             bucket: list[nn.Parameter] = []
             for p in members:
-                if bucket and sum(q.nbytes for q in bucket) + p.nbytes > bucket_bytes:
+                if bucket and sum(local_part(q).nbytes for q in (*bucket, p)) > bucket_bytes:
                     yield owner, bucket
                     bucket = []
                 bucket.append(p)
@@ -75,8 +77,8 @@ def _dealt(parameters: Sequence[nn.Parameter], workers: int) -> dict[torch.Tenso
     """The largest first, each to the worker that has least so far; equal ones in the order of the model."""
     load = [0] * workers
     owner: dict[torch.Tensor, int] = {}
-    for p in sorted(parameters, key=lambda p: -p.numel()):
+    for p in sorted(parameters, key=lambda p: -local_part(p).numel()):
         least = min(range(workers), key=lambda rank: (load[rank], rank))
         owner[p] = least
-        load[least] += p.numel()
+        load[least] += local_part(p).numel()
     return owner

@@ -19,6 +19,7 @@ from headway.config.deepspeed import DEEPSPEED
 from headway.config.mesh import FULLY_SHARDED
 from headway.core.errors import ConfigError
 from headway.core.types import Block
+from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -108,19 +109,19 @@ class Single:
     """One worker; gradients add up where autograd leaves them."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
-        if world.size > 1:
+        if world.mesh.replicas > 1 or world.mesh.size != world.size:
             raise ConfigError(
                 f"strategy 'single' cannot use {world.size} workers",
                 where="parallel.strategy",
                 fix="parallel.strategy=ddp",
             )
-        self._module = module
+        self._module, self._world = module, world
 
     def updates(self, p: torch.Tensor) -> bool:
         return True
 
     def counts(self, p: torch.Tensor) -> bool:
-        return True
+        return is_first_of_equals(p, self._world)
 
     def begin(self) -> None:
         self._module.zero_grad(set_to_none=True)
@@ -145,13 +146,22 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     """The strategy that a config asks for, around a module whose weights are already in place and on their device."""
     _refuse_running_statistics(module, world, config.determinism)
     elastic, name = config.determinism == "elastic", config.parallel.strategy
+    alone = world.mesh.replicas == 1
     if name == "auto":
-        name = "single" if world.size == 1 else "ddp"
+        name = "single" if alone else "ddp"
     if name in DEEPSPEED:
         from headway.parallel.deepspeed import DeepSpeed
 
         return DeepSpeed(module, world, config)
-    if name in FULLY_SHARDED and world.size > 1:
+    if world.mesh.tp > 1:
+        from headway.parallel.tensor import cut_matrices
+
+        cut_matrices(module, world)
+    if world.mesh.cp > 1:
+        from headway.parallel.context import cut_rows
+
+        cut_rows(module, world)
+    if name in FULLY_SHARDED and not alone:
         from headway.parallel.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel(module, world, config)
@@ -163,7 +173,7 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     if elastic:
         return in_tree.get(name, ElasticDataParallel)(module, world, config)
     # Alone there is nobody to divide anything with.
-    return (Single if world.size == 1 else plain[name])(module, world, config)
+    return (Single if alone else plain[name])(module, world, config)
 
 
 def _refuse_running_statistics(module: nn.Module, world: World, determinism: str) -> None:

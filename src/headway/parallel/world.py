@@ -35,6 +35,8 @@ class World:
     device: torch.device
     mesh: MeshShape = _ALONE
     """How the workers are arranged."""
+    number: int = 0
+    """How many worlds this process was part of before."""
 
     @property
     def data_rank(self) -> int:
@@ -44,10 +46,55 @@ class World:
     @cached_property
     def device_mesh(self) -> DeviceMesh:
         """PyTorch's view of the same arrangement, with a process group along every dimension."""
+        return self._arranged(self.mesh.sizes)
+
+    def weights_axis(self, name: str) -> DeviceMesh:
+        """One of the dimensions that cut weights, `dp_shard` or `tp`, of one mesh with both.
+
+        Context-parallel workers have the same weights and other positions, which is to weights as other rows are: so
+        `dp_shard` is here the product of both.
+        """
+        return self._weights_mesh[self.weights_axis_name(name)]
+
+    def weights_axis_name(self, name: str) -> str:
+        """PyTorch keeps what it has worked out for a mesh as long as the process lives, groups included, and takes
+        meshes with the same names for the same. So names are used once."""
+        return f"{name}_{self.number}"
+
+    @cached_property
+    def _weights_mesh(self) -> DeviceMesh:
+        sizes = self.mesh.sizes
+        sizes["dp_shard"] *= sizes.pop("cp")
+        return self._arranged({self.weights_axis_name(name): size for name, size in sizes.items()})
+
+    @cached_property
+    def replica_group(self) -> dist.ProcessGroup | None:
+        """The workers that compute gradients of the same weights (`MeshShape.replicas`); None for all workers."""
+        mesh = self.mesh
+        if mesh.replicas == mesh.size:
+            return None
+        return self._arranged({"pp": mesh.pp, "replica": mesh.replicas, "tp": mesh.tp})["replica"].get_group()
+
+    def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
-        sizes = self.mesh.sizes
         return init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    @property
+    def replica_rank(self) -> int:
+        """This worker's number in `replica_group`."""
+        return self.mesh.replica_rank(self.rank)
+
+    @property
+    def counts_items(self) -> bool:
+        """Whether this worker speaks for the items of its micro-batches, which others may compute together with it."""
+        places = self.mesh.coordinates(self.rank)
+        return places["pp"] == places["cp"] == places["tp"] == 0
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether the loss that this worker computes is to be added up: tensor-parallel workers all have the same."""
+        return self.mesh.coordinates(self.rank)["tp"] == 0
 
     @property
     def is_first(self) -> bool:
@@ -143,7 +190,8 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     mesh = mesh or MeshShape(dp_shard=size)
-    world = World(int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank), mesh)
+    number = next(_opened)
+    world = World(int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank), mesh, number)
     if world.device.type == "mps":
         raise ConfigError("mps has no process groups", where="train.device", fix="train.device=cpu, or one worker")
     if world.device.type == "cuda":
@@ -153,7 +201,7 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     store, rank, size = next(rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
     # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed connections.
-    store = dist.PrefixStore(f"headway-{next(_opened)}", store)  # type: ignore[attr-defined]
+    store = dist.PrefixStore(f"headway-{number}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield world

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway.parallel.buckets import BUCKET_BYTES
+from headway.parallel.blocks import is_first_of_equals, local_part
+from headway.parallel.buckets import BUCKET_BYTES, like_parameter
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.ownership import Ownership
@@ -24,16 +25,18 @@ class _OwnedUpdate:
     """The update's side: each worker updates what it owns and tells the others."""
 
     _module: nn.Module
+    _world: World
     _ownership: Ownership
 
     def updates(self, p: torch.Tensor) -> bool:
         return self._ownership.is_mine(p)
 
-    counts = updates
+    def counts(self, p: torch.Tensor) -> bool:
+        return self._ownership.is_mine(p) and is_first_of_equals(p, self._world)
 
     def after_update(self) -> None:
         trainable = (p for p in self._module.parameters() if p.requires_grad)
-        self._ownership.share(trainable, None, BUCKET_BYTES)
+        self._ownership.share(trainable, self._world.replica_group, BUCKET_BYTES)
 
 
 class Zero1(_OwnedUpdate, DataParallel):
@@ -41,7 +44,7 @@ class Zero1(_OwnedUpdate, DataParallel):
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         super().__init__(module, world, config)
-        self._module, self._ownership = module, Ownership(module, world.rank, world.size)
+        self._module, self._ownership = module, _ownership(module, world)
 
 
 class ElasticZero(_OwnedUpdate, ElasticDataParallel):
@@ -49,7 +52,7 @@ class ElasticZero(_OwnedUpdate, ElasticDataParallel):
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         super().__init__(module, world, config)
-        self._module, self._ownership = module, Ownership(module, world.rank, world.size)
+        self._module, self._ownership = module, _ownership(module, world)
 
 
 class Zero2(_OwnedUpdate):
@@ -60,7 +63,7 @@ class Zero2(_OwnedUpdate):
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._module, self._world = module, world
-        self._ownership = Ownership(module, world.rank, world.size)
+        self._ownership = _ownership(module, world)
         self._buckets = _buckets_by_owner(module, self._ownership)
         self._bucket_of = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
         self._buffers = BufferWatch(module)
@@ -96,7 +99,7 @@ class Zero2(_OwnedUpdate):
     def reduce(self) -> None:
         self._buffers.check()
         for p in self._bucket_of:
-            p.grad = self._sums[p] if self._ownership.is_mine(p) else None
+            p.grad = like_parameter(self._sums[p], p) if self._ownership.is_mine(p) else None
 
     def _filled(self, p: Any) -> None:
         if not self._training:
@@ -108,10 +111,12 @@ class Zero2(_OwnedUpdate):
     def _send(self) -> None:
         """Send the next bucket to its owner, in the same order on every worker."""
         index, bucket = self._sent, self._buckets[self._sent]
-        flat = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in bucket])
+        flat = torch.cat([local_part(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
         for p in bucket:
             p.grad = None
-        work = dist.reduce(flat, dst=self._ownership.owner(bucket[0]), async_op=True)
+        owner, group = self._ownership.owner(bucket[0]), self._world.replica_group
+        to = owner if group is None else dist.get_global_rank(group, owner)
+        work = dist.reduce(flat, dst=to, group=group, async_op=True)
         assert work is not None
         self._pending.append((work, flat, index))
         self._sent += 1
@@ -120,11 +125,17 @@ class Zero2(_OwnedUpdate):
         bucket = self._buckets[index]
         if not self._ownership.is_mine(bucket[0]):
             return
-        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+        for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):
+            part = part.view(local_part(p).shape)
             if p in self._sums:
-                self._sums[p].add_(part.view(p.shape))
+                self._sums[p].add_(part)
             else:
-                self._sums[p] = part.view(p.shape)
+                self._sums[p] = part
+
+
+def _ownership(module: nn.Module, world: World) -> Ownership:
+    """Dealt out among the workers that have the same weights."""
+    return Ownership(module, world.replica_rank, world.mesh.replicas)
 
 
 def _buckets_by_owner(module: nn.Module, ownership: Ownership) -> list[list[nn.Parameter]]:
@@ -134,7 +145,7 @@ def _buckets_by_owner(module: nn.Module, ownership: Ownership) -> list[list[nn.P
     for p in reversed([p for p in module.parameters() if p.requires_grad]):
         kind = (ownership.owner(p), p.dtype)
         bucket = open_buckets.get(kind)
-        if bucket is None or sum(q.nbytes for q in bucket) + p.nbytes > BUCKET_BYTES:
+        if bucket is None or sum(local_part(q).nbytes for q in (*bucket, p)) > BUCKET_BYTES:
             bucket = open_buckets[kind] = []
             buckets.append(bucket)
         bucket.append(p)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.config import Config, load_config
+from headway.config import Config, load_resolved
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.data.feeding.feed import describe_rows, training_rows
@@ -148,7 +148,7 @@ def _plan(
     record: Run, commits: list[Commit], store: Path | None
 ) -> tuple[RowPlan, Mapping[str, str], Mapping[str, Any]]:
     """The plan, fingerprints of the data, and what else the description of the plan holds."""
-    config = load_config(record.path / "config.yaml")
+    config = load_resolved(record.path / "config.yaml")
     recorded = dig(record.facts, "fingerprints", "data")
     if dig(record.facts, "fingerprints", "tokenizer") is None:
         # A run of `Trainer`: the ledger alone knows how long its dataset is.

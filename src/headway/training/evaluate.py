@@ -45,10 +45,11 @@ def evaluate(
         with autocast(precision, world.device):
             loss = float(objective.summed_loss(model, to_device(batch, world.device)))
         if index < batches:
-            sums[index], items[index] = loss, float(objective.count_items(batch))
+            sums[index] = loss if world.counts_loss else 0.0
+            items[index] = float(objective.count_items(batch)) if world.counts_items else 0.0
     for module, mode in modes:  # one by one: a frozen part may have been in evaluation mode before
         module.training = mode
-    # Every entry is non-zero on one worker only, so adding the workers up is exact.
+    # The sum is exact, so it does not matter who computed what.
     workers = world.gather(sums + items)
     total = exact_sum([value for worker in workers for value in worker[:batches]])
     count = int(sum(value for worker in workers for value in worker[batches:]))

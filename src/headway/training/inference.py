@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headway.checkpoint.store import CheckpointStore
-from headway.config import Config, load_config
+from headway.config import Config, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.feeding.feed import EvaluationFeed
@@ -71,7 +71,7 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
 
 
 def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedModel:
-    config = load_config(path / "config.yaml")
+    config = load_resolved(path / "config.yaml")
     store = CheckpointStore(path / "checkpoints")
     if step is None:
         info = store.newest(warning)

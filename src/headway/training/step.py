@@ -116,7 +116,7 @@ def _forward_backward(
     for lane, micro_batches in sorted(batches.items()):
         lane_loss = torch.zeros((), device=world.device)
         for index, batch in enumerate(micro_batches):
-            items += task.objective.count_items(batch)
+            items += task.objective.count_items(batch) if world.counts_items else 0
             torch.manual_seed(derive_seed(config.seed, "dropout", state.cursor.step, lane, index))
             last_of_lane = index == len(micro_batches) - 1
             with strategy.micro_batch(last_of_lane, last=last_of_lane and lane == last_lane):
@@ -126,7 +126,7 @@ def _forward_backward(
                     scaled(loss, state.cursor.loss_scale).backward()
                 else:
                     state.engine.backward(scaled(loss, state.cursor.loss_scale))
-            lane_loss += loss.detach()
+            lane_loss += loss.detach() if world.counts_loss else 0.0
         strategy.end_lane()
         losses.append(lane_loss)
     return torch.stack(losses).tolist(), items

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections import Counter
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,7 +17,8 @@ from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET
 from headway.models.attention import attention_mask, kernels_share_heads
 from headway.models.build import build_model
-from headway.models.decoder import Decoder
+from headway.models.decoder import Decoder, FeedForward
+from headway.models.shape import Shape
 
 VOCAB = 128
 
@@ -150,7 +153,7 @@ def test_first_weights_are_a_function_of_seed_and_name() -> None:
         if "output" not in name and "down" not in name:
             assert torch.equal(weight, deeper.state_dict()[name])
     layer = model.state_dict()
-    assert layer["layers.0.feed_forward.gate_up.weight"].std().item() == pytest.approx(0.1, rel=0.1)
+    assert layer["layers.0.feed_forward.gate_up_groups.weight"].std().item() == pytest.approx(0.1, rel=0.1)
     assert layer["layers.0.feed_forward.down.weight"].std().item() == pytest.approx(0.1 / 2, rel=0.1)
 
 
@@ -290,3 +293,19 @@ def test_models_package_is_light() -> None:
     """Facts about shapes must not cost the import of torch: the command line prints them."""
     code = "import sys, headway.models.facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_parts_of_a_feed_forward_layer_add_up_to_the_whole() -> None:
+    """Rows of the first matrix and columns of the second, cut into equal parts, are smaller layers of the same kind."""
+    config = ModelConfig(dim=8, layers=1, heads=2, ffn_dim=48, vocab_size=64)
+    whole = FeedForward(config, Shape.of(config))
+    x = torch.randn(2, 3, 8)
+    for parts in (2, 4, 8, 16):
+        total = torch.zeros_like(x)
+        for rows, columns in zip(
+            whole.gate_up_groups.weight.chunk(parts), whole.down.weight.chunk(parts, dim=1), strict=True
+        ):
+            part = copy.deepcopy(whole)
+            part.gate_up_groups.weight, part.down.weight = nn.Parameter(rows), nn.Parameter(columns)
+            total += part(x)
+        torch.testing.assert_close(total, whole(x))

@@ -84,9 +84,9 @@ def test_never_more_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[int] = []
     original = loss_module._chunk_loss
 
-    def watched(logits: torch.Tensor, targets: torch.Tensor) -> Any:
+    def watched(logits: torch.Tensor, targets: torch.Tensor, part: Any) -> Any:
         seen.append(logits.shape[0])
-        return original(logits, targets)
+        return original(logits, targets, part)
 
     monkeypatch.setattr(loss_module, "_chunk_loss", watched)
     x, weight, targets = _inputs()

@@ -1,0 +1,77 @@
+"""How the decoder's matrices are cut between tensor-parallel workers.
+
+Between layers each worker has some positions of the residual stream and all of its width. A layer's first matrices take
+all positions and give each worker whole groups of heads, or of the feed-forward width; its last matrices give sums of
+parts, which are added up and dealt out by position again in one exchange.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.config.mesh import padded_rows
+from headway.core.errors import ConfigError
+from headway.models.shape import Shape
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+
+    from headway.config import ModelConfig
+
+
+def decoder_plan(config: ModelConfig, workers: int) -> dict[str, ParallelStyle]:
+    """A style for every part of a decoder that has parameters, or whose input is to be brought together.
+
+    Raises:
+        ConfigError: heads, feed-forward groups or vocabulary cannot be shared evenly.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    _refuse_unequal_parts(Shape.of(config), workers)
+
+    def all_positions(others: int) -> ParallelStyle:
+        """The first argument with all positions on every worker; the others are as they are."""
+        rest = (None,) * others
+        return PrepareModuleInput(input_layouts=(Shard(1), *rest), desired_input_layouts=(Replicate(), *rest))
+
+    to_positions = RowwiseParallel(output_layouts=Shard(1))
+    per_head = SequenceParallel(sequence_dim=2, use_local_output=True)
+    plan = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "layers.*.attention_norm": SequenceParallel(),
+        "layers.*.attention": all_positions(others=2),
+        "layers.*.attention.qkv": ColwiseParallel(),
+        "layers.*.attention.output": to_positions,
+        "layers.*.feed_forward_norm": SequenceParallel(),
+        "layers.*.feed_forward": all_positions(others=0),
+        "layers.*.feed_forward.gate_up_groups": ColwiseParallel(),
+        "layers.*.feed_forward.down": to_positions,
+        "norm": SequenceParallel(),
+    }
+    if config.qk_norm:
+        plan |= {"layers.*.attention.q_norm": per_head, "layers.*.attention.k_norm": per_head}
+    if not config.tie_embeddings:
+        plan["head"] = ColwiseParallel()
+    return plan
+
+
+def _refuse_unequal_parts(shape: Shape, workers: int) -> None:
+    for what, number in (("key-value heads", shape.kv_heads), ("groups of its feed-forward width", shape.ffn_groups)):
+        if number % workers:
+            raise ConfigError(
+                f"the model's {number} {what} cannot be shared evenly by {workers} tensor-parallel workers",
+                where="parallel.tensor",
+                fix="a number of workers that divides it",
+            )
+    if shape.vocab_size % workers:
+        raise ConfigError(
+            f"a vocabulary of {shape.vocab_size} rows cannot be shared evenly by {workers} tensor-parallel workers",
+            where="parallel.tensor, model.vocab_size",
+            fix=f"model.vocab_size={padded_rows(shape.vocab_size, workers)}, in a new run",
+        )
