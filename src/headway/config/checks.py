@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headway.config.data import named_sources
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
+from headway.config.pipeline import micro_batch_problems
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def _workers(config: Config) -> Iterator[ConfigError]:
     workers = int(os.environ.get("WORLD_SIZE", config.parallel.workers))
     try:
         mesh = resolve_mesh(config, workers)
-        resolve_lanes(config, mesh.data)
+        grid = resolve_lanes(config, mesh.data)
     except ConfigError as error:
         yield error
+    else:
+        yield from micro_batch_problems(config, grid)

@@ -46,13 +46,14 @@ from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
 from headway.training.optimizer import build_optimizer
 from headway.training.recorders import Recorder, StateHashes
+from headway.training.staged import make_pipeline, refuse_uncut_models
 from headway.training.state import Cursor, TrainState
 from headway.training.task import Task
 
 
 def run_in_this_process(
     config: Config,
-    make_task: Callable[[Config, LaneGrid], Task],
+    make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
     wishes: Wishes,
     callbacks: Sequence[Callback] = (),
 ) -> None:
@@ -64,7 +65,8 @@ def run_in_this_process(
     profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device)
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         assert_same_profile(world, profile)
-        task = make_task(config, grid)
+        task = make_task(config, grid, world.mesh, world.rank)
+        refuse_uncut_models(task, world)
         with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):
             _train(config, task, world, grid, attempt, callbacks)
 
@@ -138,6 +140,7 @@ def _train(
         writer=SynchronousWriter(store) if world.is_first else None,
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
+        pipeline=make_pipeline(config, task, world),
     )
     _announce(job, start)
     train_loop(job)
@@ -160,7 +163,7 @@ def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo
     """CPU threads of this worker. Bits can depend on them, so a resumed run keeps the number it has."""
     threads = resolve_threads(config, world.size, grid.lanes, usable_cores())
     before: int | None = start.context.get("threads") if start else None
-    same_layout = config.determinism == "elastic" or (start and start.context.get("world_size") == world.size)
+    same_layout = config.determinism == "elastic" or (start is not None and _has_layout(start, world))
     if before is None or before == threads or not same_layout:
         return threads
     if config.parallel.threads == "auto":
@@ -174,6 +177,12 @@ def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo
     if config.determinism == "run":
         warning(f"{threads} threads per worker instead of {before}: the run goes on, but not bit for bit")
     return threads
+
+
+def _has_layout(start: CheckpointInfo, world: World) -> bool:
+    """Whether a checkpoint was made by as many workers that were arranged in the same way."""
+    context = start.context
+    return context.get("world_size") == world.size and context.get("mesh", world.mesh.sizes) == world.mesh.sizes
 
 
 def _check_data(task: Task, start: CheckpointInfo) -> None:
@@ -205,7 +214,7 @@ def _recorders(
 def _announce(job: Job, start: CheckpointInfo | None) -> None:
     """Say what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
-    parameters = sum(p.numel() for p in job.task.model.parameters())
+    parameters = job.task.facts()["parameters"]
     notice(
         f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
         f" {config.train.global_batch_rows} rows · {world.size} worker{'s' if world.size > 1 else ''} on"

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import nn
 
 from headway.config import Config
 from headway.core.faults import fault_point
@@ -15,6 +17,7 @@ from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.blocks import local_part
 from headway.parallel.norms import norm_parts, total_norm
+from headway.parallel.pipeline import AroundBackward, Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.optimizer import set_learning_rate
@@ -47,6 +50,7 @@ def train_step(
     world: World,
     batches: Mapping[int, Sequence[MicroBatch]],
     flags: Sequence[bool] = (),
+    pipeline: Pipeline | None = None,
 ) -> StepResult:
     """Train on this worker's lanes of the current step and move the cursor on.
 
@@ -54,12 +58,16 @@ def train_step(
         batches: The micro-batches of each of this worker's lanes, by lane number.
         flags: Wishes of this worker (to stop, to save). They travel with the losses, so that agreeing on them costs
             nothing; the result holds for each whether any worker wished it.
+        pipeline: The stages of the model that this worker has, when others have the rest.
     """
     strategy.begin()
-    lane_losses, items = _forward_backward(config, task, state, strategy, world, batches)
+    lane_losses, items = _forward_backward(config, task, state, strategy, world, batches, pipeline)
     strategy.reduce()
+    if pipeline is not None:
+        pipeline.reduce_shared()
     parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-    parts = norm_parts((p for p in parameters if strategy.counts(p)), exact=config.determinism == "elastic")
+    counted = (p for p in parameters if strategy.counts(p) and (pipeline is None or pipeline.counts(p)))
+    parts = norm_parts(counted, exact=config.determinism == "elastic")
     total_loss, total_items, agreed, total_norm = _exchange(world, lane_losses, items, flags, parts)
 
     # Gradients are sums over all items; the mean and the clipping are one multiplication.
@@ -91,25 +99,53 @@ def _forward_backward(
     strategy: Strategy,
     world: World,
     batches: Mapping[int, Sequence[MicroBatch]],
+    pipeline: Pipeline | None,
 ) -> tuple[list[float], int]:
-    """Accumulate gradients of this worker's lanes; returns the loss sum of each lane and the number of items."""
+    """Accumulate gradients of this worker's lanes.
+
+    Returns:
+        The loss sum of each lane, and the number of items; zeros where another worker of the pipeline tells them.
+    """
     losses: list[torch.Tensor] = []
     items = 0
     last_lane = max(batches)
     for lane, micro_batches in sorted(batches.items()):
-        lane_loss = torch.zeros((), device=world.device)
-        for index, batch in enumerate(micro_batches):
-            items += task.objective.count_items(batch) if world.counts_items else 0
-            torch.manual_seed(derive_seed(config.seed, "dropout", state.cursor.step, lane, index))
-            last_of_lane = index == len(micro_batches) - 1
-            with strategy.micro_batch(last_of_lane, last=last_of_lane and lane == last_lane):
-                with autocast(config.train.precision, world.device):
-                    loss = task.objective.summed_loss(state.model, to_device(batch, world.device))
-                loss.backward()
-            lane_loss += loss.detach() if world.counts_loss else 0.0
+        if world.counts_items:
+            items += sum(map(task.objective.count_items, micro_batches))
+        seeds = [derive_seed(config.seed, "dropout", state.cursor.step, lane, i) for i in range(len(micro_batches))]
+        around = partial(_around, strategy, lane == last_lane)
+        if pipeline is None:
+            loss = _lane(config, task, state.model, world, micro_batches, seeds, around)
+        else:
+            loss = pipeline.train(to_device(list(micro_batches), world.device), seeds, around)
+        losses.append(loss if world.counts_loss else torch.zeros_like(loss))
         strategy.end_lane()
-        losses.append(lane_loss)
     return torch.stack(losses).tolist(), items
+
+
+def _around(strategy: Strategy, last_lane: bool, last_of_lane: bool) -> AbstractContextManager[None]:
+    return strategy.micro_batch(last_of_lane, last=last_of_lane and last_lane)
+
+
+def _lane(
+    config: Config,
+    task: Task,
+    model: nn.Module,
+    world: World,
+    batches: Sequence[MicroBatch],
+    seeds: Sequence[int],
+    around: AroundBackward,
+) -> torch.Tensor:
+    """One lane, a micro-batch after the other; returns its summed loss."""
+    total = torch.zeros((), device=world.device)
+    for index, batch in enumerate(batches):
+        torch.manual_seed(seeds[index])
+        with around(index == len(batches) - 1):
+            with autocast(config.train.precision, world.device):
+                loss = task.objective.summed_loss(model, to_device(batch, world.device))
+            loss.backward()
+        total += loss.detach()
+    return total
 
 
 def _exchange(
