@@ -61,11 +61,11 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """The verb."""
-    from headway.config import resolve_lanes
+    from headway.config import resolve_grid
 
     loaded = load(config, overrides)
     train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
-    grid, parameters = resolve_lanes(loaded, workers), _parameters(loaded)
+    grid, parameters = resolve_grid(loaded, workers), _parameters(loaded)
     assert train.steps is not None
     facts: dict[str, Any] = {
         "run": str(loaded.run_directory),

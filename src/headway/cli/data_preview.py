@@ -36,12 +36,12 @@ def preview(
     """
     from dataclasses import asdict
 
-    from headway.config import resolve_lanes
+    from headway.config import resolve_grid
     from headway.data.feeding.preview import preview_step
     from headway.data.remote_store import open_store
 
     settings = load(config, overrides)
-    grid = resolve_lanes(settings, settings.parallel.workers)
+    grid = resolve_grid(settings, settings.parallel.workers)
     view = preview_step(settings, grid, open_store(settings.data), step, rows or None)
     if json:
         print_json(asdict(view))

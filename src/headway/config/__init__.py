@@ -5,7 +5,7 @@ from headway.config.deepspeed import DEEPSPEED
 from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, load_resolved, override
-from headway.config.mesh import FULLY_SHARDED, MeshShape, resolve_mesh
+from headway.config.mesh import FULLY_SHARDED, MeshShape, resolve_grid, resolve_mesh
 from headway.config.schema import (
     CheckpointConfig,
     Config,
@@ -48,6 +48,7 @@ __all__ = [
     "load_config",
     "load_resolved",
     "override",
+    "resolve_grid",
     "resolve_lanes",
     "resolve_mesh",
     "resolve_threads",

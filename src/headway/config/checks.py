@@ -16,6 +16,7 @@ from headway.config.deepspeed import deepspeed_problems
 from headway.config.experts import parallel_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
+from headway.config.pipeline import micro_batch_problems
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,11 +127,12 @@ def _workers(config: Config) -> Iterator[ConfigError]:
     workers = int(os.environ.get("WORLD_SIZE", config.parallel.workers))
     try:
         mesh = resolve_mesh(config, workers)
-        resolve_lanes(config, mesh.data)
+        grid = resolve_lanes(config, mesh.data)
     except ConfigError as error:
         yield error
         return
     yield from deepspeed_problems(config, mesh)
+    yield from micro_batch_problems(config, grid)
 
 
 def _micro_batch(config: Config) -> Iterator[ConfigError]:

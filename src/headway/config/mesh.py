@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headway.config.lanes import divisors, nearest
+from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
+from headway.config.pipeline import split_problems
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,6 +86,14 @@ class MeshShape:
         places = self.coordinates(rank)
         return places["dp_replicate"] * self.dp_shard + places["dp_shard"]
 
+    def ranks_along(self, rank: int, *dimensions: str) -> list[int]:
+        """The workers whose place differs from that of `rank`, if at all, in these dimensions only; in order."""
+        mine = self.coordinates(rank)
+        fixed = [name for name in mine if name not in dimensions]
+        return [
+            other for other in range(self.size) if all(self.coordinates(other)[name] == mine[name] for name in fixed)
+        ]
+
     def __str__(self) -> str:
         cut = [f"{name} {degree}" for name, degree in self.sizes.items() if degree > 1]
         return " x ".join(cut) or "one worker"
@@ -102,6 +111,15 @@ def resolve_mesh(config: Config, workers: int) -> MeshShape:
     data = workers // _split(config)
     copies = _copies(config, data)
     return MeshShape(parallel.pipeline, copies, data // copies, parallel.context, parallel.tensor)
+
+
+def resolve_grid(config: Config, workers: int) -> LaneGrid:
+    """How the rows of a step are cut for a number of workers, of which several may compute a lane together.
+
+    Raises:
+        ConfigError: as `resolve_mesh` and `resolve_lanes`.
+    """
+    return resolve_lanes(config, resolve_mesh(config, workers).data)
 
 
 def _split(config: Config) -> int:
@@ -281,12 +299,7 @@ def _model(config: Config) -> Iterator[ConfigError]:
             where="train.compile, parallel.tensor",
             fix="train.compile=false, or parallel.tensor=1",
         )
-    if layers and parallel.pipeline > layers:
-        yield ConfigError(
-            f"{layers} layers cannot be cut into {parallel.pipeline} pipeline stages",
-            where="parallel.pipeline, model.layers",
-            fix=f"parallel.pipeline={layers}",
-        )
+    yield from split_problems(config, layers)
     yield from _positions(config)
     if model.dropout and (parallel.tensor > 1 or parallel.context > 1):
         yield ConfigError(

@@ -289,7 +289,14 @@ class ParallelConfig(Section):
     context: PositiveInt = 1
     """Context parallelism: workers that share the positions of every row."""
     pipeline: PositiveInt = 1
-    """Pipeline parallelism: stages of consecutive layers."""
+    """Pipeline parallelism: workers that share the layers, each with a stage of consecutive ones."""
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    """Order of the micro-batches of a lane. `gpipe`: all forward, then all backward; `1f1b`: backward as early as
+    possible, which keeps fewer activations; `interleaved`: that with several stages per worker, for less idling."""
+    virtual_stages: PositiveInt | None = None
+    """Stages per worker when `interleaved`; 2 when not given."""
+    pipeline_split: list[PositiveInt] | None = None
+    """Layers of each stage, e.g. `[7, 9, 9, 7]`; split evenly by FLOPs, with the output projection, when not given."""
     expert: PositiveInt = 1
     """Expert parallelism; only 1, every data-parallel worker computes all experts."""
     threads: PositiveInt | Literal["auto"] = "auto"

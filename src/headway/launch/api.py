@@ -145,7 +145,7 @@ class Trainer:
                 fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
             )
         wishes = Wishes(restart, accept_changes)
-        run_in_this_process(self.config, lambda _, grid: self._task(grid), wishes, self.callbacks)
+        run_in_this_process(self.config, lambda _, grid, *__: self._task(grid), wishes, self.callbacks)
         return _finished(self.config)
 
     def _task(self, grid: Any) -> Task:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headway.checkpoint.store import CheckpointStore
-from headway.config import Config, resolve_lanes
+from headway.config import Config, resolve_grid
 from headway.core.errors import HeadwayError, Preempted
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
 from headway.parallel.world import pick_device
@@ -31,7 +31,7 @@ def launch_local(config: Config, fingerprints: Mapping[str, str], facts: Mapping
     Raises:
         HeadwayError: what ended the attempt, as told by the worker that met it.
     """
-    resolve_lanes(config, config.parallel.workers)
+    resolve_grid(config, config.parallel.workers)
     refuse_unavailable(config, pick_device(config.train.device))
     with own_attempt(config, fingerprints, facts, wishes) as attempt:
         _run_agent(config, attempt)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from headway.config import Config, resolve_lanes, resolve_threads
+from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
+from headway.config.pipeline import idle_share
 from headway.core.cores import usable_cores
 from headway.core.format import format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
 from headway.data.remote_store import open_store
 from headway.models.build import complete
-from headway.models.facts import count_parameters, flops_per_token
+from headway.models.facts import count_parameters, flops_per_token, part_costs
+from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
 from headway.telemetry.record import is_run, open_run
 
@@ -26,7 +28,7 @@ def preview(config: Config) -> str:
     workers, train = config.parallel.workers, config.train
     assert train.steps is not None
     store = open_store(config.data, processes=workers)
-    grid = resolve_lanes(config, workers)
+    grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
     model = complete(config.model, store.vocab_size)
     feed = TokenFeed.of(config, grid, store)
     tokens = train.steps * train.tokens_per_step
@@ -48,10 +50,27 @@ def preview(config: Config) -> str:
             f" {format_count(tokens)} tokens, {epochs:.2f} epochs",
             f"grid       {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows",
             f"workers    {workers} on {pick_device(train.device).type},"
-            f" {resolve_threads(config, workers, grid.lanes, usable_cores())} threads each",
+            f" {resolve_threads(config, workers, grid.lanes, usable_cores())} threads each"
+            + ("" if mesh.is_data_parallel else f": {mesh}"),
+            *_pipeline(config, model, grid.micro_batches),
             f"promise    determinism {config.determinism}",
         ]
     )
+
+
+def _pipeline(config: Config, model: ModelConfig, micro_batches: int) -> list[str]:
+    """The layers of every stage, counted from 0, and how long workers wait for each other; nothing without a pipeline.
+
+    Raises:
+        ConfigError: the layers cannot be cut that way.
+    """
+    if config.parallel.pipeline == 1:
+        return []
+    costs = part_costs(model, config.train.sequence_length)
+    stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+    layers = " | ".join(f"{stage.start}-{stage.stop - 1}" for stage in stages)
+    idle = idle_share(config.parallel, micro_batches)
+    return [f"pipeline   layers {layers}, {config.parallel.pipeline_schedule}: {idle:.0%} of the time idle at best"]
 
 
 def _mixture(plan: RowPlan) -> list[str]:

@@ -52,6 +52,7 @@ from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import build_optimizer
 from headway.training.precision import apply_precision
 from headway.training.recorders import Recorder, StateHashes
+from headway.training.staged import make_pipeline, refuse_uncut_models
 from headway.training.state import Cursor, TrainState
 from headway.training.task import Task
 from headway.training.trial import largest_micro_batch, trial_step
@@ -59,7 +60,7 @@ from headway.training.trial import largest_micro_batch, trial_step
 
 def run_in_this_process(
     config: Config,
-    make_task: Callable[[Config, LaneGrid], Task],
+    make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
     wishes: Wishes,
     callbacks: Sequence[Callback] = (),
 ) -> None:
@@ -72,7 +73,8 @@ def run_in_this_process(
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         assert_same_profile(world, profile)
         refuse_unavailable(config, world.device)
-        task = make_task(config, grid)
+        task = make_task(config, grid, world.mesh, world.rank)
+        refuse_uncut_models(task, world)
         with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):
             _train(config, task, world, grid, attempt, callbacks)
 
@@ -157,6 +159,7 @@ def _train(
         writer=SynchronousWriter(store) if world.is_first else None,
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
+        pipeline=make_pipeline(config, task, world),
     )
     _announce(job, start, parameters)
     train_loop(job)
@@ -166,7 +169,8 @@ def _try_memory(
     config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, grid: LaneGrid
 ) -> None:
     """Let memory run out before the first step, if it does."""
-    wanted = world.device.type == "cuda" if config.train.trial_step is None else config.train.trial_step
+    by_itself = world.device.type == "cuda" and world.mesh.pp == 1
+    wanted = by_itself if config.train.trial_step is None else config.train.trial_step
     step, last = state.cursor.step, config.train.steps
     assert last is not None, "the config is resolved"
     if wanted and step < last:
@@ -200,7 +204,7 @@ def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo
     """CPU threads of this worker. Bits can depend on them, so a resumed run keeps the number it has."""
     threads = resolve_threads(config, world.size, grid.lanes, usable_cores())
     before: int | None = start.context.get("threads") if start else None
-    same_layout = config.determinism == "elastic" or (start and start.context.get("world_size") == world.size)
+    same_layout = config.determinism == "elastic" or (start is not None and _has_layout(start, world))
     if before is None or before == threads or not same_layout:
         return threads
     if config.parallel.threads == "auto":
@@ -214,6 +218,12 @@ def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo
     if config.determinism == "run":
         warning(f"{threads} threads per worker instead of {before}: the run goes on, but not bit for bit")
     return threads
+
+
+def _has_layout(start: CheckpointInfo, world: World) -> bool:
+    """Whether a checkpoint was made by as many workers that were arranged in the same way."""
+    context = start.context
+    return context.get("world_size") == world.size and context.get("mesh", world.mesh.sizes) == world.mesh.sizes
 
 
 def _check_data(task: Task, start: CheckpointInfo) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,13 +73,21 @@ def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
     return pretrained.model_copy(update=kept)
 
 
-def build_model(config: ModelConfig, *, vocab_size: int, seed: int, initialize: bool = True) -> Decoder:
+def build_model(
+    config: ModelConfig,
+    *,
+    vocab_size: int,
+    seed: int,
+    initialize: bool = True,
+    stages: Sequence[range] | None = None,
+) -> Decoder:
     """A decoder on the CPU in fp32, with first weights from the seed or from `config.from_pretrained`.
 
     Args:
         config: Need not be complete.
         vocab_size: Token ids that the data may hold.
         seed: Of the first weights.
+        stages: Layers of the pipeline stages to build; the whole model when not given.
         initialize: False leaves the weights' memory as it is, for a caller that loads all of them.
 
     Raises:
@@ -88,10 +97,13 @@ def build_model(config: ModelConfig, *, vocab_size: int, seed: int, initialize: 
     # Built without memory first: torch's own first weights would be drawn only to be thrown away.
     with torch.device("meta"):
         model = Decoder(config)
+    if stages is not None:
+        model.keep_stages(stages)
     model.to_empty(device="cpu")
     model.make_rotary_tables()
     if initialize and config.from_pretrained is not None:
-        model.load_state_dict(import_model(config.from_pretrained)[1])
+        weights = import_model(config.from_pretrained)[1]
+        model.load_state_dict({name: weights[name] for name in model.state_dict()})
     elif initialize:
         model.initialize(seed)
     return model

@@ -7,6 +7,7 @@ K key-value heads, G query heads per key-value head, H width of a head, F inner 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -158,13 +159,14 @@ class Decoder(nn.Module):
         self.head = None if config.tie_embeddings else nn.Linear(shape.dim, shape.vocab_size, bias=False)
         self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
         self.shared: SharedPositions | None = None
+        self._is_shared = False
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
         self.make_rotary_tables()
 
     def make_rotary_tables(self) -> None:
         """Compute the rotary tables, which are no part of the state, on the device of the weights."""
-        device = self.embedding.weight.device
+        device = self._any_weight.device
         cos, sin = rotary_tables(self.config.max_sequence_length, self.shape.head_dim, self.config.rope_theta)
         self.cos, self.sin = cos.to(device), sin.to(device)
 
@@ -191,7 +193,32 @@ class Decoder(nn.Module):
 
     def wrap_units(self) -> list[nn.Module]:
         """The parts whose weights are brought together one at a time where weights are sharded."""
-        return list(self.layers)
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    def keep_stages(self, stages: Sequence[range]) -> None:
+        """Let go of all but some pipeline stages, each given by its layers; what stays keeps its name.
+
+        The stage with the first layer has the embedding, the one with the last layer the norm and the output
+        projection. The matrix of tied embeddings is in both.
+        """
+        kept = {layer for stage in stages for layer in stage}
+        first, last = 0 in kept, self.shape.layers - 1 in kept
+        for index in set(range(self.shape.layers)) - kept:
+            self.layers[index] = nn.Identity()
+        self._is_shared = self.config.tie_embeddings and first != last
+        if not first and not (last and self.config.tie_embeddings):
+            del self.embedding
+        if not last:
+            del self.norm
+            self.head = None
+
+    def shared_between_stages(self) -> list[torch.Tensor]:
+        """The parameters that this and another pipeline stage both have: the first and the last one, when tied."""
+        return [self.embedding.weight] if self._is_shared else []
+
+    def stage_output(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """A tensor without memory like what a pipeline stage but the last gives for a batch: (B, T, D)."""
+        return torch.empty(*ids_BT.shape, self.shape.dim, dtype=self._any_weight.dtype, device="meta")
 
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
         """`full`: keep only each layer's input and compute the layer again in the backward pass; `selective`: keep some
@@ -230,26 +257,34 @@ class Decoder(nn.Module):
         targets_BT: torch.Tensor | None = None,
         cache: KVCache | None = None,
         documents: PackedDocuments | None = None,
+        *,
+        stage: range | None = None,
+        x_BTD: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Loss or logits.
+        """Loss or logits; of a pipeline stage what the next one needs.
 
         Args:
             ids_BT: int64 token ids, (B, T).
             targets_BT: int64, (B, T); `IGNORE_TARGET` takes no part.
             cache: Positions seen before, which `ids_BT` continue; they are added to it.
             documents: Documents that share rows and are to be computed as if each were alone; without a cache only.
+            stage: Layers to compute; all when not given.
+            x_BTD: What the stage before has given; for all stages but the first.
 
         Returns:
             With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V). Losses of
             routers are in the gradients of that sum, and not in its value (`headway.models.moe`). Where rows are shared
-            (`share_positions`) it is the sum, or the logits, of this worker's positions.
+            (`share_positions`) it is the sum, or the logits, of this worker's positions. Of a stage without the last
+            layer the residual stream, (B, T, D).
 
         Raises:
             ConfigError: the sequence is longer than `max_sequence_length`, or there is a cache together with documents
                 or with shared rows.
         """
         counted_BT = None if targets_BT is None else targets_BT != IGNORE_TARGET
-        x_BTD = self.hidden_states(ids_BT, cache, documents, counted_BT)
+        x_BTD = self.hidden_states(ids_BT, cache, documents, counted_BT, stage, x_BTD)
+        if stage is not None and stage.stop < self.shape.layers:
+            return x_BTD
         if targets_BT is None:
             return self.logits(x_BTD)
         if self.shared is not None:
@@ -276,8 +311,11 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         documents: PackedDocuments | None = None,
         counted_BT: torch.Tensor | None = None,
+        stage: range | None = None,
+        x_BTD: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalised output of the last layer, (B, T, D); arguments and errors as in `forward`.
+        """Output of the last layer, normalised if it is the model's last, (B, T, D); arguments and errors as in
+        `forward`.
 
         `counted_BT` is True for positions that routers count into their losses and loads; all when not given. The
         result is a `DTensor` over positions where matrices are cut between workers (`tensor_plan`).
@@ -285,8 +323,10 @@ class Decoder(nn.Module):
         positions = self._positions(ids_BT, cache, documents)._replace(counted=counted_BT)
         if self.shared is not None:
             ids_BT = self.shared.cut(ids_BT, 1)
-        x_BTD: torch.Tensor = self.embedding(ids_BT)
-        for layer in self.layers:
+        if x_BTD is None:
+            x_BTD = self.embedding(ids_BT)
+        for index in range(self.shape.layers) if stage is None else stage:
+            layer = self.layers[index]
             if self.activation_checkpointing != "none" and torch.is_grad_enabled() and cache is None:
                 contexts = selective_contexts if self.activation_checkpointing == "selective" else noop_context_fn
                 x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, context_fn=contexts)
@@ -294,8 +334,13 @@ class Decoder(nn.Module):
                 x_BTD = layer(x_BTD, positions, cache)
         if cache is not None:
             cache.length += ids_BT.shape[1]
-        x_BTD = self.norm(x_BTD)
-        return x_BTD  # noqa: RET504 (the name gives the type)
+        if stage is None or stage.stop == self.shape.layers:
+            x_BTD = self.norm(x_BTD)
+        return x_BTD
+
+    @property
+    def _any_weight(self) -> torch.Tensor:
+        return next(self.parameters())
 
     def _positions(self, ids_BT: torch.Tensor, cache: KVCache | None, documents: PackedDocuments | None) -> Positions:
         T, device = ids_BT.shape[1], ids_BT.device
@@ -326,6 +371,6 @@ class Decoder(nn.Module):
                 fix="leave out the cache, or give each document a row of its own",
             )
         autocast = torch.is_autocast_enabled(device.type)
-        dtype = torch.get_autocast_dtype(device.type) if autocast else self.embedding.weight.dtype
+        dtype = torch.get_autocast_dtype(device.type) if autocast else self._any_weight.dtype
         kernel = document_kernel(device, dtype, self.shape.head_dim)
         return packed_positions(self.cos, self.sin, documents, window, kernel)

@@ -89,6 +89,30 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
     return float(6 * multiplied + 12 * shape.layers * shape.heads * shape.head_dim * attended)
 
 
+@dataclass(frozen=True)
+class PartCosts:
+    """Where a decoder may be cut, and FLOPs to train its parts on one token, as `flops_per_token` counts them."""
+
+    embedding: float
+    """Goes with the first layer; a look-up is no product."""
+    layers: tuple[float, ...]
+    """A cut may be between any two."""
+    head: float
+    """The vocabulary projection, which goes with the last layer."""
+
+
+def part_costs(config: ModelConfig, sequence_length: int, vocab_size: int | None = None) -> PartCosts:
+    """Costs of what pipeline stages are made of.
+
+    Raises:
+        ConfigError: the shape is not complete.
+    """
+    shape = Shape.of(config, vocab_size)
+    head = 6.0 * shape.vocab_size * shape.dim
+    layers = flops_per_token(config, sequence_length, vocab_size) - head
+    return PartCosts(0.0, (layers / shape.layers,) * shape.layers, head)
+
+
 def kv_bytes_per_token(config: ModelConfig, bytes_per_element: int = 2) -> int:
     """Bytes that one position takes in the key-value cache (bf16 unless `bytes_per_element` says otherwise).
 

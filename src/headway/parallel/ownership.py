@@ -29,7 +29,7 @@ class Ownership:
                 fix="parallel.strategy=ddp, or fewer workers",
             )
         self.rank, self.workers = rank, workers
-        self._owner = _dealt(parameters, workers)
+        self._owner = _dealt(parameters, workers, shared_between_stages(module))
 
     def owner(self, p: torch.Tensor) -> int:
         """The worker, by its number among those that the parameters are dealt to, that updates a parameter."""
@@ -73,11 +73,25 @@ class Ownership:
             yield owner, bucket
 
 
-def _dealt(parameters: Sequence[nn.Parameter], workers: int) -> dict[torch.Tensor, int]:
-    """The largest first, each to the worker that has least so far; equal ones in the order of the model."""
+def shared_between_stages(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters that the first and the last pipeline stage both have, in one order; a model names them by a method
+    `shared_between_stages`."""
+    declared = getattr(module, "shared_between_stages", None)
+    return [] if declared is None else list(declared())
+
+
+def _dealt(
+    parameters: Sequence[nn.Parameter], workers: int, shared: Sequence[torch.Tensor] = ()
+) -> dict[torch.Tensor, int]:
+    """The largest first, each to the worker that has least so far; equal ones in the order of the model.
+
+    What stages share comes before all else: then it has the same owner in both, whatever else they have, and their
+    gradients can meet.
+    """
     load = [0] * workers
     owner: dict[torch.Tensor, int] = {}
-    for p in sorted(parameters, key=lambda p: -local_part(p).numel()):
+    first = {id(p) for p in shared}
+    for p in sorted(parameters, key=lambda p: (id(p) not in first, -local_part(p).numel())):
         least = min(range(workers), key=lambda rank: (load[rank], rank))
         owner[p] = least
         load[least] += local_part(p).numel()

@@ -133,11 +133,15 @@ class World:
 
     @torch.no_grad()
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite the tensors of every worker, of whatever type and layout, with the first worker's."""
-        if self.size > 1:
+        """Overwrite the tensors of every worker, of whatever type and layout, with the first worker's.
+
+        With pipeline stages, which have other tensors each, with those of the first of the workers that have the same.
+        """
+        group = self.replica_group if self.mesh.pp > 1 else None
+        if self.size > 1 and (group is None or self.mesh.replicas > 1):
             for tensor in tensors:
                 content = tensor.detach().contiguous().flatten().view(torch.uint8)
-                dist.broadcast(content, src=0)
+                dist.broadcast(content, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
                 tensor.copy_(content.view(tensor.dtype).view(tensor.shape))
 
     def broadcast_number(self, number: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from headway.parallel.pipeline import Pipeline
 from headway.parallel.world import World
 from headway.training.precision import autocast
 from headway.training.step import exact_sum
@@ -30,7 +31,12 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    objective: Objective, model: nn.Module, feed: BatchList, world: World, precision: str = "fp32"
+    objective: Objective,
+    model: nn.Module,
+    feed: BatchList,
+    world: World,
+    precision: str = "fp32",
+    pipeline: Pipeline | None = None,
 ) -> Evaluation:
     """Loss over a list of micro-batches; they are dealt out in turns and summed in order.
 
@@ -42,10 +48,14 @@ def evaluate(
     model.eval()
     for index in range(world.data_rank, -(-batches // size) * size, size):
         batch = feed.batch(min(index, batches - 1))
-        with autocast(precision, world.device):
-            loss = float(objective.summed_loss(model, to_device(batch, world.device)))
+        here = to_device(batch, world.device)
+        if pipeline is not None:
+            loss = pipeline.loss(here)
+        else:
+            with autocast(precision, world.device):
+                loss = objective.summed_loss(model, here)
         if index < batches:
-            sums[index] = loss if world.counts_loss else 0.0
+            sums[index] = float(loss) if world.counts_loss else 0.0
             items[index] = float(objective.count_items(batch)) if world.counts_items else 0.0
     for module, mode in modes:  # one by one: a frozen part may have been in evaluation mode before
         module.training = mode

@@ -12,6 +12,7 @@ from headway.core.errors import DivergedError, Preempted
 from headway.core.faults import fault_point
 from headway.data.feeding.prefetch import Prefetcher
 from headway.parallel.blocks import gather_whole
+from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.callbacks import Callback
@@ -36,6 +37,8 @@ class Job:
     """Where checkpoints go; None on workers that do not write."""
     checkpoint_context: dict[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
+    pipeline: Pipeline | None = None
+    """The stages of the model that this worker has, when others have the rest."""
 
     @property
     def total_steps(self) -> int:
@@ -66,7 +69,9 @@ def train_loop(job: Job) -> None:
         try:
             for _, batches in feed:  # fetch
                 flags = (signals.stop, clock.due())
-                result = train_step(config, job.task, state, job.strategy, job.world, batches, flags)  # step
+                result = train_step(  # step
+                    config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
+                )
                 stop, save = result.flags
                 step, last = state.cursor.step, state.cursor.step == job.total_steps
                 metrics = watch.metrics(result)
@@ -91,8 +96,9 @@ def train_loop(job: Job) -> None:
 
 
 def _evaluate(job: Job) -> Evaluation:
-    assert job.task.evaluation is not None
-    result = evaluate(job.task.objective, job.state.model, job.task.evaluation, job.world, job.config.train.precision)
+    task, precision = job.task, job.config.train.precision
+    assert task.evaluation is not None
+    result = evaluate(task.objective, job.state.model, task.evaluation, job.world, precision, job.pipeline)
     for callback in job.callbacks:
         callback.on_evaluation(job, job.state.cursor.step, result)
     return result

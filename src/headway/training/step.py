@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.blocks import local_part
 from headway.parallel.norms import norm_parts, total_norm
+from headway.parallel.pipeline import AroundBackward, Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.loss_scale import update_scale
@@ -51,6 +54,7 @@ def train_step(
     world: World,
     batches: Mapping[int, Sequence[MicroBatch]],
     flags: Sequence[bool] = (),
+    pipeline: Pipeline | None = None,
 ) -> StepResult:
     """Train on this worker's lanes of the current step and move the cursor on.
 
@@ -58,15 +62,19 @@ def train_step(
         batches: The micro-batches of each of this worker's lanes, by lane number.
         flags: Wishes of this worker (to stop, to save). They travel with the losses, so that agreeing on them costs
             nothing; the result holds for each whether any worker wished it.
+        pipeline: The stages of the model that this worker has, when others have the rest.
     """
     strategy.begin()
     _counted(state.model)  # by passes that were no part of a step
-    lane_losses, items = _forward_backward(config, task, state, strategy, world, batches)
+    lane_losses, items = _forward_backward(config, task, state, strategy, world, batches, pipeline)
     strategy.reduce()
+    if pipeline is not None:
+        pipeline.reduce_shared()
     engine, parameters = state.engine, []
     if engine is None:
         parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        parts = norm_parts((p for p in parameters if strategy.counts(p)), exact=config.determinism == "elastic")
+        counted = (p for p in parameters if strategy.counts(p) and (pipeline is None or pipeline.counts(p)))
+        parts = norm_parts(counted, exact=config.determinism == "elastic")
     else:
         parts = engine.norm_parts()
     total_loss, total_items, agreed, total_norm = _exchange(world, lane_losses, items, flags, parts)
@@ -108,28 +116,56 @@ def _forward_backward(
     strategy: Strategy,
     world: World,
     batches: Mapping[int, Sequence[MicroBatch]],
+    pipeline: Pipeline | None,
 ) -> tuple[list[float], int]:
-    """Accumulate gradients of this worker's lanes; returns the loss sum of each lane and the number of items."""
+    """Accumulate gradients of this worker's lanes.
+
+    Returns:
+        The loss sum of each lane, and the number of items; zeros where another worker of the pipeline tells them.
+    """
     losses: list[torch.Tensor] = []
     items = 0
     last_lane = max(batches)
     for lane, micro_batches in sorted(batches.items()):
-        lane_loss = torch.zeros((), device=world.device)
-        for index, batch in enumerate(micro_batches):
-            items += task.objective.count_items(batch) if world.counts_items else 0
-            torch.manual_seed(derive_seed(config.seed, "dropout", state.cursor.step, lane, index))
-            last_of_lane = index == len(micro_batches) - 1
-            with strategy.micro_batch(last_of_lane, last=last_of_lane and lane == last_lane):
-                with autocast(config.train.precision, world.device):
-                    loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
-                if state.engine is None:
-                    scaled(loss, state.cursor.loss_scale).backward()
-                else:
-                    state.engine.backward(scaled(loss, state.cursor.loss_scale))
-            lane_loss += loss.detach() if world.counts_loss else 0.0
+        if world.counts_items:
+            items += sum(map(task.objective.count_items, micro_batches))
+        seeds = [derive_seed(config.seed, "dropout", state.cursor.step, lane, i) for i in range(len(micro_batches))]
+        around = partial(_around, strategy, lane == last_lane)
+        if pipeline is None:
+            loss = _lane(config, task, state, world, micro_batches, seeds, around)
+        else:
+            loss = pipeline.train(to_device(list(micro_batches), world.device), seeds, around)
+        losses.append(loss if world.counts_loss else torch.zeros_like(loss))
         strategy.end_lane()
-        losses.append(lane_loss)
     return torch.stack(losses).tolist(), items
+
+
+def _around(strategy: Strategy, last_lane: bool, last_of_lane: bool) -> AbstractContextManager[None]:
+    return strategy.micro_batch(last_of_lane, last=last_of_lane and last_lane)
+
+
+def _lane(
+    config: Config,
+    task: Task,
+    state: TrainState,
+    world: World,
+    batches: Sequence[MicroBatch],
+    seeds: Sequence[int],
+    around: AroundBackward,
+) -> torch.Tensor:
+    """One lane, a micro-batch after the other; returns its summed loss."""
+    total = torch.zeros((), device=world.device)
+    for index, batch in enumerate(batches):
+        torch.manual_seed(seeds[index])
+        with around(index == len(batches) - 1):
+            with autocast(config.train.precision, world.device):
+                loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
+            if state.engine is None:
+                scaled(loss, state.cursor.loss_scale).backward()
+            else:
+                state.engine.backward(scaled(loss, state.cursor.loss_scale))
+        total += loss.detach()
+    return total
 
 
 def _exchange(

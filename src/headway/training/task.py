@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,9 +11,10 @@ from torch import nn
 
 from headway.core.console import notice
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
+from headway.parallel.stages import plan_stages, stages_of_worker
 
 if TYPE_CHECKING:
-    from headway.config import Config, LaneGrid
+    from headway.config import Config, LaneGrid, MeshShape
 
 
 class BatchList(Protocol):
@@ -31,6 +32,16 @@ SummedLoss = Callable[[nn.Module, MicroBatch], torch.Tensor]
 
 
 @dataclass(frozen=True)
+class StagedLoss:
+    """A summed loss, computed one pipeline stage after the other."""
+
+    forward: Callable[[nn.Module, MicroBatch, torch.Tensor | None, range], torch.Tensor]
+    """(model, micro-batch, what the stage before gave, layers) -> what the next one needs; of the last the loss."""
+    output: Callable[[nn.Module, MicroBatch], torch.Tensor]
+    """(model, micro-batch) -> a tensor on the meta device like what a stage but the last gives."""
+
+
+@dataclass(frozen=True)
 class Objective:
     """What is minimised: the sum of losses over the sum of items of the whole global batch.
 
@@ -40,6 +51,8 @@ class Objective:
     summed_loss: SummedLoss
     count_items: Callable[[MicroBatch], int]
     """Items (tokens, samples) in a micro-batch, counted before it leaves the CPU."""
+    staged: StagedLoss | None = None
+    """The same for a model that can be cut into pipeline stages."""
 
 
 @dataclass
@@ -56,24 +69,43 @@ class Task:
     recut: Callable[[LaneGrid], tuple[Feed, BatchList | None]] | None = None
     """Feed and evaluation for another number of rows per micro-batch; None where there can be no other."""
     vocab_size: int | None = None
+    parameters: int | None = None
+    """Of the whole model, where this worker has a part of it."""
+    stages: Sequence[range] | None = None
+    """The layers of every pipeline stage; the model has only those of this worker."""
 
     def facts(self) -> dict[str, int]:
         """What the run's record says about the model."""
-        facts = {"parameters": sum(p.numel() for p in self.model.parameters())}
+        facts = {"parameters": self.parameters or sum(p.numel() for p in self.model.parameters())}
         return facts if self.vocab_size is None else {**facts, "vocab_size": self.vocab_size}
 
 
 def language_model_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
     """Cross-entropy summed over the micro-batch's targets; each document by itself where the micro-batch tells them
     apart (`data.document_mask`)."""
+    loss: torch.Tensor = model(batch["ids"], batch["targets"], **_documents(batch))
+    return loss
+
+
+def language_model_stage(
+    model: nn.Module, batch: MicroBatch, x_BTD: torch.Tensor | None, layers: range
+) -> torch.Tensor:
+    """What one pipeline stage adds to `language_model_loss`."""
+    y: torch.Tensor = model(batch["ids"], batch["targets"], stage=layers, x_BTD=x_BTD, **_documents(batch))
+    return y
+
+
+def _documents(batch: MicroBatch) -> dict[str, Any]:
     if "documents" not in batch:
-        loss: torch.Tensor = model(batch["ids"], batch["targets"])
-        return loss
+        return {}
     from headway.models.attention import PackedDocuments
 
-    documents = PackedDocuments(batch["documents"], batch["positions"], batch["document_bounds"])
-    masked_loss: torch.Tensor = model(batch["ids"], batch["targets"], documents=documents)
-    return masked_loss
+    return {"documents": PackedDocuments(batch["documents"], batch["positions"], batch["document_bounds"])}
+
+
+def _stage_output(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
+    like: torch.Tensor = model.stage_output(batch["ids"])  # type: ignore[operator]
+    return like
 
 
 def count_targets(batch: MicroBatch) -> int:
@@ -81,20 +113,27 @@ def count_targets(batch: MicroBatch) -> int:
     return int((batch["targets"] != IGNORE_TARGET).sum())
 
 
-LANGUAGE_MODELLING = Objective(language_model_loss, count_targets)
+LANGUAGE_MODELLING = Objective(language_model_loss, count_targets, StagedLoss(language_model_stage, _stage_output))
 
 
-def language_model_task(config: Config, grid: LaneGrid) -> Task:
-    """The native decoder on a token store, as the config says. The model is on the CPU."""
+def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None = None, rank: int = 0) -> Task:
+    """The native decoder on a token store, as the config says; with pipeline stages, those of one worker.
+
+    The model is on the CPU.
+    """
     from headway.data.feeding.feed import EvaluationFeed, TokenFeed
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
     from headway.data.remote_store import open_store
     from headway.models.build import build_model
-    from headway.models.facts import flops_per_token
+    from headway.models.facts import count_parameters, flops_per_token
 
     store = open_store(config.data)
-    model = build_model(config.model, vocab_size=store.vocab_size, seed=config.seed)
+    stages = _pipeline_stages(config, store.vocab_size) if mesh is not None and mesh.pp > 1 else None
+    mine = None
+    if mesh is not None and stages is not None:
+        mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
+    model = build_model(config.model, vocab_size=store.vocab_size, seed=config.seed, stages=mine)
     model.set_activation_checkpointing(config.train.activation_checkpointing)
     length = config.train.sequence_length
 
@@ -128,7 +167,17 @@ def language_model_task(config: Config, grid: LaneGrid) -> Task:
         flops_per_item=flops_per_token(config.model, attention_length),
         vocab_size=store.vocab_size,
         recut=cut,
+        parameters=count_parameters(model.config).total,
+        stages=stages,
     )
+
+
+def _pipeline_stages(config: Config, vocab_size: int) -> list[range]:
+    from headway.models.build import complete
+    from headway.models.facts import part_costs
+
+    costs = part_costs(complete(config.model, vocab_size), config.train.sequence_length)
+    return plan_stages(config, costs.layers, costs.embedding, costs.head)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

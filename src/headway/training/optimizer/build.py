@@ -97,7 +97,8 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in embeddings]
-    output = getattr(model, "projection", matrices[-1] if matrices else None)
+    declared = hasattr(model, "projection") or hasattr(type(model), "projection")  # a pipeline stage may lack it
+    output = getattr(model, "projection", None) if declared or not matrices else matrices[-1]
     return [p for p in matrices if p is not output]
 
 

@@ -1,0 +1,125 @@
+"""What pipeline parallelism asks of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headway.config.lanes import LaneGrid, divisors, nearest
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config, ParallelConfig
+
+
+def stages_per_worker(parallel: ParallelConfig) -> int:
+    """Stages that a worker of a pipeline has: one, or several when they are interleaved."""
+    return (parallel.virtual_stages or 2) if parallel.pipeline_schedule == "interleaved" else 1
+
+
+def idle_share(parallel: ParallelConfig, micro_batches: int) -> float:
+    """Share of a step in which a worker waits for the others, when stages take equally long and sending no time.
+
+    With p workers, v stages on each and m micro-batches it is (p - 1) / (v m + p - 1): the bubble of Narayanan et al.
+    2021, section 2.2, which they give as a share of the time without it, (p - 1) / (v m).
+    """
+    waiting = parallel.pipeline - 1
+    return waiting / (stages_per_worker(parallel) * micro_batches + waiting)
+
+
+def split_problems(config: Config, layers: int | None) -> Iterator[ConfigError]:
+    """Why that many layers cannot be cut into the stages asked for; what depends on their number waits for it."""
+    parallel = config.parallel
+    if parallel.pipeline == 1:
+        return
+    each = stages_per_worker(parallel)
+    stages = parallel.pipeline * each
+    if parallel.tensor > 1 or parallel.context > 1:
+        yield ConfigError(
+            "pipeline stages pass whole rows on, of which tensor- and context-parallel workers have parts",
+            where="parallel.pipeline, parallel.tensor, parallel.context",
+            fix="parallel.pipeline=1, or parallel.tensor=1 parallel.context=1",
+        )
+    yield from _trial_problems(config)
+    if parallel.virtual_stages not in (None, 1) and parallel.pipeline_schedule != "interleaved":
+        yield ConfigError(
+            f"schedule '{parallel.pipeline_schedule}' has one stage per worker, not {parallel.virtual_stages}",
+            where="parallel.virtual_stages, parallel.pipeline_schedule",
+            fix="parallel.pipeline_schedule=interleaved, or leave parallel.virtual_stages out",
+        )
+    if parallel.pipeline_schedule == "interleaved" and each == 1:
+        yield ConfigError(
+            "there is nothing to interleave with one stage per worker",
+            where="parallel.virtual_stages, parallel.pipeline_schedule",
+            fix="parallel.pipeline_schedule=1f1b, or parallel.virtual_stages=2",
+        )
+    if layers and stages > layers:
+        yield ConfigError(
+            f"{layers} layers cannot be cut into {stages} pipeline stages",
+            where="parallel.pipeline, model.layers" + (", parallel.virtual_stages" if each > 1 else ""),
+            fix=_fewer_stages(layers, parallel),
+        )
+    split = parallel.pipeline_split
+    if split is None:
+        return
+    if len(split) != stages:
+        yield ConfigError(
+            f"the split names {len(split)} stages, but there are {stages}",
+            where="parallel.pipeline_split, parallel.pipeline",
+            fix=f"give {stages} numbers, or leave parallel.pipeline_split out",
+        )
+    elif layers and sum(split) != layers:
+        last = layers - sum(split[:-1])
+        near = [*split[:-1], last] if last > 0 else None
+        yield ConfigError(
+            f"the split has {sum(split)} layers, but the model has {layers}",
+            where="parallel.pipeline_split, model.layers",
+            fix=f"parallel.pipeline_split={near}" if near else "leave parallel.pipeline_split out",
+        )
+
+
+def _trial_problems(config: Config) -> Iterator[ConfigError]:
+    """What tries or scales a micro-batch by itself, where a schedule computes all of a lane."""
+    train = config.train
+    for key, yes, instead in (
+        ("train.precision", train.precision == "fp16", "bf16"),
+        ("train.micro_batch", train.micro_batch == "auto", "1"),
+        ("train.trial_step", train.trial_step is True, "false"),
+    ):
+        if yes:
+            yield ConfigError(
+                f"a pipeline's schedule computes the micro-batches of a lane together, which '{key}' wants one by one",
+                where=f"{key}, parallel.pipeline",
+                fix=f"{key}={instead}, or parallel.pipeline=1",
+            )
+
+
+def micro_batch_problems(config: Config, grid: LaneGrid) -> Iterator[ConfigError]:
+    """Whether the micro-batches of a lane suffice for the schedule."""
+    parallel = config.parallel
+    stages, schedule = parallel.pipeline, parallel.pipeline_schedule
+    if stages == 1 or schedule == "gpipe":
+        return
+    if schedule == "1f1b" and grid.micro_batches < stages:
+        what = f"fewer than the {stages} pipeline stages"
+    elif schedule == "interleaved" and grid.micro_batches % stages:
+        what = f"not a multiple of the {stages} pipeline stages"
+    else:
+        return
+    rows = grid.micro_batches * grid.micro_batch
+    fits = [n for n in divisors(rows) if (rows // n >= stages if schedule == "1f1b" else rows // n % stages == 0)]
+    multiple = grid.lanes * grid.micro_batch * max(stages, round(grid.micro_batches / stages) * stages)
+    yield ConfigError(
+        f"schedule '{schedule}' cannot run {grid.micro_batches} micro-batches in each lane, {what}",
+        where="train.micro_batch, train.global_batch, parallel.pipeline_schedule",
+        fix=f"train.micro_batch={nearest(grid.micro_batch, fits)}" if fits else f"train.global_batch={multiple}",
+    )
+
+
+def _fewer_stages(layers: int, parallel: ParallelConfig) -> str:
+    """The nearest cut that the layers allow."""
+    each = stages_per_worker(parallel)
+    if each > 1 and parallel.pipeline <= layers:
+        fewer = layers // parallel.pipeline
+        return f"parallel.virtual_stages={fewer}" if fewer > 1 else "parallel.pipeline_schedule=1f1b"
+    return f"parallel.pipeline={max(1, layers // each)}"

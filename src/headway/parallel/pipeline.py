@@ -1,0 +1,209 @@
+"""Pipeline parallelism: workers have consecutive layers and pass activations and their gradients on.
+
+The order of the micro-batches comes from `torch.distributed.pipelining`: GPipe (Huang et al. 2019), 1F1B (Narayanan et
+al. 2019) and interleaved 1F1B (Narayanan et al. 2021, section 2.2). Between stages only the residual stream travels:
+every worker of a pipeline has the micro-batches themselves, so targets and document masks need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headway.config.pipeline import stages_per_worker
+from headway.core.random import derive_seed
+from headway.core.types import MicroBatch
+from headway.parallel.blocks import local_part
+from headway.parallel.ownership import shared_between_stages
+from headway.parallel.stages import stages_of_worker
+from headway.parallel.world import World
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+#: (micro-batch, what the stage before gave or None, layers) -> what the next stage needs; of the last the summed loss.
+StageForward = Callable[[MicroBatch, torch.Tensor | None, range], torch.Tensor]
+#: Micro-batch -> a tensor on the meta device like what a stage but the last gives.
+StageOutput = Callable[[MicroBatch], torch.Tensor]
+#: Whether it is a stage's last one of the lane -> what to do around a backward pass.
+AroundBackward = Callable[[bool], AbstractContextManager[None]]
+
+
+class Pipeline:
+    """One worker's stages, and the others to which they are connected."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: nn.Module,
+        world: World,
+        stages: Sequence[range],
+        forward: StageForward,
+        output: StageOutput,
+    ) -> None:
+        """Connect the workers of a pipeline; all workers do so together.
+
+        Args:
+            model: With this worker's layers only.
+            stages: The layers of every stage (`parallel.stages.plan_stages`).
+        """
+        self._schedule_name, self._world = config.parallel.pipeline_schedule, world
+        self._ranks = world.mesh.ranks_along(world.rank, "pp")
+        self._place = self._ranks.index(world.rank)
+        self._group = world.device_mesh["pp"].get_group()
+        self._stages, self._forward, self._output = stages, forward, output
+        assert len(stages) == len(self._ranks) * stages_per_worker(config.parallel)
+        self._mine = stages_of_worker(self._place, len(self._ranks), len(stages))
+        self._lane = _Lane()
+        self._schedule: tuple[tuple[int, torch.Size], Any] | None = None
+        self._shared = shared_between_stages(model)
+        self._is_copy = {id(p) for p in self._shared} if self._place else set()
+
+    def train(
+        self, batches: Sequence[MicroBatch], seeds: Sequence[int], around_backward: AroundBackward
+    ) -> torch.Tensor:
+        """Forward and backward passes of one lane; gradients are added to what is there.
+
+        Args:
+            batches: The micro-batches of the lane, of one shape and on the device.
+            seeds: For the random numbers of each; every stage makes one of its own of it.
+
+        Returns:
+            The loss summed over the lane; zero where the last stage is not.
+        """
+        like = self._output(batches[0])
+        for batch in batches:
+            assert self._output(batch).shape == like.shape, "the micro-batches of a lane have one shape"
+        self._lane.begin(batches, seeds, around_backward)
+        schedule = self._schedule_for(len(batches), like)
+        # All that the schedule carries from outside is the micro-batch's number.
+        numbers = torch.arange(len(batches))
+        losses: list[torch.Tensor] = []
+        first, last = 0 in self._mine, len(self._stages) - 1 in self._mine
+        schedule.step(*((numbers,) if first else ()), target=numbers if last else None, losses=losses, number=numbers)
+        self._lane.end()
+        total = torch.zeros((), device=self._world.device)
+        for loss in losses:
+            total += loss.detach().squeeze(0)
+        return total
+
+    @torch.no_grad()
+    def loss(self, batch: MicroBatch) -> torch.Tensor:
+        """The summed loss of one micro-batch, without a backward pass; zero where the last stage is not."""
+        for number in self._mine:
+            x = None
+            if number > 0:
+                like = self._output(batch)
+                x = torch.empty(like.shape, dtype=like.dtype, device=self._world.device)
+                dist.recv(x, self._rank_of(number - 1), group=self._group)
+            y = self._forward(batch, x, self._stages[number])
+            if number == len(self._stages) - 1:
+                return y
+            dist.send(y.contiguous(), self._rank_of(number + 1), group=self._group)
+        return torch.zeros((), device=self._world.device)
+
+    def reduce_shared(self) -> None:
+        """After each stage's gradients are summed over its replicas: sum those of what the first and the last share.
+
+        Two numbers have one sum, whichever comes first, so both stages have the same bits and stay equal.
+        """
+        peer = self._ranks[-1 if self._place == 0 else 0]
+        for p in self._shared:
+            if p.grad is None:  # another replica has it, and so it is at the peer
+                continue
+            mine = local_part(p.grad)
+            if not mine.numel():  # nor has the peer, whose matrix is cut in the same places
+                continue
+            sent, received = mine.contiguous(), torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
+            exchange = [
+                dist.P2POp(dist.isend, sent, peer, self._group),
+                dist.P2POp(dist.irecv, received, peer, self._group),
+            ]
+            for work in dist.batch_isend_irecv(exchange):
+                work.wait()
+            mine.add_(received)
+
+    def counts(self, p: torch.Tensor) -> bool:
+        """Whether this stage is the one that counts a parameter into norms: of two that share it the first."""
+        return id(p) not in self._is_copy
+
+    def _rank_of(self, stage: int) -> int:
+        return self._ranks[stage % len(self._ranks)]
+
+    def _schedule_for(self, micro_batches: int, like: torch.Tensor) -> Any:
+        """The schedule for lanes of so many micro-batches of one shape. It has buffers for all of them, so it goes when
+        rows get another length (`data.mixture.stages`), which they do for all workers in the same step."""
+        from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+        key = micro_batches, like.shape
+        if self._schedule is None or self._schedule[0] != key:
+            stages = [_make_stage(self._part(number), like, self._world.device, self._group) for number in self._mine]
+            # Losses are sums over items, and gradients too: neither is to be divided by the number of micro-batches.
+            options: dict[str, Any] = {"loss_fn": lambda loss, _: loss.squeeze(0), "scale_grads": False}
+            if self._schedule_name == "interleaved":
+                schedule: Any = ScheduleInterleaved1F1B(stages, micro_batches, **options)
+            else:
+                kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[self._schedule_name]
+                schedule = kind(stages[0], micro_batches, **options)
+            self._schedule = key, schedule
+        return self._schedule[1]
+
+    def _part(self, number: int) -> _Part:
+        return _Part(self._forward, self._lane, number, self._stages)
+
+
+class _Lane:
+    """The lane under way, which a schedule does not carry."""
+
+    def begin(self, batches: Sequence[MicroBatch], seeds: Sequence[int], around_backward: AroundBackward) -> None:
+        self.batches, self.seeds, self.around_backward = batches, seeds, around_backward
+        self._backward_passes: dict[int, int] = {}
+
+    def is_last_backward(self, stage: int) -> bool:
+        """Count one more; a stage has as many as there are micro-batches."""
+        self._backward_passes[stage] = self._backward_passes.get(stage, 0) + 1
+        return self._backward_passes[stage] == len(self.batches)
+
+    def end(self) -> None:
+        """Every stage has done every micro-batch: a schedule that left one out would lose data without a word."""
+        if any(passes != len(self.batches) for passes in self._backward_passes.values()):
+            raise RuntimeError(f"a pipeline stage did not do all of {len(self.batches)} micro-batches")
+        self.batches = []
+
+
+class _Part(nn.Module):
+    """One stage as a schedule sees it; the parameters stay the model's, which strategies treat as a whole."""
+
+    def __init__(self, forward: StageForward, lane: _Lane, number: int, stages: Sequence[range]) -> None:
+        super().__init__()
+        self._run, self.lane, self.number, self.of = forward, lane, number, len(stages)
+        self._layers = stages[number]
+
+    def forward(self, x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        """Micro-batch `number`, (1,), with what the stage before gave; the first stage gets the number in its place."""
+        index = int(number)
+        torch.manual_seed(derive_seed(self.lane.seeds[index], "stage", self.number))
+        y = self._run(self.lane.batches[index], x if self.number else None, self._layers)
+        return y.unsqueeze(0) if self.number == self.of - 1 else y
+
+
+def _make_stage(part: _Part, like: torch.Tensor, device: torch.device, group: dist.ProcessGroup | None) -> Any:
+    """A stage whose shapes are given: finding them out would run the model once, and send them pickled."""
+    from torch.distributed.pipelining import PipelineStage
+
+    class Stage(PipelineStage):
+        def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
+            with part.lane.around_backward(part.lane.is_last_backward(part.number)):
+                return super().backward_one_chunk(*args, **options)
+
+    is_first, is_last = part.number == 0, part.number == part.of - 1
+    passed = torch.empty(like.shape, dtype=like.dtype, device="meta", requires_grad=True)
+    number = torch.empty(1, dtype=torch.int64, device="meta")
+    loss = torch.empty(1, device="meta", requires_grad=True)
+    inputs, outputs = number if is_first else passed, loss if is_last else passed
+    return Stage(part, part.number, part.of, device, input_args=inputs, output_args=outputs, group=group)

@@ -1,0 +1,62 @@
+"""Which layers make a pipeline stage, and which stages a worker has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from headway.config.pipeline import split_problems, stages_per_worker
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+
+def plan_stages(config: Config, layers: Sequence[float], embedding: float, head: float) -> list[range]:
+    """The layers of every stage: as `parallel.pipeline_split` says, or so that the slowest stage is fastest.
+
+    Args:
+        layers: Cost of each layer, in any unit.
+        embedding: Cost of what comes with the first layer.
+        head: Cost of what comes with the last layer.
+
+    Raises:
+        ConfigError: there are more stages than layers, or the split has another number of layers.
+    """
+    for problem in split_problems(config, len(layers)):
+        raise problem
+    parallel = config.parallel
+    sizes = parallel.pipeline_split
+    if sizes is None:
+        costs = [*layers]
+        costs[0] += embedding
+        costs[-1] += head
+        return split_evenly(costs, parallel.pipeline * stages_per_worker(parallel))
+    return [range(start, end) for start, end in pairwise([0, *accumulate(sizes)])]
+
+
+def split_evenly(costs: Sequence[float], stages: int) -> list[range]:
+    """Cut a sequence into runs of at least one element so that the largest sum is smallest.
+
+    All micro-batches pass through all stages, so the slowest one sets the pace of all.
+    """
+    ends = [0.0, *accumulate(costs)]
+    # For the first n elements in s runs: the largest sum, and where the last run starts.
+    best = [(ends[n], 0) if n else (float("inf"), 0) for n in range(len(costs) + 1)]
+    starts = []
+    for s in range(1, stages):
+        best = [
+            min(((max(best[m][0], ends[n] - ends[m]), m) for m in range(s, n)), default=(float("inf"), 0))
+            for n in range(len(costs) + 1)
+        ]
+        starts.append([m for _, m in best])
+    end, runs = len(costs), []
+    for row in reversed(starts):
+        runs.append(range(row[end], end))
+        end = row[end]
+    return [range(end), *reversed(runs)]
+
+
+def stages_of_worker(place: int, workers: int, stages: int) -> range:
+    """The numbers of the stages of one worker of a pipeline: dealt out in turns, so that stage 0 follows the last."""
+    return range(place, stages, workers)

@@ -1,0 +1,43 @@
+"""From a task whose model is cut into pipeline stages to the pipeline that computes it."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.config import Config
+from headway.core.errors import ConfigError
+from headway.core.types import MicroBatch
+from headway.parallel.pipeline import Pipeline
+from headway.parallel.world import World
+from headway.training.precision import autocast
+from headway.training.task import Task
+
+
+def refuse_uncut_models(task: Task, world: World) -> None:
+    """A model must say where it may be cut.
+
+    Raises:
+        ConfigError: it does not, and there is a pipeline.
+    """
+    if world.mesh.pp > 1 and (task.stages is None or task.objective.staged is None):
+        raise ConfigError(
+            f"{type(task.model).__name__} does not declare where it may be cut into pipeline stages",
+            where="parallel.pipeline",
+            fix="parallel.pipeline=1; other workers can share the data (parallel.strategy)",
+        )
+
+
+def make_pipeline(config: Config, task: Task, world: World) -> Pipeline | None:
+    """The pipeline of a task, None without one; all workers make it together."""
+    if world.mesh.pp == 1:
+        return None
+    staged, stages, model = task.objective.staged, task.stages, task.model
+    assert staged is not None
+    assert stages is not None
+
+    def forward(batch: MicroBatch, x: torch.Tensor | None, layers: range) -> torch.Tensor:
+        # Around the forward pass only: backward passes come in between, and are not to be under autocast.
+        with autocast(config.train.precision, world.device):
+            return staged.forward(model, batch, x, layers)
+
+    return Pipeline(config, model, world, stages, forward, lambda batch: staged.output(model, batch))

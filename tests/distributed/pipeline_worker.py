@@ -1,0 +1,62 @@
+"""Run under torchrun: the first and the last stage have the same embedding and moments after every step, bit for bit.
+
+Dropout is on, so each run is also repeated: stages must draw the same masks again, and not the ones of another stage.
+"""
+
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway import Callback
+from headway.config import load_config
+from headway.data.remote_store import open_store
+from headway.launch.attempt import Wishes
+from headway.launch.session import run_in_this_process
+from headway.models.build import complete
+from headway.training.task import language_model_task
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
+
+
+class SameInBothStages(Callback):
+    steps = 0
+
+    def on_step(self, job: Any, step: int, metrics: dict[str, float]) -> None:
+        blocks = job.state.blocks()
+        mine = {n: [digest(b.local), *b.offset] for n, b in blocks.items() if n.endswith("embedding.weight")}
+        everyone = job.world.gather_json(mine)
+        places = [job.world.mesh.coordinates(rank) for rank in range(job.world.size)]
+        holders = [
+            said for said, place in zip(everyone, places, strict=True) if place["pp"] in (0, job.world.mesh.pp - 1)
+        ]
+        copies: dict[str, set[str]] = {}
+        for said in holders:
+            assert "model.embedding.weight" in said
+            for name, (text, *offset) in said.items():
+                copies.setdefault(f"{name} {offset}", set()).add(text)
+        assert all(len(texts) == 1 for texts in copies.values()), copies
+        assert any(name.startswith("optimizer.exp_avg.") for name in copies)
+        SameInBothStages.steps += 1
+
+
+def train(name: str, *overrides: str) -> str:
+    config = load_config(Path(sys.argv[1]), [f"name={name}", "train.steps=4", *overrides]).resolved()
+    model = complete(config.model, open_store(config.data).vocab_size)
+    config = config.model_copy(update={"model": model})
+    run_in_this_process(config, language_model_task, Wishes(), [SameInBothStages()])
+    manifest = config.run_directory / "checkpoints" / "step-00000004" / "manifest.json"
+    return str(json.loads(manifest.read_text())["state_sha256"])
+
+
+hashes = {}
+for strategy in ("ddp", "zero1", "zero2", "zero3"):
+    hashes[strategy] = train(strategy, "parallel.pipeline=2", f"parallel.strategy={strategy}")
+assert hashes["ddp"] == train("again", "parallel.pipeline=2", "parallel.strategy=ddp")
+train("four", "parallel.pipeline=4")
+assert SameInBothStages.steps == 24
