@@ -39,7 +39,7 @@ def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict
         "attention.output.weight": (shape.dim, shape.heads * shape.head_dim),
         **({"attention.q_norm.weight": head, "attention.k_norm.weight": head} if config.qk_norm else {}),
         "feed_forward_norm.weight": width,
-        "feed_forward.gate_up.weight": (2 * shape.ffn_dim, shape.dim),
+        "feed_forward.gate_up_groups.weight": (2 * shape.ffn_dim, shape.dim),
         "feed_forward.down.weight": (shape.dim, shape.ffn_dim),
     }
     layers = {f"layers.{index}.{name}": size for index in range(shape.layers) for name, size in layer.items()}

@@ -104,7 +104,7 @@ class Stage:
     @property
     def gate_up(self) -> int:
         """The first one."""
-        return self.bytes["layers.0.feed_forward.gate_up.weight"]
+        return self.bytes["layers.0.feed_forward.gate_up_groups.weight"]
 
     @property
     def largest(self) -> int:
