@@ -31,11 +31,14 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Tests run beside each other; one thread each, since threads of several processes on one core hold each other up.
+TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
+
 test: lint
-	$(BIN)/pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal -m "not slow"
 
 test-all: lint
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
