@@ -99,7 +99,7 @@ class Recorded:
 
     def examination(self, folder: Path, **options: object) -> Examination:
         """Ready to be examined."""
-        defaults = {"folders": {"runs": Path("/work/runs")}, "software": self.software()}
+        defaults = {"folders": {"runs": Path("/scratch/runs")}, "software": self.software()}
         return Examination(machine=self.machine(folder), **{**defaults, **options})  # type: ignore[arg-type]
 
     def findings(self, folder: Path, **options: object) -> dict[str, list[Finding]]:
@@ -234,7 +234,7 @@ H100 = Recorded(
         "/proc/meminfo": MEMINFO.format(total=2113552384, available=2050000000, swap=0, swap_free=0),
         "/proc/self/mountinfo": f"{_ROOT_DISK}\n30 27 0:40 / /work rw,noatime - lustre 10.0.0.1@tcp:/scratch rw",
         "/proc/self/limits": LIMITS.format(processes="unlimited", files=1048576, locked="unlimited"),
-        "/work/runs/": "",
+        "/scratch/runs/": "",
     },
     commands={
         QUERY: smi_xml([gpu_xml("NVIDIA H100 80GB HBM3", 81559, state="Completed", status="Success")] * 8),
@@ -246,7 +246,7 @@ H100 = Recorded(
     },
     spaces={
         "/": Space(900 * GIB, 700 * GIB),
-        "/work": Space(500_000 * GIB, 90_000 * GIB),
+        "/scratch": Space(500_000 * GIB, 90_000 * GIB),
         "/dev/shm": Space(1007 * GIB, 1000 * GIB),
     },
     torch=CUDA_TORCH,
@@ -291,14 +291,14 @@ LAPTOP = Recorded(
         "/proc/self/status": "Cpus_allowed_list:\t0-7",
         "/proc/self/cgroup": "0::/user.slice",
         "/proc/meminfo": MEMINFO.format(total=16_000_000, available=900_000, swap=2_000_000, swap_free=200_000),
-        "/proc/self/mountinfo": "27 1 8:2 / / rw - ext4 /dev/sda2 rw\n28 27 0:50 / /work/runs rw - tmpfs tmpfs rw",
+        "/proc/self/mountinfo": "27 1 8:2 / / rw - ext4 /dev/sda2 rw\n28 27 0:50 / /scratch/runs rw - tmpfs tmpfs rw",
         "/sys/dev/block/8:2/../queue/rotational": "1",
         "/proc/self/limits": LIMITS.format(processes=62_000, files=1024, locked=8_388_608),
-        "/work/runs/": "",
+        "/scratch/runs/": "",
     },
     spaces={
         "/": Space(200 * GIB, 12 * GIB),
-        "/work/runs": Space(8 * GIB, 7 * GIB),
+        "/scratch/runs": Space(8 * GIB, 7 * GIB),
         "/dev/shm": Space(8 * GIB, 8 * GIB),
     },
 )

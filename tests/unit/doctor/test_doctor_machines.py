@@ -63,7 +63,7 @@ def test_a_laptop_is_short_of_memory_disk_and_files(tmp_path: Path) -> None:
 
 
 def test_a_container_shows_what_it_was_granted(tmp_path: Path) -> None:
-    folders = {"runs": Path("/work/runs"), "store": Path("/data/store")}
+    folders = {"runs": Path("/scratch/runs"), "store": Path("/data/store")}
     said = problems(CONTAINER, tmp_path, folders=folders)
     assert [subject for subject, _ in said] == ["Processor", "Memory", "Storage"]
     assert "may use 2 of the 64 processors" in said[0][1]

@@ -253,6 +253,8 @@ def test_a_slow_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_kinds_of_disks(line: str, shown: str, tmp_path: Path) -> None:
     queues = {"/sys/dev/block/8:1/../queue/rotational": "0", "/sys/dev/block/254:0/queue/rotational": "1"}
-    machine = CLOUD.but(files={"/proc/self/mountinfo": line, "/sys/dev/block/8:1/size": "1", "/work/x": "", **queues})
+    machine = CLOUD.but(
+        files={"/proc/self/mountinfo": line, "/sys/dev/block/8:1/size": "1", "/scratch/x": "", **queues}
+    )
     (finding,) = machine.findings(tmp_path)["Storage"]
     assert finding.what.endswith(f"free, {shown}")
