@@ -232,7 +232,7 @@ H100 = Recorded(
         "/sys/fs/cgroup/user.slice/cpu.max": "max 100000",
         "/sys/fs/cgroup/user.slice/memory.max": "max",
         "/proc/meminfo": MEMINFO.format(total=2113552384, available=2050000000, swap=0, swap_free=0),
-        "/proc/self/mountinfo": f"{_ROOT_DISK}\n30 27 0:40 / /work rw,noatime - lustre 10.0.0.1@tcp:/scratch rw",
+        "/proc/self/mountinfo": f"{_ROOT_DISK}\n30 27 0:40 / /scratch rw,noatime - lustre 10.0.0.1@tcp:/scratch rw",
         "/proc/self/limits": LIMITS.format(processes="unlimited", files=1048576, locked="unlimited"),
         "/scratch/runs/": "",
     },

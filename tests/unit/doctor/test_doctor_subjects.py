@@ -247,7 +247,7 @@ def test_a_slow_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("27 1 8:1 / / rw - xfs /dev/sda1 rw", "xfs on an SSD"),
         ("27 1 254:0 / / rw - ext4 /dev/vda rw", "ext4 on a virtual disk"),
         ("27 1 9:9 / / rw - ext4 /dev/mapper/x rw", "ext4, speed class n/a"),
-        ("27 1 0:5 / / rw - overlay overlay rw\n28 27 0:6 / /work rw - nfs4 nas:/w rw", "nfs4 (network)"),
+        ("27 1 0:5 / / rw - overlay overlay rw\n28 27 0:6 / /scratch rw - nfs4 nas:/w rw", "nfs4 (network)"),
         ("27 1 0:5 / / rw - overlay overlay rw\n28 27 0:6 / /wo rw - nfs4 nas:/w rw", "overlay, speed class n/a"),
     ],
 )
