@@ -93,11 +93,11 @@ def test_a_lost_moment_is_found(tiny: Callable[..., Path], tmp_path: Path) -> No
     script.write_text(
         "from headway.checkpoint.store import CheckpointStore\n"
         "load = CheckpointStore.load_into\n"
-        "def forgetful(self, info, tensors):\n"
-        "    load(self, info, tensors)\n"
-        "    for name, tensor in tensors.items():\n"
+        "def forgetful(self, info, blocks, *others):\n"
+        "    load(self, info, blocks, *others)\n"
+        "    for name, block in blocks.items():\n"
         "        if name.startswith('optimizer.exp_avg_sq'):\n"
-        "            tensor.zero_()\n"
+        "            block.local.zero_()\n"
         "CheckpointStore.load_into = forgetful\n"
     )
     (tmp_path / "sitecustomize.py").write_text(
