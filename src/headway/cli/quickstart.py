@@ -47,7 +47,7 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     from headway.config import load_config
     from headway.data.preparing.prepare import prepare
 
-    config = load_config("quickstart", overrides or [])
+    config = load_config("quickstart", [*_precision(), *(overrides or [])])
     _stage(1, "preparing text")
     prepare(config.data)
     _stage(2, "training")
@@ -60,6 +60,20 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     width = max(map(len, commands))
     for command, (_, purpose) in zip(commands, NEXT, strict=True):
         print(f"  {command.ljust(width)}  {purpose}")
+
+
+def _precision() -> list[str]:
+    """The preset's bf16, unless only a CPU is there to emulate it; what the user says comes after this, and wins."""
+    from headway.telemetry.hardware import cpu_multiplies_bf16
+
+    if cpu_multiplies_bf16():
+        return []
+    import torch
+
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        return []
+    notice("this CPU has no bf16 instructions: training in fp32")
+    return ["train.precision=fp32"]
 
 
 def _after_training(config: Config) -> None:
