@@ -47,7 +47,7 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     from headway.config import load_config
     from headway.data.preparing.prepare import prepare
 
-    config = load_config("quickstart", [*_precision(), *(overrides or [])])
+    config = load_config("quickstart", [*_without_bf16(), *(overrides or [])])
     _stage(1, "preparing text")
     prepare(config.data)
     _stage(2, "training")
@@ -62,8 +62,11 @@ def quickstart(overrides: OverridesArgument = None) -> None:
         print(f"  {command.ljust(width)}  {purpose}")
 
 
-def _precision() -> list[str]:
-    """The preset's bf16, unless only a CPU is there to emulate it; what the user says comes after this, and wins."""
+def _without_bf16() -> list[str]:
+    """What replaces the preset's bf16, and Muon, which computes in it, where only a CPU is there to emulate it.
+
+    What the user says comes after this, and wins.
+    """
     from headway.telemetry.hardware import cpu_multiplies_bf16
 
     if cpu_multiplies_bf16():
@@ -72,8 +75,8 @@ def _precision() -> list[str]:
 
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         return []
-    notice("this CPU has no bf16 instructions: training in fp32")
-    return ["train.precision=fp32"]
+    notice("this CPU has no bf16 instructions: training in fp32, by AdamW (Muon computes in bf16)")
+    return ["train.precision=fp32", "optimizer.name=adamw"]
 
 
 def _after_training(config: Config) -> None:
