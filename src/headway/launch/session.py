@@ -181,7 +181,7 @@ def _try_memory(
 def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
     """The optimizer's settings, and where it computes. Some strategies keep moments in host memory themselves."""
     settings, strategy = config.optimizer, config.parallel.strategy
-    theirs = strategy in DEEPSPEED or (strategy in FULLY_SHARDED and world.size > 1)
+    theirs = strategy in DEEPSPEED or (strategy in FULLY_SHARDED and world.mesh.replicas > 1)
     if settings.offload and theirs:
         return settings.model_copy(update={"offload": False}), torch.device("cpu")
     return settings, world.device

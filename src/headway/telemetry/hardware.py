@@ -122,7 +122,7 @@ def cpu_multiplies_bf16() -> bool:
 
     True where nobody tells what it has.
     """
-    flags = set(_cpuinfo().get("flags", _cpuinfo().get("Features", "")).split())
+    flags = _cpu_flags()
     return not flags or not flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
@@ -130,7 +130,7 @@ def hardware_facts() -> dict[str, Any]:
     """CPU, memory and accelerators of this machine, ready for JSON; what cannot be found out is None or absent."""
     import psutil
 
-    flags = set(_cpuinfo().get("flags", _cpuinfo().get("Features", "")).split())
+    flags = _cpu_flags()
     return {
         "cpu": cpu_name(),
         "cores_physical": psutil.cpu_count(logical=False),
@@ -167,6 +167,12 @@ def _accelerators() -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _cpu_flags() -> set[str]:
+    """What the processor says it can do; empty where it is not told."""
+    facts = _cpuinfo()
+    return set(facts.get("flags", facts.get("Features", "")).split())
 
 
 def _cpuinfo() -> dict[str, str]:

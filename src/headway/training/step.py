@@ -160,10 +160,11 @@ def _lane(
         with around(index == len(batches) - 1):
             with autocast(config.train.precision, world.device):
                 loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
+            to_differentiate = scaled(loss, state.cursor.loss_scale)
             if state.engine is None:
-                scaled(loss, state.cursor.loss_scale).backward()
+                to_differentiate.backward()
             else:
-                state.engine.backward(scaled(loss, state.cursor.loss_scale))
+                state.engine.backward(to_differentiate)
         total += loss.detach()
     return total
 

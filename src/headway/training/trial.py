@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._pytree import tree_leaves
 
+from headway.config import FULLY_SHARDED
 from headway.core.errors import ConfigError
 from headway.core.types import Feed, MicroBatch
 from headway.parallel.strategy import Strategy
@@ -101,9 +102,9 @@ def _savings(config: Config) -> Iterator[str]:
         yield "train.activation_checkpointing=full"
     if train.precision in ("fp32", "tf32"):
         yield "train.precision=bf16"
-    if strategy not in ("zero2", "zero3", "fsdp", "hsdp") and config.parallel.workers > 1:
+    if strategy not in ("zero2", *FULLY_SHARDED) and config.parallel.workers > 1:
         yield "parallel.strategy=zero2"
-    if strategy not in ("zero3", "fsdp", "hsdp") and config.parallel.workers > 1:
+    if strategy not in FULLY_SHARDED and config.parallel.workers > 1:
         yield "parallel.strategy=zero3"
     if config.optimizer.name == "adamw":
         yield "optimizer.name=adamw8bit or lion"
