@@ -6,13 +6,13 @@ from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, load_resolved, override
 from headway.config.mesh import FULLY_SHARDED, MeshShape, resolve_grid, resolve_mesh
+from headway.config.parallel import ParallelConfig
 from headway.config.schema import (
     CheckpointConfig,
     Config,
     EvaluationConfig,
     ModelConfig,
     OptimizerConfig,
-    ParallelConfig,
     ScheduleConfig,
     TelemetryConfig,
     TrainConfig,

@@ -9,7 +9,8 @@ from headway.config.lanes import LaneGrid, divisors, nearest
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.config.schema import Config, ParallelConfig
+    from headway.config.parallel import ParallelConfig
+    from headway.config.schema import Config
 
 
 def stages_per_worker(parallel: ParallelConfig) -> int:
