@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -40,13 +41,16 @@ def prepare(
     from dataclasses import asdict
 
     from headway.core.console import notice
+    from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
 
+    # Nothing here multiplies matrices, and NumPy's threads for that would spin beside those that work.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if not dry_run:
+        begin_loading_named(config, overrides or [])
     settings = load(config, overrides, trains=False).data
     if dry_run:
         data_listing.list_sources(settings, json)
         return
-    from headway.data.tokenizing.preload import begin_loading_file
-
     begin_loading_file(settings.tokenizer.path, settings.tokenizer.encoder)
     from headway.data.preparing.prepare import prepare as prepare_store
 

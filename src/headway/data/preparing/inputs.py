@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import DataError
+from headway.core.errors import DataError, HeadwayError
 from headway.core.files import atomic_write
 from headway.data.preparing.units import Unit
 from headway.data.reading.pieces import Piece
@@ -38,6 +39,21 @@ class InputHashes:
         for memory in () if fresh else memories:
             self._known |= _read(memory)
         self._used: dict[str, list[Any]] = {}
+        self._ahead: Future[tuple[Unit, list[dict[str, Any]]] | None] | None = None
+
+    def begin(self, unit: Callable[[], Unit | None]) -> None:
+        """Begin to hash the unit that will be asked for first, while something else is done; a failure waits until
+        then."""
+        pool = ThreadPoolExecutor(1, "headway-hash")
+        self._ahead = pool.submit(self._begun, unit)
+        pool.shutdown(wait=False)
+
+    def _begun(self, unit: Callable[[], Unit | None]) -> tuple[Unit, list[dict[str, Any]]] | None:
+        try:
+            first = unit()
+            return None if first is None else (first, self._of(first))
+        except HeadwayError:
+            return None
 
     def of(self, unit: Unit) -> list[dict[str, Any]]:
         """What the unit's text comes from: per file its name, format, bytes, and SHA-256 or version; spans of large
@@ -46,6 +62,11 @@ class InputHashes:
         Raises:
             DataError: a file cannot be read.
         """
+        ahead, self._ahead = self._ahead, None
+        begun = ahead.result() if ahead is not None else None
+        return begun[1] if begun is not None and begun[0] == unit else self._of(unit)
+
+    def _of(self, unit: Unit) -> list[dict[str, Any]]:
         return [self._part(list(pieces)) for _, pieces in groupby(unit.pieces, key=lambda piece: piece.file)]
 
     def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from headway.data.preparing.encode import LISTED, Recipe
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.manifest import inputs_json, manifest_json
 from headway.data.preparing.records import WORK, Records
+from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
 from headway.data.reading.sources import Source, find_sources
 from headway.data.store import INPUTS, MANIFEST, TokenStore, read_manifest
@@ -128,6 +129,7 @@ def prepare(
     with building(path) as folder, _os_errors("the token store cannot be written", path, _DISK_FIX):
         present = None if force else _present(path)
         hashes = InputHashes(path / _HASHES, folder / _HASHES, fresh=force)
+        _begin_hashing(hashes, data, sources)
         tokenizer = vocabulary_of(data, sources, folder, present, hashes)
         encoder = choose_encoder(
             tokenizer,
@@ -157,6 +159,13 @@ def prepare(
             _write(folder, records, manifest, inputs, skipped)
             publish(folder, path)
     return _report(path, manifest, sources, builder, up_to_date, encoder, count, time.monotonic() - started)
+
+
+def _begin_hashing(hashes: InputHashes, data: DataConfig, sources: Sequence[Source]) -> None:
+    """Hash the beginning of the input while the vocabulary is loaded, where finding the beginning costs nothing."""
+    first = sources[0]
+    if first.stream is None and first.files and first.files[0].local and first.files[0].format in ("text", "jsonl"):
+        hashes.begin(lambda: next(units_of(0, first, data.shard_bytes), None))
 
 
 def _refuse_other_origin(data: DataConfig, path: Path, force: bool) -> None:

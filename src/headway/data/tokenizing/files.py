@@ -56,14 +56,14 @@ def _file_in(folder: Path) -> Path:
 
 def _converted(path: Path, data: bytes, config: dict[str, Any], pattern: str | None) -> tuple[bytes, str | None]:
     """The tokenizer.json, and the token that ends a text where the format says so."""
+    start = data[:4096].lstrip()
+    if start.startswith(b"{") and b'"token_bytes"' not in start:
+        return data, None
     from headway.data.tokenizing.sentencepiece_models import from_model, is_model
     from headway.data.tokenizing.tiktoken_files import from_rank_file, from_tekken, is_rank_file
 
-    start = data[:4096].lstrip()
     if start.startswith(b"{"):
-        if b'"token_bytes"' in start:
-            return from_tekken(data, str(path))
-        return data, None
+        return from_tekken(data, str(path))
     if path.suffix != ".json" and is_rank_file(data):
         return from_rank_file(data, path, config, pattern)
     if is_model(data):

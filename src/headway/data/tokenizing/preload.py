@@ -4,7 +4,7 @@ run meanwhile. Nothing heavy is imported here."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,27 @@ def begin_loading_file(path: Path | None, encoder: str) -> None:
     path = path / "tokenizer.json" if path.is_dir() else path
     if path.suffix == ".json" and path.is_file():
         begin_loading(path.read_bytes, encoder)
+
+
+def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
+    """The same for the vocabulary that a config seems to name, before the config is read for good and while Python
+    makes ready. A wrong guess costs time alone, since what was loaded is used for the same content only.
+
+    Args:
+        config: The YAML file; what it is based on is not looked into.
+        overrides: `key.path=value` strings.
+    """
+    try:
+        import yaml
+
+        named = yaml.load(config.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["data"][
+            "tokenizer"
+        ]
+        path, encoder = named["path"], named.get("encoder", "auto")
+    except Exception:  # whatever is wrong with the config is said where it is checked
+        return
+    if not any(text.startswith("data.tokenizer") for text in overrides) and isinstance(path, str):
+        begin_loading_file(Path(path), encoder)
 
 
 def take_loaded(content: bytes) -> Any:

@@ -48,3 +48,20 @@ def test_what_cannot_be_loaded_is_left_to_others(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": "nonsense"}))
     preload.begin_loading_file(tmp_path, "auto")
     assert preload.take_loaded((tmp_path / "tokenizer.json").read_bytes()) is None
+
+
+def test_the_vocabulary_that_a_config_seems_to_name(folder: Path, tmp_path: Path) -> None:
+    content, config = (folder / "tokenizer.json").read_bytes(), tmp_path / "run.yaml"
+
+    def loaded(text: str, *overrides: str) -> bool:
+        config.write_text(text)
+        preload.begin_loading_named(config, overrides)
+        return preload.take_loaded(content) is not None
+
+    named = f"data: {{tokenizer: {{path: {folder}}}}}"
+    assert loaded(named) and loaded(named, "data.validation=0")
+    assert not loaded(named, "data.tokenizer.path=other"), "what comes later decides"
+    for wrong in ("", "data: {tokenizer: {path: 3}}", "data: [", "base: quickstart", "data: {tokenizer: bpe}"):
+        assert not loaded(wrong), wrong
+    preload.begin_loading_named(tmp_path / "nothing.yaml", [])
+    assert preload.take_loaded(content) is None
