@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -42,18 +43,6 @@ class InOrder(typer.core.TyperGroup):
         return list(VERBS)
 
 
-app = typer.Typer(
-    name="headway",
-    cls=InOrder,
-    help="Turns text into trained language models on whatever machines you have, and never loses ground.",
-    epilog="Start here: headway quickstart",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
-)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from headway import __version__
@@ -62,15 +51,35 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Options before the verb."""
 
 
-for _verb in VERBS:
-    import_module(f"headway.cli.{_verb}").register(app)
+def application(verbs: Sequence[str] = VERBS) -> typer.Typer:
+    """The command with these verbs."""
+    app = typer.Typer(
+        name="headway",
+        cls=InOrder,
+        help="Turns text into trained language models on whatever machines you have, and never loses ground.",
+        epilog="Start here: headway quickstart",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="rich",
+    )
+    app.callback()(_root)
+    for verb in verbs:
+        import_module(f"headway.cli.{verb}").register(app)
+    return app
+
+
+def _wanted(words: Sequence[str]) -> Sequence[str]:
+    """The verb that a command line names, for the others take a tenth of a short command to get ready; all when it
+    names none."""
+    first = next((word for word in words if not word.startswith("-")), None)
+    return (first,) if first in VERBS else VERBS
 
 
 def main() -> None:
@@ -79,7 +88,7 @@ def main() -> None:
     gc.set_threshold(100_000, 20, 20)
     try:
         try:
-            app()
+            application(_wanted(sys.argv[1:]))()
         finally:
             gc.freeze()
             sys.stdout.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headway.cli.main import app
+from headway.cli.main import application
 from headway.config import Config, load_config
 from headway.config.complaints import known_keys
 from headway.core.errors import ConfigError
@@ -20,7 +20,7 @@ VOCABULARY = ["data.tokenizer.vocab_size=1024"]
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["config", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(application(), ["config", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 

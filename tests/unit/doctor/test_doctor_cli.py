@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from headway.cli.main import app
+from headway.cli.main import application
 from headway.core.errors import ConfigError
 from headway.core.machine import Output, Space
 from headway.doctor import examine
@@ -30,7 +30,7 @@ def on(machine: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     def run(*arguments: str) -> Result:
         with monkeypatch.context() as patch:
             patch.setattr(examine, "Examination", examination)
-            return CliRunner().invoke(app, ["doctor", *arguments])
+            return CliRunner().invoke(application(), ["doctor", *arguments])
 
     return run
 
@@ -38,8 +38,8 @@ def on(machine: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 def test_this_machine_quickly_and_without_torch(tmp_path: Path) -> None:
     script = (
         "import sys, time; sys.argv = ['headway', 'doctor', '--json']\n"
-        "from headway.cli.main import app\n"
-        "try: app()\n"
+        "from headway.cli.main import application\n"
+        "try: application()()\n"
         "except SystemExit: pass\n"
         "print(time.process_time(), 'torch' in sys.modules, file=sys.stderr)"
     )
@@ -54,7 +54,7 @@ def test_this_machine_quickly_and_without_torch(tmp_path: Path) -> None:
 
 
 def test_help_has_examples() -> None:
-    text = CliRunner().invoke(app, ["doctor", "-h"]).output
+    text = CliRunner().invoke(application(), ["doctor", "-h"]).output
     assert "headway doctor --communication" in text and "Exit codes" in text
 
 
@@ -114,7 +114,7 @@ def test_an_unknown_device_or_size() -> None:
         (["--communication", "--sizes", "2"], "at least one number"),
         (["--communication", "--workers", "1", "--device", "cpu"], "nobody to talk to"),
     ]:
-        result = CliRunner().invoke(app, ["doctor", *arguments])
+        result = CliRunner().invoke(application(), ["doctor", *arguments])
         assert isinstance(result.exception, ConfigError) and said in result.exception.what
 
 

@@ -14,7 +14,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from headway.cli.main import app
+from headway.cli.main import application
 from headway.config import Config, LaneGrid
 from headway.core.errors import ConfigError
 from headway.data.feeding.feed import TokenFeed
@@ -184,15 +184,17 @@ def test_the_verb(store: TokenStore, tmp_path: Path) -> None:
         "train.micro_batch=3",
         "train.lanes=4",
     ]
-    result = CliRunner().invoke(app, ["data", "preview", str(file), *train, "--step", "12", "--rows", "2", "--json"])
+    result = CliRunner().invoke(
+        application(), ["data", "preview", str(file), *train, "--step", "12", "--rows", "2", "--json"]
+    )
     assert result.exit_code == 0, result.output
     view = preview_step(config, GRID, store, 12, 2)
     assert json.loads(result.stdout) == json.loads(json.dumps(dataclasses.asdict(view)))
     assert len(view.rows) == 8
-    result = CliRunner().invoke(app, ["data", "preview", str(file), *train, "--step", "12", "--rows", "1"])
+    result = CliRunner().invoke(application(), ["data", "preview", str(file), *train, "--step", "12", "--rows", "1"])
     assert result.stdout.count(": epoch ") == 4
     assert "(1 of 6 rows)" in result.stdout and "ASKED" in result.stdout
-    result = CliRunner().invoke(app, ["data", "preview", str(file), *train, "--step", "40"])
+    result = CliRunner().invoke(application(), ["data", "preview", str(file), *train, "--step", "40"])
     assert isinstance(result.exception, ConfigError) and "no step 40" in result.exception.what
 
 
