@@ -64,9 +64,12 @@ def test_several_stages_per_worker_and_micro_batches_of_uneven_weight(trials: Ca
         runs.add(kind, workers, *cut)
         runs.add(f"{kind}-packed", workers, *cut, *packing)
         runs.add(f"{kind}-shorter", workers, *cut, "data.mixture.stages=[{start: 6 steps, sequence_length: 16}]")
+        runs.add(f"{kind}-ramp", workers, *cut, "train.batch_ramp=[{global_batch: 4, until: 3 steps}]")
     runs.add("1f1b-packed", 2, TWO, *packing)
     runs.run()
     assert not different(runs, ["interleaved-shorter"], "single-shorter")
+    assert not different(runs, ["interleaved-ramp"], "single-ramp")
+    assert runs.metric("interleaved-ramp", "train/items")[2:4] == [128, 256]
     assert not different(runs, ["interleaved"])
     assert not different(runs, ["interleaved-packed", "1f1b-packed"], "single-packed")
     # Rows hold different numbers of targets.

@@ -72,8 +72,9 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         "store": str(loaded.data.store),
         "parameters": parameters,
         "steps": train.steps,
-        "tokens": train.steps * train.tokens_per_step,
+        "tokens": train.batches.tokens_before(train.steps),
         "tokens_per_step": train.tokens_per_step,
+        "batches": [{"first_step": first, "rows": rows} for first, rows in train.batches.parts],
         "workers": workers,
         "lanes": grid.lanes,
         "micro_batches": grid.micro_batches,
@@ -83,6 +84,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     if as_json:
         print_json(facts)
         return
+    ramp = f"  batches   {train.batches.in_words(train.steps)}\n" if train.batch_ramp else ""
     shape = f"from {model.from_pretrained}" if model.from_pretrained else f"{model.layers} layers of width {model.dim}"
     print(
         f"{config}: ok\n"
@@ -91,6 +93,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         f"  model     {format_count(parameters)} parameters, {shape}\n"
         f"  training  {format_count(facts['tokens'])} tokens: {train.steps:,} steps of {train.tokens_per_step:,} tokens"
         f" ({train.global_batch_rows} rows of {train.sequence_length})\n"
+        f"{ramp}"
         f"  grid      workers {workers}, lanes {grid.lanes}, micro-batches per lane {grid.micro_batches},"
         f" rows per micro-batch {grid.micro_batch}{' until memory is tried' if train.micro_batch == 'auto' else ''}\n"
         f"  promise   determinism {loaded.determinism}"

@@ -1,5 +1,6 @@
 """What a run is: the schema, how it is read, and what follows from it."""
 
+from headway.config.batches import Batches, BatchStage
 from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceConfig, StageConfig, TokenizerConfig
 from headway.config.deepspeed import DEEPSPEED
 from headway.config.identity import changes, identity
@@ -24,6 +25,8 @@ __all__ = [
     "DEEPSPEED",
     "FULLY_SHARDED",
     "SHAPES",
+    "BatchStage",
+    "Batches",
     "CheckpointConfig",
     "Config",
     "DataConfig",

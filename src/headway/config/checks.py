@@ -16,7 +16,7 @@ from headway.config.deepspeed import deepspeed_problems
 from headway.config.experts import parallel_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
-from headway.config.pipeline import micro_batch_problems
+from headway.config.pipeline import micro_batch_problem
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def _source_names(config: Config) -> Iterator[ConfigError]:
 
 def _stages(config: Config) -> Iterator[ConfigError]:
     train, before = config.train, -1
-    steps = train.steps or -(-(train.tokens or 0) // train.tokens_per_step)
+    steps, batches = train.steps or train.batches.steps_for(train.tokens or 0), train.batches
     for number, stage in enumerate(config.data.mixture.stages):
-        key, first = f"data.mixture.stages.{number}", stage.first_step(steps, train.tokens_per_step)
+        key, first = f"data.mixture.stages.{number}", stage.first_step(steps, batches)
         if first <= before:
             yield ConfigError(
                 f"a stage that begins at step {first:,} comes after one that begins at step {before:,}",
@@ -132,7 +132,11 @@ def _workers(config: Config) -> Iterator[ConfigError]:
         yield error
         return
     yield from deepspeed_problems(config, mesh)
-    yield from micro_batch_problems(config, grid)
+    for micro_batches in dict.fromkeys(map(grid.micro_batches_of, config.train.batches.sizes)):
+        problem = micro_batch_problem(config, grid, micro_batches)
+        if problem is not None:
+            yield problem
+            return
 
 
 def _micro_batch(config: Config) -> Iterator[ConfigError]:

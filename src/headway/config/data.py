@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from headway.config.base import Section, Share, conflict
+from headway.config.batches import Batches
 from headway.config.clean import CleanStep, step_list
 from headway.config.template import parse_template
 from headway.config.units import Amount, Bytes, Interval, share_or_interval
@@ -170,10 +171,10 @@ class StageConfig(Section):
     def _share_or_interval(cls, value: Any) -> Any:
         return share_or_interval(value)
 
-    def first_step(self, steps: int, tokens_per_step: int) -> int:
+    def first_step(self, steps: int, batches: Batches) -> int:
         """The step, counted from 0, at which the stage begins in a run of so many steps."""
         if isinstance(self.start, Interval):
-            return self.start.in_steps(tokens_per_step) or 0
+            return batches.steps_of(self.start)
         return round(Fraction(repr(self.start)) * steps)
 
 

@@ -79,6 +79,12 @@ def deepspeed_problems(config: Config, mesh: MeshShape) -> Iterator[ConfigError]
             where="optimizer.name, parallel.strategy",
             fix=f"optimizer.name=adamw, or parallel.strategy={'zero2' if own == 'zero3' else own}",
         )
+    if train.batch_ramp:
+        yield ConfigError(
+            "DeepSpeed is told one global batch for the whole run, so it cannot begin with smaller ones",
+            where="train.batch_ramp, parallel.strategy",
+            fix=f"parallel.strategy={own}, or leave train.batch_ramp out",
+        )
     if not mesh.is_data_parallel:
         yield ConfigError(
             "with DeepSpeed all workers share the data; other kinds of parallelism go with our own strategies",

@@ -21,7 +21,12 @@ class LaneGrid:
 
     lanes: int
     micro_batches: int
+    """In a lane of the largest batch; while `train.batch_ramp` has smaller ones, `micro_batches_of` them."""
     micro_batch: int
+
+    def micro_batches_of(self, rows: int) -> int:
+        """Micro-batches in a lane of a global batch of so many rows."""
+        return rows // (self.lanes * self.micro_batch)
 
     def of_worker(self, rank: int, workers: int) -> range:
         """The contiguous lanes that a worker computes."""
@@ -36,7 +41,7 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
         ConfigError: the rows cannot be cut that way; the message has the nearest number that works.
     """
     train, elastic = config.train, config.determinism == "elastic"
-    rows = train.global_batch_rows
+    rows = train.batches.common_rows
     lanes = _lanes(config, workers, rows)
     # With a power of two as lanes, as elastic runs have, this also makes the workers one.
     if lanes % workers:
@@ -51,11 +56,11 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
     micro_batch = given or max(n for n in range(1, _AT_MOST + 1) if per_lane % n == 0)
     if per_lane % micro_batch:
         raise ConfigError(
-            f"a lane of {per_lane} rows cannot be cut into micro-batches of {micro_batch} rows",
-            where="train.micro_batch, train.lanes, train.global_batch",
+            f"a lane of {per_lane} rows{_common(config)} cannot be cut into micro-batches of {micro_batch} rows",
+            where=f"train.micro_batch, train.lanes, {_batch_keys(config)}",
             fix=f"train.micro_batch={nearest(micro_batch, divisors(per_lane))}",
         )
-    return LaneGrid(lanes, per_lane // micro_batch, micro_batch)
+    return LaneGrid(lanes, train.global_batch_rows // lanes // micro_batch, micro_batch)
 
 
 def resolve_threads(config: Config, workers: int, lanes: int, cores: int) -> int:
@@ -76,10 +81,9 @@ def _lanes(config: Config, workers: int, rows: int) -> int:
             return min(_AT_MOST, rows & -rows)  # the largest power of two that divides the rows
         if rows % workers:
             raise ConfigError(
-                f"a global batch of {rows} rows cannot be shared evenly by {workers} workers",
-                where="train.global_batch, parallel.workers",
-                fix=f"parallel.workers={nearest(workers, divisors(rows))},"
-                f" or train.global_batch={_nearest_multiple(rows, workers)}",
+                f"a global batch of {rows} rows{_common(config)} cannot be shared evenly by {workers} workers",
+                where=f"{_batch_keys(config)}, parallel.workers",
+                fix=f"parallel.workers={nearest(workers, divisors(rows))}, or {_other_batch(config, rows, workers)}",
             )
         return workers
     lanes = config.train.lanes
@@ -92,11 +96,27 @@ def _lanes(config: Config, workers: int, rows: int) -> int:
         )
     if rows % lanes:
         raise ConfigError(
-            f"a global batch of {rows} rows cannot be cut into {lanes} lanes",
-            where="train.global_batch, train.lanes",
-            fix=f"train.lanes={choices[0]}, or train.global_batch={_nearest_multiple(rows, lanes)}",
+            f"a global batch of {rows} rows{_common(config)} cannot be cut into {lanes} lanes",
+            where=f"{_batch_keys(config)}, train.lanes",
+            fix=f"train.lanes={choices[0]}, or {_other_batch(config, rows, lanes)}",
         )
     return lanes
+
+
+def _common(config: Config) -> str:
+    """What the number of rows in a message is, where a ramp has several."""
+    sizes = config.train.batches.sizes
+    return f" (what {', '.join(map(str, sizes))} have in common)" if len(sizes) > 1 else ""
+
+
+def _batch_keys(config: Config) -> str:
+    return "train.batch_ramp, train.global_batch" if config.train.batch_ramp else "train.global_batch"
+
+
+def _other_batch(config: Config, rows: int, of: int) -> str:
+    if config.train.batch_ramp:
+        return f"batches that are multiples of {of} rows"
+    return f"train.global_batch={_nearest_multiple(rows, of)}"
 
 
 def _lane_choices(rows: int, workers: int, elastic: bool, near: int) -> list[int]:

@@ -95,25 +95,27 @@ def _trial_problems(config: Config) -> Iterator[ConfigError]:
             )
 
 
-def micro_batch_problems(config: Config, grid: LaneGrid) -> Iterator[ConfigError]:
-    """Whether the micro-batches of a lane suffice for the schedule."""
+def micro_batch_problem(config: Config, grid: LaneGrid, micro_batches: int) -> ConfigError | None:
+    """Why the schedule cannot do with so many micro-batches in each lane, if it cannot."""
     parallel = config.parallel
     stages, schedule = parallel.pipeline, parallel.pipeline_schedule
     if stages == 1 or schedule == "gpipe":
-        return
-    if schedule == "1f1b" and grid.micro_batches < stages:
+        return None
+    if schedule == "1f1b" and micro_batches < stages:
         what = f"fewer than the {stages} pipeline stages"
-    elif schedule == "interleaved" and grid.micro_batches % stages:
+    elif schedule == "interleaved" and micro_batches % stages:
         what = f"not a multiple of the {stages} pipeline stages"
     else:
-        return
-    rows = grid.micro_batches * grid.micro_batch
+        return None
+    rows, batches = micro_batches * grid.micro_batch, config.train.batches
     fits = [n for n in divisors(rows) if (rows // n >= stages if schedule == "1f1b" else rows // n % stages == 0)]
-    multiple = grid.lanes * grid.micro_batch * max(stages, round(grid.micro_batches / stages) * stages)
-    yield ConfigError(
-        f"schedule '{schedule}' cannot run {grid.micro_batches} micro-batches in each lane, {what}",
-        where="train.micro_batch, train.global_batch, parallel.pipeline_schedule",
-        fix=f"train.micro_batch={nearest(grid.micro_batch, fits)}" if fits else f"train.global_batch={multiple}",
+    multiple = grid.lanes * grid.micro_batch * max(stages, round(micro_batches / stages) * stages)
+    key = "train.global_batch" if len(batches.sizes) == 1 else "train.batch_ramp, train.global_batch"
+    batch = f"train.global_batch={multiple}" if len(batches.sizes) == 1 else f"a global batch of {multiple} rows there"
+    return ConfigError(
+        f"schedule '{schedule}' cannot run {micro_batches} micro-batches in each lane, {what}",
+        where=f"train.micro_batch, {key}, parallel.pipeline_schedule",
+        fix=f"train.micro_batch={nearest(grid.micro_batch, fits)}" if fits else batch,
     )
 
 

@@ -6,6 +6,7 @@ filled in by `Config.resolved`, so that a resolved config is complete: running i
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,12 +18,13 @@ from pydantic import (
 )
 
 from headway.config.base import Section, Share, conflict
+from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.checks import combined, find_problems
 from headway.config.data import DataConfig, named_sources
 from headway.config.experts import resolved_balance, shape_problem
 from headway.config.parallel import ParallelConfig
 from headway.config.shapes import SHAPES
-from headway.config.units import Interval, Tokens, parse_count, share_or_interval
+from headway.config.units import Interval, Tokens, share_or_interval
 
 
 class ModelConfig(Section):
@@ -128,6 +130,8 @@ class TrainConfig(Section):
     """Tokens in one row."""
     global_batch: int | str = 32
     """Rows in one optimizer step, over all workers; or tokens: `64Ki tokens`."""
+    batch_ramp: list[BatchStage] = []
+    """Smaller batches to begin with, e.g. `[{global_batch: 64, until: 1B tokens}]` ([batch-ramp.md](batch-ramp.md))."""
     micro_batch: PositiveInt | Literal["auto"] | None = None
     """Rows in one forward pass; the largest divisor of a lane up to 8 when not given. `auto`: the largest that fits
     into memory, tried at the start and kept by the checkpoint."""
@@ -154,44 +158,34 @@ class TrainConfig(Section):
     @field_validator("global_batch", mode="before")
     @classmethod
     def _batch_is_a_quantity(cls, value: Any) -> Any:
-        if parse_count(value, "tokens" if _in_tokens(value) else "rows") < 1:
-            raise ValueError("must be at least 1")
-        return value
+        return batch_quantity(value)
 
     @property
     def global_batch_rows(self) -> int:
-        """Rows in one optimizer step."""
-        if not _in_tokens(self.global_batch):
-            return parse_count(self.global_batch, "rows")
-        tokens = parse_count(self.global_batch, "tokens")
-        if tokens % self.sequence_length:
-            near = max(1, round(tokens / self.sequence_length)) * self.sequence_length
-            raise conflict(
-                f"global_batch of {tokens} tokens is no whole number of rows of {self.sequence_length} tokens;"
-                f" the nearest is {near} tokens",
-                "global_batch",
-                "sequence_length",
-            )
-        return tokens // self.sequence_length
+        """Rows in one optimizer step, after the ramp if there is one: the most that a step has."""
+        return batch_rows(self.global_batch, self.sequence_length)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimizer step."""
+        """Tokens in one optimizer step, after the ramp if there is one."""
         return self.global_batch_rows * self.sequence_length
+
+    @property
+    def batches(self) -> Batches:
+        """The rows of every step."""
+        return Batches.planned(self.batch_ramp, self.global_batch_rows, self.sequence_length)
 
     @model_validator(mode="after")
     def _length_is_given_once(self) -> Self:
-        rows = self.global_batch_rows
+        sizes = self.batches.sizes
         if self.steps is not None and self.tokens is not None:
             raise conflict("give steps or tokens, not both", "steps", "tokens")
-        if isinstance(self.micro_batch, int) and rows % self.micro_batch:
-            text = f"global_batch ({rows} rows) is not divisible by micro_batch ({self.micro_batch})"
-            raise conflict(text, "global_batch", "micro_batch")
+        micro_batch = self.micro_batch if isinstance(self.micro_batch, int) else 1
+        for rows in sizes:
+            if rows % micro_batch:
+                text = f"global_batch ({rows} rows) is not divisible by micro_batch ({micro_batch})"
+                raise conflict(text, "global_batch" if rows == sizes[-1] else "batch_ramp", "micro_batch")
         return self
-
-
-def _in_tokens(value: Any) -> bool:
-    return isinstance(value, str) and value.strip().lower().rstrip("s").endswith("token")
 
 
 class OptimizerConfig(Section):
@@ -240,6 +234,11 @@ class ScheduleConfig(Section):
     """Length of the final decay of `wsd`: a share of all steps, or an amount."""
     min_ratio: Share = 0.1
     """Final learning rate as a share of the peak; of `rsqrt` the least there is."""
+    unit: Literal["steps", "tokens"] = "steps"
+    """What progress, and shares of it, are measured in; with `train.batch_ramp` the two differ."""
+    batch_scaling: Literal["none", "sqrt"] = "none"
+    """`sqrt`: while `train.batch_ramp` has smaller batches, the rate is smaller by the square root of their share of
+    `train.global_batch` (the rule for adaptive optimizers of Malladi et al. 2022)."""
 
     @field_validator("warmup", "decay", mode="before")
     @classmethod
@@ -324,7 +323,7 @@ class Config(Section):
         if problems:
             raise combined(problems)
         train = self.train
-        steps = train.steps or -(-(train.tokens or 0) // train.tokens_per_step)
+        steps = train.steps or train.batches.steps_for(train.tokens or 0)
         model = self.model
         if model.from_pretrained is None:
             assert model.dim and model.heads
@@ -335,7 +334,11 @@ class Config(Section):
                     **resolved_balance(model),
                 }
             )
-        length = {"steps": steps, "tokens": None, "global_batch": train.global_batch_rows}
+        ramp = [
+            BatchStage(global_batch=rows, until=Interval(end, "steps"))
+            for (_, rows), (end, _) in pairwise(train.batches.parts)
+        ]
+        length = {"steps": steps, "tokens": None, "global_batch": train.global_batch_rows, "batch_ramp": ramp}
         store = Path(str(self.data.store).replace("{name}", self.name))
         data = self.data.model_copy(update={"sources": named_sources(self.data.sources), "store": store})
         return self.model_copy(update={"train": train.model_copy(update=length), "model": model, "data": data})

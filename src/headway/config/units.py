@@ -112,12 +112,6 @@ class Interval:
             raise ValueError(f"'{value}' must be at least one {unit.rstrip('s')}")
         return cls(int(amount), unit)
 
-    def in_steps(self, tokens_per_step: int) -> int | None:
-        """The interval in steps (at least 1), or None when it is a time."""
-        if self.unit == "seconds":
-            return None
-        return self.amount if self.unit == "steps" else max(1, round(self.amount / tokens_per_step))
-
     def __str__(self) -> str:
         if self.unit == "seconds":
             for word, seconds in (("h", 3600), ("min", 60)):

@@ -157,8 +157,8 @@ class Trainer:
                 self.dataset,
                 seed=self.config.seed,
                 lanes=grid.lanes,
-                micro_batches=grid.micro_batches,
                 micro_batch=grid.micro_batch,
+                batches=self.config.train.batches,
                 collate=self.collate,
             )
             if self.validation is None:

@@ -37,14 +37,14 @@ def settle_micro_batch(
     if config.train.micro_batch != "auto" or step >= last:
         return grid
     lane = grid.of_worker(world.data_rank, world.mesh.data)[0]
-    recut, lane_rows = task.recut, grid.micro_batches * grid.micro_batch
+    recut, lane_rows = task.recut, config.train.batches.common_rows // grid.lanes
     if recut is None:
         raise ConfigError(
             "this task has micro-batches of one size only", where="train.micro_batch", fix="give it a number"
         )
 
     def cut(rows: int) -> LaneGrid:
-        return LaneGrid(grid.lanes, lane_rows // rows, rows)
+        return LaneGrid(grid.lanes, grid.micro_batches * grid.micro_batch // rows, rows)
 
     def attempt(rows: int) -> None:
         feed, _ = recut(cut(rows))

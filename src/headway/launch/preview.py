@@ -31,7 +31,7 @@ def preview(config: Config) -> str:
     grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
     model = complete(config.model, store.vocab_size)
     feed = TokenFeed.of(config, grid, store)
-    tokens = train.steps * train.tokens_per_step
+    tokens = train.batches.tokens_before(train.steps)
     epochs = tokens / (feed.rows * train.sequence_length)
     parameters = count_parameters(model)
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
@@ -48,6 +48,7 @@ def preview(config: Config) -> str:
             *_mixture(feed.plan),
             f"training   {train.steps:,} steps of {train.tokens_per_step:,} tokens:"
             f" {format_count(tokens)} tokens, {epochs:.2f} epochs",
+            *([f"batches    {train.batches.in_words(train.steps)}"] if train.batch_ramp else []),
             f"grid       {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows",
             f"workers    {workers} on {pick_device(train.device).type},"
             f" {resolve_threads(config, workers, grid.lanes, usable_cores())} threads each"

@@ -252,12 +252,17 @@ def _recorders(
     return recorders
 
 
+def _batch(job: Job) -> str:
+    sizes = job.config.train.batches.sizes
+    return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
+
+
 def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     """Say what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
     notice(
         f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
-        f" {config.train.global_batch_rows} rows · {world.size} worker{'s' if world.size > 1 else ''} on"
+        f" {_batch(job)} rows · {world.size} worker{'s' if world.size > 1 else ''} on"
         f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
     )
     if start is None:

@@ -46,8 +46,9 @@ class Plan:
 
     def hours(self, option: Option) -> float | None:
         """To the end of training."""
-        speed = self.tokens_per_second(option)
-        return None if speed is None else self.tokens / speed / 3600
+        if self.measured_tokens_per_second is not None:
+            return self.tokens / self.measured_tokens_per_second / 3600
+        return None if option.run_seconds is None else option.run_seconds / 3600
 
     def energy_kwh(self, option: Option) -> float | None:
         """Of the boards at their power limit; processors, networks and cooling take more."""
@@ -126,7 +127,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         flops_per_token=flops_per_token(model, config.train.sequence_length),
         vocab_size=model.vocab_size,
         vocab_source=vocab_source,
-        tokens=config.train.steps * config.train.tokens_per_step,
+        tokens=config.train.batches.tokens_before(config.train.steps),
         precision=config.train.precision,
         table=table,
         recommendation=recommend(config, model, machines, table),

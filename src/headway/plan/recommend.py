@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headway.config import MeshShape, override
@@ -38,6 +38,9 @@ class Option:
     """Why not, as `headway train` would say it."""
     memory: MemoryPlan | None = None
     speed: Speed | None = None
+    """Of a step with the full batch."""
+    run_seconds: float | None = None
+    """Of all steps."""
     fits: bool | None = None
     """None when the memory there is is unknown."""
 
@@ -89,9 +92,22 @@ def option(
     memory = plan_memory(changed, model, layout, machines.accelerator.device)
     usable = usable_bytes(machines)
     fits = None if usable is None else memory.peak_bytes <= usable
-    return Option(
-        tuple(overrides), layout, memory=memory, speed=plan_speed(changed, model, layout, machines), fits=fits
-    )
+    speed = plan_speed(changed, model, layout, machines)
+    seconds = None if speed is None else _run_seconds(changed, model, layout, machines)
+    return Option(tuple(overrides), layout, memory=memory, speed=speed, run_seconds=seconds, fits=fits)
+
+
+def _run_seconds(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> float:
+    """Of all steps: those of a ramp have fewer micro-batches, and as large an update."""
+    train, total = config.train, 0.0
+    assert train.steps is not None
+    for first, last, rows in train.batches.stretches(0, train.steps):
+        part = config.model_copy(update={"train": train.model_copy(update={"global_batch": rows, "batch_ramp": []})})
+        fewer = replace(layout, micro_batches=layout.micro_batches * rows // train.global_batch_rows)
+        speed = plan_speed(part, model, fewer, machines)
+        assert speed is not None, "the speed of the full batch is known"
+        total += (last - first) * speed.step_seconds
+    return total
 
 
 @dataclass(frozen=True)

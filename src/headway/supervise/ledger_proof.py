@@ -155,7 +155,7 @@ def _plan(
         rows = next((commit.epoch_rows for commit in commits if commit.epoch_rows), None)
         if rows is None:
             raise CheckpointError("the ledger does not say how many rows the dataset has")
-        plan: RowPlan = PlainPlan(["dataset"], [rows], config.seed, config.train.global_batch_rows)
+        plan: RowPlan = PlainPlan(["dataset"], [rows], config.seed, config.train.batches)
         return plan, {"data": str(recorded)}, {}
     place = {"store": _store_path(config, record, store), "remote": None if store else config.data.remote}
     opened = open_store(config.data.model_copy(update=place), check=False)
@@ -175,7 +175,7 @@ def _store_path(config: Config, record: Run, store: Path | None) -> Path:
 
 def _counted(plan: RowPlan, ranges: list[tuple[int, int]], every_row: bool | None, proof: LedgerProof) -> RowCount:
     stretches = list(plan.stretches(0, ranges[-1][1]))
-    rows = sum((last - first) * plan.step_rows(first) for first, last in stretches)
+    rows = sum(plan.counts(0, ranges[-1][1]))
     if every_row is None:
         every_row = max(rows, *(sum(plan.epoch_rows(first)) for first, _ in stretches)) <= LOOK_AT
     if not every_row:

@@ -115,12 +115,10 @@ def _went(epoch: EpochCount) -> tuple[object, ...]:
 
 def _picks(plan: RowPlan, first: int, last: int) -> Iterator[Picks]:
     """All rows of a range of steps in which rows have one length."""
-    if first >= last:
-        return
-    rows = plan.step_rows(first)
-    steps = max(1, _TOGETHER // rows)
-    for start in range(first, last, steps):
-        parts = [plan.picks(step, 0, rows) for step in range(start, min(start + steps, last))]
+    while first < last:
+        end = min(last, first + max(1, _TOGETHER // plan.step_rows(first)))
+        parts = [plan.picks(step, 0, plan.step_rows(step)) for step in range(first, end)]
+        first = end
         yield Picks(
             np.concatenate([part.sources for part in parts]),
             np.concatenate([part.rows for part in parts]),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.config import Batches
 from headway.core.errors import missing_extra
 from headway.telemetry.record import Run
 
@@ -136,7 +137,7 @@ def loss_chart(run: Run) -> Chart | None:
         _mark_attempts(axes, run, numbered=True)
         _uniform_guess(axes, run.vocab_size, losses)
         axes.set_ylabel("loss (nats per token)")
-        _step_axis(axes, run.tokens_per_step)
+        _step_axis(axes, run.batches)
         return Chart("Loss", as_svg(figure, "Loss by step"), tuple(legend), wide=True)
 
 
@@ -174,16 +175,17 @@ def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Cha
     legend: list[Entry] = []
     with drawing(1040, 380) as (figure, axes):
         for index, (name, run) in enumerate(runs.items()):
-            factor = 1 if by == "step" else run.tokens_per_step
+            batches = Batches(((0, 1),)) if by == "step" else run.batches
             steps, losses = run.metrics.finite("train/loss")
-            if not len(steps) or factor is None:
+            if not len(steps) or batches is None:
                 continue
+            place, _ = token_scale(batches)
             dash = _DASHES[index // SERIES_COLOURS % len(_DASHES)]
             colour = SERIES[index % SERIES_COLOURS]
             at, mean = thin(steps, smooth(losses, half_window(len(losses))))
-            axes.plot(at * factor, mean, color=colour, linewidth=1.8, linestyle=dash)
+            axes.plot(place(at), mean, color=colour, linewidth=1.8, linestyle=dash)
             evaluated, validation = run.metrics.finite("evaluation/loss")
-            axes.plot(evaluated * factor, validation, color=colour, linestyle="none", marker="o", markersize=4.5)
+            axes.plot(place(evaluated), validation, color=colour, linestyle="none", marker="o", markersize=4.5)
             legend.append(Entry(name, index % SERIES_COLOURS, dash))
         axes.set_ylabel("loss (nats per token)")
         axes.set_xlabel(by)
@@ -270,17 +272,29 @@ def _mark_attempts(axes: Axes, run: Run, *, numbered: bool) -> None:
             )  # fmt: skip
 
 
-def _step_axis(axes: Axes, tokens_per_step: int | None) -> None:
+def token_scale(batches: Batches) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Tokens trained on after so many steps, and the steps after so many tokens; both of any numbers, in between and
+    beyond the ends too, since axes have margins."""
+    steps = np.array([first for first, _ in batches.parts], dtype=np.float64)
+    tokens = np.array([batches.tokens_before(first) for first, _ in batches.parts], dtype=np.float64)
+    slopes = np.array([rows * batches.sequence_length for _, rows in batches.parts], dtype=np.float64)
+
+    def line(x: Any, knots: Floats, values: Floats, slope: Floats) -> Any:
+        part = np.maximum(np.searchsorted(knots, x, side="right") - 1, 0)
+        return values[part] + (np.asarray(x) - knots[part]) * slope[part]
+
+    return lambda x: line(x, steps, tokens, slopes), lambda x: line(x, tokens, steps, 1 / slopes)
+
+
+def _step_axis(axes: Axes, batches: Batches | None) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("step")
     axes.margins(x=0.01)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto" if tokens_per_step else 4, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto" if batches else 4, integer=True))
     axes.xaxis.set_major_formatter(ticks(short_number))
-    if tokens_per_step:
-        per_step = float(tokens_per_step)
-        scales: Any = (lambda step: step * per_step, lambda tokens: tokens / per_step)
-        top = axes.secondary_xaxis("top", functions=scales)
+    if batches:
+        top = axes.secondary_xaxis("top", functions=token_scale(batches))
         top.xaxis.set_major_formatter(ticks(short_number))
         top.set_xlabel("tokens")
         top.spines["top"].set_visible(False)

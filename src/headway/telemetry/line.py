@@ -79,6 +79,7 @@ class StatusLine:
         total_steps: Where the run ends.
         log_every: Steps between plain lines; the first and the last step of an attempt always have one.
         usd_per_hour: Price of all machines, for the estimate of the whole run's cost.
+        work: What has been done after so many steps, in a unit that takes equally long; steps if not given.
         clock: Seconds that only rise.
     """
 
@@ -87,10 +88,11 @@ class StatusLine:
         total_steps: int,
         log_every: int = 10,
         usd_per_hour: float | None = None,
+        work: Callable[[int], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total_steps, self._log_every, self._usd_per_hour = total_steps, log_every, usd_per_hour
-        self._clock = clock
+        self._work, self._clock = work or (lambda step: step), clock
         self._ends: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
         self._speeds: deque[Mapping[str, float]] = deque(maxlen=_WINDOW)
         self._saved_at: float | None = None
@@ -157,7 +159,8 @@ class StatusLine:
         (first_time, first_step), (last_time, _) = self._ends[0], self._ends[-1]
         if step == first_step:
             return None
-        return (last_time - first_time) / (step - first_step) * (self._total_steps - step)
+        done = self._work(step)
+        return (last_time - first_time) / (done - self._work(first_step)) * (self._work(self._total_steps) - done)
 
     def _mean(self, name: str) -> float | None:
         """Mean of a rate over recent steps, weighted by their seconds: that of tokens/s is tokens by seconds."""

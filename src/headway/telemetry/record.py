@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from headway.config import Batches, BatchStage
 from headway.core.errors import CheckpointError
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
@@ -138,10 +139,26 @@ class Run:
         return as_int(self.get("train.steps"))
 
     @property
-    def tokens_per_step(self) -> int | None:
-        """Tokens in one global batch."""
+    def batches(self) -> Batches | None:
+        """The rows and tokens of every step."""
         rows, length = as_int(self.get("train.global_batch")), as_int(self.get("train.sequence_length"))
-        return rows * length if rows and length else None
+        if not (rows and length):
+            return None
+        try:
+            stages = [BatchStage.model_validate(stage) for stage in self.get("train.batch_ramp") or []]
+            return Batches.planned(stages, rows, length)
+        except (TypeError, ValueError):  # written by hand, or by a version that knew other keys
+            return None
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens in one global batch, after the ramp if there was one."""
+        return None if self.batches is None else self.batches.parts[-1][1] * self.batches.sequence_length
+
+    @property
+    def tokens(self) -> int | None:
+        """Trained on so far."""
+        return None if self.batches is None else self.batches.tokens_before(self.metrics.last_step)
 
     @property
     def vocab_size(self) -> int | None:

@@ -152,8 +152,8 @@ def _data(run: Run) -> str:
             held_out += (tokens or 0) if split == "validation" else 0
             rows.append([split, source, _count(dig(part, "documents")), _count(tokens)])
     seen = None
-    if run.tokens_per_step and total > held_out:
-        seen = run.metrics.last_step * run.tokens_per_step / (total - held_out)
+    if run.tokens is not None and total > held_out:
+        seen = run.tokens / (total - held_out)
     facts = [
         ("Token store", as_text(run.get("data.store")) or UNKNOWN),
         ("Tokens", f"{total:,}" if total else UNKNOWN),

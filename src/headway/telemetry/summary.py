@@ -67,7 +67,6 @@ def summarize(run: Run) -> Summary:
     window = min(_FINAL_STEPS, max(1, round(len(losses) * _FINAL_SHARE))) if len(losses) else 0
     evaluated, validation = metrics.finite("evaluation/loss")
     skipped = metrics.last("train/skipped_steps")
-    tokens_per_step = run.tokens_per_step
     return Summary(
         name=run.name,
         path=str(run.path),
@@ -76,7 +75,7 @@ def summarize(run: Run) -> Summary:
         attempts=len(run.attempts),
         step=metrics.last_step,
         total_steps=run.total_steps,
-        tokens=metrics.last_step * tokens_per_step if tokens_per_step else None,
+        tokens=run.tokens,
         train_loss=float(losses[-window:].mean()) if window else None,
         train_loss_steps=window,
         validation_loss=float(validation[-1]) if len(validation) else None,

@@ -48,8 +48,7 @@ class Job:
 
     def due(self, interval: Any) -> bool:
         """Whether something that happens every so many steps (or tokens) happens after the current step."""
-        every = interval.in_steps(self.config.train.tokens_per_step) if interval else None
-        return every is not None and self.state.cursor.step % every == 0
+        return self.config.train.batches.is_due(interval, self.state.cursor.step)
 
 
 def train_loop(job: Job) -> None:

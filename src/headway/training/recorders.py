@@ -33,7 +33,8 @@ class Recorder(Callback):
         """Open the files."""
         telemetry = job.config.telemetry
         self._log = MetricsLog(self._path, self._attempt)
-        self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour)
+        work = job.config.train.batches.rows_before
+        self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour, work)
         self._start = time.monotonic()
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:

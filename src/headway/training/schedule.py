@@ -16,34 +16,48 @@ def learning_rate(config: Config, step: int) -> float:
     equation 5), `linear` a straight line, and `wsd` stays level and falls linearly over its last part (Hu et al. 2024,
     section 4); all three reach `min_ratio` of the peak at the last update. `rsqrt` is the peak times
     sqrt(warmup / step), counting updates from 1 (Vaswani et al. 2017, section 5.3), and never below `min_ratio` of it.
+
+    With `unit: tokens` all of these count the tokens of steps in place of steps. `batch_scaling: sqrt` multiplies the
+    rate by sqrt(rows of the step / `train.global_batch`).
     """
+    rate = _unscaled(config, step)
+    if config.schedule.batch_scaling == "none":
+        return rate
+    return rate * math.sqrt(config.train.batches.rows(step) / config.train.global_batch_rows)
+
+
+def _unscaled(config: Config, step: int) -> float:
     schedule, peak, steps = config.schedule, config.optimizer.learning_rate, config.train.steps
     assert steps is not None, "the config is resolved"
-    warmup = _length(config, schedule.warmup)
-    done = step + 1
+    batches = config.train.batches
+    at = batches.tokens_before if schedule.unit == "tokens" else int
+    one, done, end = at(1), at(step + 1), at(steps)
+
+    def length(value: Interval | float) -> int:
+        return round(value * end) if isinstance(value, float) else at(batches.steps_of(value))
+
+    warmup = length(schedule.warmup)
     if done <= warmup:
         return peak * done / warmup
     floor = peak * schedule.min_ratio
-    progress = min(1.0, (done - warmup) / max(1, steps - warmup))
+    progress = min(1.0, (done - warmup) / max(one, end - warmup))
     if schedule.name == "cosine":
         return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
     if schedule.name == "linear":
         return peak + (floor - peak) * progress
     if schedule.name == "rsqrt":
-        return max(floor, peak * math.sqrt(max(1, warmup) / done))
+        return max(floor, peak * math.sqrt(max(one, warmup) / done))
     if schedule.name == "wsd":
-        decay = _length(config, schedule.decay)
-        left = max(0, steps - done)
+        decay, left = _decay(config, end), max(0, end - done)
         return peak if left >= decay else floor + (peak - floor) * left / decay
     return peak
 
 
-def _length(config: Config, value: Interval | float) -> int:
-    """A part of the schedule in steps."""
-    steps = config.train.steps
+def _decay(config: Config, end: int) -> int:
+    """Length of the last part of `wsd`, in the unit in which the run ends at `end`."""
+    schedule, batches, steps = config.schedule, config.train.batches, config.train.steps
     assert steps is not None
-    if isinstance(value, float):
-        return round(value * steps)
-    length = value.in_steps(config.train.tokens_per_step)
-    assert length is not None, "the schema refuses times in schedules"
-    return length
+    if isinstance(schedule.decay, float):
+        return round(schedule.decay * end)
+    last = batches.last_steps_of(schedule.decay, steps)
+    return last if schedule.unit == "steps" else end - batches.tokens_before(max(0, steps - last))

@@ -76,10 +76,3 @@ def test_what_is_no_interval(value: Any) -> None:
 @given(st.integers(1, 10**15), st.sampled_from(["steps", "tokens", "seconds"]))
 def test_an_interval_reads_back_what_it_prints(amount: int, unit: Any) -> None:
     assert Interval.parse(str(Interval(amount, unit))) == Interval(amount, unit)
-
-
-def test_an_interval_in_steps() -> None:
-    assert Interval(7, "steps").in_steps(100) == 7
-    assert Interval(1000, "tokens").in_steps(100) == 10
-    assert Interval(1, "tokens").in_steps(100) == 1
-    assert Interval(60, "seconds").in_steps(100) is None

@@ -111,6 +111,13 @@ def test_the_eta_counts_what_happens_between_steps(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.splitlines()[-1].endswith("1,000 tok/s · eta 30 s")
 
 
+def test_the_eta_counts_the_rows_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    line = StatusLine(21, log_every=1, work=lambda step: step if step < 11 else 11 + 4 * (step - 11), clock=clock)
+    run_steps(line, clock, range(1, 12))
+    assert capsys.readouterr().err.splitlines()[-1].endswith("eta 40 s")
+
+
 def test_cost_is_estimated_for_the_whole_run(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     line = StatusLine(7201, log_every=1, usd_per_hour=2.0, clock=clock)

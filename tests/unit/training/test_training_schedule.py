@@ -35,6 +35,36 @@ def test_constant_with_no_warm_up() -> None:
     assert {learning_rate(config(name="constant", warmup=0), step) for step in range(100)} == {1.0}
 
 
+def ramped(**schedule: object) -> Config:
+    """20 steps of 4 rows, 60 of 16: 320 and 3840 tokens, in all 4160."""
+    train = {"steps": 80, "global_batch": 16, "sequence_length": 4}
+    ramp = [{"global_batch": 4, "until": "20 steps"}]
+    values = {"train": {**train, "batch_ramp": ramp}, "optimizer": {"learning_rate": 1.0}, "schedule": schedule}
+    return Config.model_validate(values).resolved()
+
+
+def test_progress_in_tokens_with_a_batch_ramp() -> None:
+    by_steps, by_tokens = (
+        ramped(name="linear", warmup=0, min_ratio=0),
+        ramped(name="linear", warmup=0, min_ratio=0, unit="tokens"),
+    )
+    assert learning_rate(by_steps, 19) == pytest.approx(1 - 20 / 80)
+    assert learning_rate(by_tokens, 19) == pytest.approx(1 - 320 / 4160)
+    assert learning_rate(by_tokens, 49) == pytest.approx(1 - (320 + 30 * 64) / 4160)
+    # A share is one of tokens, an amount is what it is: 320 + 96 tokens are 10 %, and 640 ones end with step 25.
+    assert learning_rate(ramped(name="constant", warmup=0.1, unit="tokens"), 19) == pytest.approx(320 / 416)
+    assert learning_rate(ramped(name="constant", warmup="640 tokens", unit="tokens"), 21) == pytest.approx(448 / 640)
+    assert learning_rate(ramped(name="constant", warmup="640 tokens"), 21) == pytest.approx(22 / 25)
+    # The last 640 tokens are ten steps; in a run that ends in its ramp they are more.
+    falling = ramped(name="wsd", warmup=0, decay="640 tokens", min_ratio=0)
+    assert learning_rate(falling, 69) == 1.0 and learning_rate(falling, 74) == pytest.approx(0.5)
+
+
+def test_a_rate_can_follow_the_square_root_of_the_batch() -> None:
+    c = ramped(name="constant", warmup=0, batch_scaling="sqrt")
+    assert learning_rate(c, 19) == pytest.approx(0.5) and learning_rate(c, 20) == 1.0
+
+
 def test_lengths_can_be_tokens() -> None:
     values = {
         "train": {"steps": 100, "global_batch": 4, "sequence_length": 8},

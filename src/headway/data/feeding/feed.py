@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from torch.utils.data import default_collate
 
+from headway.config.batches import Batches
 from headway.core.errors import DataError
 from headway.core.types import MicroBatch
 from headway.data.feeding.packing import PackingFigures
@@ -33,14 +34,14 @@ class _PlannedFeed:
 
     Args:
         plan: Which rows each step holds.
-        micro_batches: Micro-batches of a lane.
+        lanes: Lanes of a step.
         micro_batch: Rows of a micro-batch, where a row is `row_tokens` long; of shorter rows it has more.
         row_tokens: Tokens per row, or 1.
     """
 
-    def __init__(self, plan: RowPlan, micro_batches: int, micro_batch: int, row_tokens: int = 1) -> None:
+    def __init__(self, plan: RowPlan, lanes: int, micro_batch: int, row_tokens: int = 1) -> None:
         self.plan = plan
-        self._micro_batches, self._micro_tokens, self._row_tokens = micro_batches, micro_batch * row_tokens, row_tokens
+        self._lanes, self._micro_tokens = lanes, micro_batch * row_tokens
 
     @property
     def rows(self) -> int:
@@ -50,8 +51,8 @@ class _PlannedFeed:
     def picks(self, step: int, lane: int) -> list[Picks]:
         """The rows of one lane of one step, by micro-batch."""
         size = self._micro_tokens // self.plan.sequence_length(step)
-        start = lane * self._micro_batches * size
-        picks = self.plan.picks(step, start, start + self._micro_batches * size)
+        of_lane = self.plan.step_rows(step) // self._lanes
+        picks = self.plan.picks(step, lane * of_lane, (lane + 1) * of_lane)
         return [picks[i : i + size] for i in range(0, len(picks), size)]
 
     def rows_by_source(self, first_step: int, last_step: int) -> dict[str, int]:
@@ -104,9 +105,9 @@ class TokenFeed(_PlannedFeed):
         micro_batch: int,
     ) -> None:
         rows = SplitRows(store, split, sequence_length)
-        step_rows = lanes * micro_batches * micro_batch
-        plan = PlainPlan(rows.sources, rows.counts(sequence_length), seed, step_rows, sequence_length)
-        self._start(rows, plan, micro_batches, micro_batch, sequence_length)
+        batches = Batches(((0, lanes * micro_batches * micro_batch),), sequence_length)
+        plan = PlainPlan(rows.sources, rows.counts(sequence_length), seed, batches, sequence_length)
+        self._start(rows, plan, lanes, micro_batch, sequence_length)
 
     @classmethod
     def of(cls, config: Config, grid: LaneGrid, store: TokenStore) -> Self:
@@ -117,11 +118,11 @@ class TokenFeed(_PlannedFeed):
             DataError: no source, or one with a weight has not enough tokens for one row.
         """
         feed, rows = cls.__new__(cls), training_rows(config, store)
-        feed._start(rows, plan_of(config, rows), grid.micro_batches, grid.micro_batch, config.train.sequence_length)
+        feed._start(rows, plan_of(config, rows), grid.lanes, grid.micro_batch, config.train.sequence_length)
         return feed
 
-    def _start(self, rows: SplitRows, plan: RowPlan, micro_batches: int, micro_batch: int, length: int) -> None:
-        super().__init__(plan, micro_batches, micro_batch, length)
+    def _start(self, rows: SplitRows, plan: RowPlan, lanes: int, micro_batch: int, length: int) -> None:
+        super().__init__(plan, lanes, micro_batch, length)
         self._rows = rows
 
     def packing_figures(self) -> dict[str, PackingFigures]:
@@ -220,8 +221,8 @@ class DatasetFeed(_PlannedFeed):
         dataset: The dataset.
         seed: Seed of the run: decides the order of rows.
         lanes: Lanes of a step.
-        micro_batches: Micro-batches of a lane.
         micro_batch: Rows of a micro-batch.
+        batches: Rows of every step.
         collate: Makes a micro-batch from a list of rows; torch's default when not given.
 
     Raises:
@@ -234,15 +235,14 @@ class DatasetFeed(_PlannedFeed):
         *,
         seed: int,
         lanes: int,
-        micro_batches: int,
         micro_batch: int,
+        batches: Batches,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if not len(dataset):
             raise DataError("the dataset has no rows", where=type(dataset).__name__)
         self._dataset, self._collate = dataset, collate or default_collate
-        plan = PlainPlan(["dataset"], [len(dataset)], seed, lanes * micro_batches * micro_batch)
-        super().__init__(plan, micro_batches, micro_batch)
+        super().__init__(PlainPlan(["dataset"], [len(dataset)], seed, batches), lanes, micro_batch)
 
     def batch(self, step: int, lane: int) -> Sequence[Any]:
         """Micro-batches of one lane of one step, as `collate` makes them."""

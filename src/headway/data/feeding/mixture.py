@@ -34,17 +34,17 @@ class Phase:
 
     number: int
     sequence_length: int
-    step_rows: int
-    """Rows of a step."""
     counts: tuple[int, ...]
     """Rows that each source has, of this length."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps `first_step` to `last_step` (exclusive), in which shares are constant."""
+    """Steps `first_step` to `last_step` (exclusive), in which shares and the number of rows are constant."""
 
     phase: Phase
+    step_rows: int
+    """Rows of a step."""
     first_step: int
     last_step: int
     shares: Shares
@@ -54,7 +54,7 @@ class Segment:
     @cached_property
     def bounds(self) -> tuple[int, ...]:
         """The shares as intervals, see `headway.data.feeding.lattice.boundaries`."""
-        return boundaries(self.shares, self.phase.step_rows)
+        return boundaries(self.shares, self.step_rows)
 
     def counts(self, first: int, last: int) -> list[int]:
         """Rows of each source in those of the steps `first` to `last` (exclusive) that are in this segment."""
@@ -132,7 +132,7 @@ class _Planner:
     ) -> None:
         assert config.train.steps is not None, "the config is resolved"
         self._config, self._sources, self._rows_of, self._where = config, sources, rows_of, where
-        self._steps = config.train.steps
+        self._steps, self._batches = config.train.steps, config.train.batches
         given = {str(source.name): source for source in config.data.sources}
         self._weights = {name: source.weight for name, source in given.items() if source.weight is not None} or None
         self._check_sources()
@@ -147,7 +147,7 @@ class _Planner:
         phase = self._phase(0, self._config.train.sequence_length)
         target = self._shares(self._weights, phase)
         weights, start = self._weights, 0
-        starts = [stage.first_step(self._steps, self._config.train.tokens_per_step) for stage in mixture.stages]
+        starts = [stage.first_step(self._steps, self._batches) for stage in mixture.stages]
         for stage, first in zip(mixture.stages, starts, strict=True):
             if first >= self._steps:
                 break
@@ -176,15 +176,14 @@ class _Planner:
             )
 
     def _phase(self, number: int, length: int) -> Phase:
-        train = self._config.train
-        rows = train.tokens_per_step // length
+        rows = self._config.train.tokens_per_step // length
         if rows > MAX_ROWS:
             raise ConfigError(
                 f"a step of {rows:,} rows is too large for a mixture; {MAX_ROWS:,} is the most",
                 where="train.global_batch",
                 fix=f"train.global_batch={MAX_ROWS}",
             )
-        return Phase(number, length, rows, tuple(self._rows_of(length)))
+        return Phase(number, length, tuple(self._rows_of(length)))
 
     def _next_phase(self, phase: Phase, length: int) -> Phase:
         for number, (used, count) in enumerate(zip(self._used, phase.counts, strict=True)):
@@ -218,12 +217,17 @@ class _Planner:
 
     def _hold(self, phase: Phase, first: int, last: int, shares: Shares) -> None:
         """Go on with constant shares, and without the sources that are used up on the way."""
+        for start, end, rows in self._batches.stretches(first, last):
+            step_rows = rows * self._batches.sequence_length // phase.sequence_length
+            self._hold_batch(phase, step_rows, start, end, shares)
+
+    def _hold_batch(self, phase: Phase, step_rows: int, first: int, last: int, shares: Shares) -> None:
         while first < last:
             left = self._left(phase)
             shares_left = [Fraction(0) if rows == 0 else share for share, rows in zip(shares, left, strict=True)]
             if not any(shares_left):
                 raise self._used_up(phase, first, 0)
-            segment = Segment(phase, first, last, normalized(shares_left), tuple(self._used))
+            segment = Segment(phase, step_rows, first, last, normalized(shares_left), tuple(self._used))
             end = _within(segment, left)
             if end > first:
                 self._append(replace(segment, last_step=end))
@@ -234,7 +238,7 @@ class _Planner:
 
     def _last_rows(self, segment: Segment, left: Sequence[int | None]) -> Segment:
         """One step that takes just what is left of the sources that end in it, and the rest from the others."""
-        rows, asked = segment.phase.step_rows, segment.shares
+        rows, asked = segment.step_rows, segment.shares
         ending: dict[int, int] = {}
         while True:
             free = [share if number not in ending else Fraction(0) for number, share in enumerate(asked)]
@@ -256,7 +260,7 @@ class _Planner:
         counts = segment.counts(segment.first_step, segment.last_step)
         self._used = [used + more for used, more in zip(segment.used, counts, strict=True)]
         last = self._segments[-1] if self._segments else None
-        if last and (last.phase, last.shares) == (segment.phase, segment.shares):
+        if last and _holds(last) == _holds(segment):
             self._segments[-1] = replace(last, last_step=segment.last_step)
         else:
             self._segments.append(segment)
@@ -269,12 +273,18 @@ class _Planner:
         ]
 
     def _used_up(self, phase: Phase, step: int, rows: int) -> ConfigError:
-        missing = ((self._steps - step) * phase.step_rows - rows) * phase.sequence_length
+        tokens = self._batches.tokens_before(self._steps) - self._batches.tokens_before(step)
+        missing = tokens - rows * phase.sequence_length
         return ConfigError(
             f"the sources are used up at step {step:,} of {self._steps:,}: {missing:,} tokens are missing",
             where="data.sources.*.max_epochs, data.mixture, train.steps",
             fix=f"allow more epochs, add text, or train.steps={max(1, step)}",
         )
+
+
+def _holds(segment: Segment) -> tuple[Phase, int, Shares]:
+    """What is constant in a segment."""
+    return segment.phase, segment.step_rows, segment.shares
 
 
 def _beyond(segment: Segment, left: Sequence[int | None], step: int) -> dict[int, int]:

@@ -20,7 +20,7 @@ from headway.data.feeding.mixture import Mixture, Segment, is_mixed, plan_mixtur
 from headway.data.feeding.order import RowOrder
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config import Batches, Config
     from headway.data.feeding.split import SplitRows
 
 # Positions that `PlainPlan.counts` computes at a time: 8 MiB of them.
@@ -99,8 +99,7 @@ def plan_of(config: Config, rows: SplitRows) -> RowPlan:
     """
     if not is_mixed(config.data):
         length = config.train.sequence_length
-        step_rows = config.train.global_batch_rows
-        return PlainPlan(rows.sources, rows.counts(length), config.seed, step_rows, length)
+        return PlainPlan(rows.sources, rows.counts(length), config.seed, config.train.batches, length)
     return MixedPlan(plan_mixture(config, rows.sources, rows.counts, rows.where), config.seed)
 
 
@@ -111,17 +110,17 @@ class PlainPlan:
         sources: Names of the sources.
         counts: Rows of each, in all at least 1. Rows are numbered over the sources in order.
         seed: Seed of the run.
-        step_rows: Rows of a step.
+        batches: Rows of every step.
         sequence_length: Tokens per row; 1 for rows that are not tokens.
     """
 
     def __init__(
-        self, sources: Sequence[str], counts: Sequence[int], seed: int, step_rows: int, sequence_length: int = 1
+        self, sources: Sequence[str], counts: Sequence[int], seed: int, batches: Batches, sequence_length: int = 1
     ) -> None:
         self.sources, self._counts = tuple(sources), list(counts)
         self._starts = np.array([*accumulate(counts, initial=0)], dtype=np.int64)
         self._order = RowOrder(sum(counts), seed)
-        self._step_rows, self._length = step_rows, sequence_length
+        self._batches, self._length = batches, sequence_length
 
     def sequence_length(self, step: int) -> int:
         """Tokens per row in a step."""
@@ -129,11 +128,11 @@ class PlainPlan:
 
     def step_rows(self, step: int) -> int:
         """Rows of a step."""
-        return self._step_rows
+        return self._batches.rows(step)
 
     def picks(self, step: int, start: int, stop: int) -> Picks:
         """Rows `start` to `stop` (exclusive) of a step."""
-        position, count = step * self._step_rows + start, stop - start
+        position, count = self._batches.rows_before(step) + start, stop - start
         rows = self._order.at(position, count)
         sources = self._source_of(rows)
         epochs = np.arange(position, position + count, dtype=np.int64) // self._order.rows
@@ -141,7 +140,7 @@ class PlainPlan:
 
     def counts(self, first: int, last: int) -> list[int]:
         """Rows of each source in steps `first` to `last` (exclusive); parts of epochs are looked at row by row."""
-        position, end = first * self._step_rows, last * self._step_rows
+        position, end = self._batches.rows_before(first), self._batches.rows_before(last)
         if len(self.sources) == 1:
             return [end - position]
         counts, total = np.zeros(len(self.sources), dtype=np.int64), self._order.rows
@@ -160,7 +159,7 @@ class PlainPlan:
 
     def epochs(self, step: int) -> list[float]:
         """How many times all rows were gone through by the end of a step: the same for each source."""
-        return [(step + 1) * self._step_rows / self._order.rows] * len(self.sources)
+        return [self._batches.rows_before(step + 1) / self._order.rows] * len(self.sources)
 
     def epoch_rows(self, step: int) -> list[int]:
         """Rows that each source has in an epoch."""
@@ -174,7 +173,9 @@ class PlainPlan:
     def describe(self, last: int) -> dict[str, Any]:
         """All that the rows follow from."""
         rows = dict(zip(self.sources, self._counts, strict=True))
-        return {"seed": self._order.seed, "rows": rows, "step_rows": self._step_rows, "length": self._length}
+        parts = [part for part in self._batches.parts if part[0] < max(1, last)]
+        step_rows = parts[0][1] if len(parts) == 1 else list(map(list, parts))
+        return {"seed": self._order.seed, "rows": rows, "step_rows": step_rows, "length": self._length}
 
     def _source_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]:
         if len(self.sources) == 1:
@@ -206,7 +207,7 @@ class MixedPlan:
 
     def step_rows(self, step: int) -> int:
         """Rows of a step."""
-        return self.mixture.segment_at(step).phase.step_rows
+        return self.mixture.segment_at(step).step_rows
 
     def picks(self, step: int, start: int, stop: int) -> Picks:
         """Rows `start` to `stop` (exclusive) of a step."""
@@ -245,7 +246,7 @@ class MixedPlan:
                 "bounds": list(map(str, segment.bounds)),  # beyond what every reader of JSON keeps exactly
                 "used": list(segment.used),
                 "rows": dict(zip(self.sources, segment.phase.counts, strict=True)),
-                "step_rows": segment.phase.step_rows,
+                "step_rows": segment.step_rows,
                 "length": segment.phase.sequence_length,
                 "phase": segment.phase.number,
             }
@@ -257,7 +258,7 @@ class MixedPlan:
     def _block(self, step: int) -> tuple[int, int, Picks]:
         """The steps around one, as far as the segment goes: (first, last, their rows)."""
         segment = self.mixture.segment_at(step)
-        rows = segment.phase.step_rows
+        rows = segment.step_rows
         steps = max(1, _BLOCK // rows)
         aligned = step - step % steps
         first, last = max(aligned, segment.first_step), min(aligned + steps, segment.last_step)

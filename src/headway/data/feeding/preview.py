@@ -105,7 +105,7 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
         steps=steps,
         sequence_length=length,
         lanes=grid.lanes,
-        micro_batches=grid.micro_batches,
+        micro_batches=grid.micro_batches_of(config.train.batches.rows(step)),
         micro_batch=grid.micro_batch * config.train.sequence_length // length,
         first_step=first,
         last_step=last,

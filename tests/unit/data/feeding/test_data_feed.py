@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from headway.config import Batches
 from headway.config.schema import DataConfig
 from headway.core.errors import DataError
 from headway.core.types import Feed
@@ -20,6 +21,7 @@ from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
 
 GRID: dict[str, Any] = {"lanes": 4, "micro_batches": 2, "micro_batch": 3}
+DATASET: dict[str, Any] = {"lanes": 4, "micro_batch": 3, "batches": Batches(((0, 24),))}
 
 
 def feed_of(store: TokenStore, sequence_length: int = 16, **values: Any) -> TokenFeed:
@@ -167,7 +169,7 @@ class Squares:
 
 
 def test_any_dataset_can_be_fed() -> None:
-    feed = DatasetFeed(Squares(10), seed=1, **GRID)
+    feed = DatasetFeed(Squares(10), seed=1, **DATASET)
     assert feed.rows == 10 and feed.rows_by_source(2, 5) == {"dataset": 72}
     seen = []
     for step in range(5):
@@ -176,10 +178,10 @@ def test_any_dataset_can_be_fed() -> None:
                 assert x.shape == (3, 1) and torch.equal(x[:, 0].long() ** 2, y)
                 seen += x[:, 0].long().tolist()
     assert all(sorted(seen[i : i + 10]) == list(range(10)) for i in range(0, 120, 10))
-    lists = DatasetFeed(Squares(10), seed=1, **GRID, collate=lambda rows: [y for _, y in rows])
+    lists = DatasetFeed(Squares(10), seed=1, **DATASET, collate=lambda rows: [y for _, y in rows])
     assert lists.batch(0, 0) == [[i * i for i in seen[:3]], [i * i for i in seen[3:6]]]
     with pytest.raises(DataError, match="no rows"):
-        DatasetFeed(Squares(0), seed=1, **GRID)
+        DatasetFeed(Squares(0), seed=1, **DATASET)
 
 
 def test_a_dataset_is_evaluated_in_order_and_whole() -> None:
@@ -194,7 +196,7 @@ def test_a_dataset_is_evaluated_in_order_and_whole() -> None:
 
 
 def test_feeds_keep_the_shared_protocol(store: TokenStore) -> None:
-    feeds: list[Feed] = [feed_of(store), DatasetFeed(Squares(4), seed=0, **GRID)]
+    feeds: list[Feed] = [feed_of(store), DatasetFeed(Squares(4), seed=0, **DATASET)]
     for feed in feeds:
         assert sum(feed.rows_by_source(0, 2).values()) == 48
 

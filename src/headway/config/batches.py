@@ -1,0 +1,172 @@
+"""How many rows each step has: constant, or fewer in the beginning (`train.batch_ramp`).
+
+Everything that asks where a step lies in the data, or which step an amount of tokens leads to, asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
+from typing import Any
+
+from pydantic import field_validator
+
+from headway.config.base import Section, conflict
+from headway.config.units import Interval, parse_count
+
+
+class BatchStage(Section):
+    """Smaller batches, up to a point of training."""
+
+    global_batch: int | str
+    """Rows in one optimizer step, or tokens: `64Ki tokens`."""
+    until: Interval
+    """The point: `1000 steps` or `1B tokens` from the beginning of training."""
+
+    @field_validator("global_batch", mode="before")
+    @classmethod
+    def _batch_is_a_quantity(cls, value: Any) -> Any:
+        return batch_quantity(value)
+
+    @field_validator("until", mode="before")
+    @classmethod
+    def _not_a_time(cls, value: Any) -> Any:
+        interval = Interval.parse(value)
+        if interval.unit == "seconds":
+            raise ValueError("the rows of a step are a function of the step; give steps or tokens, not a time")
+        return interval
+
+
+def batch_quantity(value: Any) -> Any:
+    """A global batch as it may be written.
+
+    Raises:
+        ValueError: it is no number of rows or tokens, or less than 1.
+    """
+    if parse_count(value, "tokens" if _in_tokens(value) else "rows") < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+def batch_rows(value: int | str, sequence_length: int) -> int:
+    """Rows of a global batch that is written in rows or tokens."""
+    if not _in_tokens(value):
+        return parse_count(value, "rows")
+    tokens = parse_count(value, "tokens")
+    if tokens % sequence_length:
+        near = max(1, round(tokens / sequence_length)) * sequence_length
+        raise conflict(
+            f"global_batch of {tokens} tokens is no whole number of rows of {sequence_length} tokens;"
+            f" the nearest is {near} tokens",
+            "global_batch",
+            "sequence_length",
+        )
+    return tokens // sequence_length
+
+
+def _in_tokens(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lower().rstrip("s").endswith("token")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The rows of every step, counted from 0, of a run of any length."""
+
+    parts: tuple[tuple[int, int], ...]
+    """First step and rows per step of each stretch, by step; the first begins at 0, the last has no end."""
+    sequence_length: int = 1
+    """Tokens per row."""
+
+    @classmethod
+    def planned(cls, stages: Sequence[BatchStage], last_rows: int, sequence_length: int) -> Batches:
+        """From the stages of a ramp, and the rows of the steps after it."""
+        starts, sizes = [0], [batch_rows(stage.global_batch, sequence_length) for stage in stages]
+        for number, stage in enumerate(stages):
+            # What comes later does not matter for where this stage ends.
+            so_far = cls(tuple(zip(starts, sizes, strict=False)), sequence_length)
+            end = so_far.steps_of(stage.until)
+            if end <= starts[-1]:
+                raise conflict(
+                    f"the batches of {sizes[number]} rows would end at step {end:,}, where they have not begun;"
+                    " put the stages in their order, each at least one step long",
+                    "batch_ramp",
+                )
+            starts.append(end)
+        falling = next((a for a, b in pairwise([*sizes, last_rows]) if a >= b), None)
+        if falling is not None:
+            raise conflict(
+                f"batches rise from stage to stage and then to global_batch ({last_rows} rows);"
+                f" {falling} rows are followed by no more",
+                "batch_ramp",
+                "global_batch",
+            )
+        return cls(tuple(zip(starts, [*sizes, last_rows], strict=True)), sequence_length)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of rows that steps have, each once."""
+        return list(dict.fromkeys(rows for _, rows in self.parts))
+
+    @property
+    def common_rows(self) -> int:
+        """The greatest common divisor of them: what lanes and micro-batches have to divide."""
+        return gcd(*self.sizes)
+
+    def rows(self, step: int) -> int:
+        """Rows of a step."""
+        return next(rows for first, rows in reversed(self.parts) if first <= step)
+
+    def rows_before(self, step: int) -> int:
+        """Rows of all steps before one; the first row of that step."""
+        return sum((last - first) * rows for first, last, rows in self.stretches(0, step))
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens of all steps before one: what has been trained on after so many steps."""
+        return self.rows_before(step) * self.sequence_length
+
+    def stretches(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Steps `first` to `last` (exclusive), cut where the rows per step change: (from, to, rows per step)."""
+        ends = [start for start, _ in self.parts[1:]]
+        for (start, rows), end in zip(self.parts, [*ends, last], strict=True):
+            a, b = max(first, start), min(last, end)
+            if a < b:
+                yield a, b, rows
+
+    def steps_for(self, tokens: int) -> int:
+        """The fewest steps that train on at least so many tokens."""
+        return self._step_near(tokens, lambda tokens, per_step: -(-tokens // per_step))
+
+    def steps_of(self, interval: Interval) -> int:
+        """Steps from the beginning on that an interval of steps or tokens comes nearest to, at least 1."""
+        assert interval.unit != "seconds", "a time is no number of steps"
+        if interval.unit == "steps":
+            return interval.amount
+        return max(1, self._step_near(interval.amount, lambda tokens, per_step: round(tokens / per_step)))
+
+    def last_steps_of(self, interval: Interval, steps: int) -> int:
+        """The same, counted back from the end of a run of `steps`."""
+        mirrored = [(steps - last, rows) for _, last, rows in self.stretches(0, steps)][::-1]
+        return Batches(tuple(mirrored), self.sequence_length).steps_of(interval)
+
+    def is_due(self, interval: Interval | None, step: int) -> bool:
+        """Whether what happens every so often happens after `step` finished steps; never when it goes by the clock.
+
+        In tokens that is the first step by which each multiple has been trained on.
+        """
+        if interval is None or interval.unit == "seconds":
+            return False
+        if interval.unit == "steps":
+            return step % interval.amount == 0
+        return self.tokens_before(step) // interval.amount > self.tokens_before(step - 1) // interval.amount
+
+    def in_words(self, steps: int) -> str:
+        """The batches of a run: "64 rows from step 0, 128 rows from step 1,000"."""
+        return ", ".join(f"{rows} rows from step {first:,}" for first, _, rows in self.stretches(0, steps))
+
+    def _step_near(self, tokens: int, rounded: Callable[[int, int], int]) -> int:
+        for (first, rows), (end, _) in zip(self.parts, [*self.parts[1:], (None, 0)], strict=True):
+            if end is None or tokens <= self.tokens_before(end):
+                return first + rounded(tokens - self.tokens_before(first), rows * self.sequence_length)
+        raise AssertionError("the last part has no end")
