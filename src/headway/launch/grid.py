@@ -56,6 +56,6 @@ def settle_micro_batch(
     else:
         choices = divisors(lane_rows)
         rows, how = largest_that_fits(choices, attempt, state, world, memory_limit_bytes(world)), "the most that fits"
-    notice(f"micro-batches of {rows} row{'s' if rows > 1 else ''}, {how}; {lane_rows // rows} per lane and step")
+    notice(f"micro-batches of {rows} row{'s' if rows > 1 else ''}, {how}; {cut(rows).micro_batches} per lane and step")
     task.feed, task.evaluation = recut(cut(rows))
     return cut(rows)

@@ -44,6 +44,19 @@ def test_a_large_model_is_sharded_and_what_does_not_fit_is_named() -> None:
     assert not next(option for option in made.table if option.strategy == "ddp").fits
 
 
+def test_the_hours_of_a_ramp_are_those_of_its_steps() -> None:
+    """Steps of an eighth of the batch have as large an update, so the same tokens take longer."""
+    ramp = [{"global_batch": 64, "until": "400M tokens"}]
+    hours = []
+    for train in ({}, {"batch_ramp": ramp}, {"global_batch": 64}):
+        made = planned("125m", "8xH100", train=train)
+        option = next(o for o in made.table if o.strategy == "ddp" and o.layout)
+        hours.append(made.hours(option))
+    whole, ramped, small = (value or 0.0 for value in hours)
+    assert whole < ramped < small
+    assert ramped == pytest.approx(0.6 * whole + 0.4 * small, rel=0.01)
+
+
 @pytest.mark.parametrize(("preset", "gpus"), [("125m", "8xL4"), ("1b", "8xA100-40GB"), ("8b", "64xH100")])
 def test_what_is_recommended_is_a_config_that_fits_and_nothing_faster_does(preset: str, gpus: str) -> None:
     given, machines = config(preset), parse_machines(gpus)

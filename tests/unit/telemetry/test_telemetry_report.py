@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.config import Batches
 from headway.core.errors import ConfigError
 from headway.telemetry import charts
-from headway.telemetry.charts import envelope, loss_chart, metric_chart, short_number, smooth, thin
+from headway.telemetry.charts import envelope, loss_chart, metric_chart, short_number, smooth, thin, token_scale
 from headway.telemetry.record import open_run
 from headway.telemetry.report import write_report
 
@@ -213,3 +214,10 @@ def test_thinning_keeps_both_ends() -> None:
 )
 def test_tick_labels(value: float, text: str) -> None:
     assert short_number(value) == text
+
+
+def test_the_axis_of_tokens_follows_a_batch_ramp() -> None:
+    tokens, steps = token_scale(Batches(((0, 2), (10, 8)), 16))
+    at = np.array([-1.0, 0.0, 5.0, 10.0, 20.0])
+    assert tokens(at).tolist() == [-32.0, 0.0, 160.0, 320.0, 1600.0]
+    assert steps(tokens(at)).tolist() == at.tolist()

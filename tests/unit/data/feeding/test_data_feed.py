@@ -184,6 +184,18 @@ def test_any_dataset_can_be_fed() -> None:
         DatasetFeed(Squares(0), seed=1, **DATASET)
 
 
+def test_a_dataset_is_fed_in_batches_that_grow() -> None:
+    feed = DatasetFeed(Squares(100), seed=1, lanes=2, micro_batch=2, batches=Batches(((0, 4), (2, 12))))
+    seen = []
+    for step, micro_batches in enumerate([1, 1, 3, 3]):
+        for lane in range(2):
+            batches = feed.batch(step, lane)
+            assert [len(x) for x, _ in batches] == [2] * micro_batches
+            seen += [int(value) for x, _ in batches for value in x[:, 0]]
+    assert len(set(seen)) == 32 and feed.rows_by_source(1, 3) == {"dataset": 16}
+    assert feed.describe(2)["step_rows"] == 4 and feed.describe(3)["step_rows"] == [[0, 4], [2, 12]]
+
+
 def test_a_dataset_is_evaluated_in_order_and_whole() -> None:
     feed = DatasetEvaluationFeed(Squares(10), micro_batch=4)
     assert [batch[0][:, 0].tolist() for batch in map(feed.batch, range(len(feed)))] == [
