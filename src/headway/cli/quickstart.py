@@ -63,7 +63,7 @@ def quickstart(overrides: OverridesArgument = None) -> None:
 
 
 def _without_bf16() -> list[str]:
-    """What replaces the preset's bf16, and Muon, which computes in it, where only a CPU is there to emulate it.
+    """What replaces the preset's bf16, and Muon with it, where only a CPU is there to emulate it.
 
     What the user says comes after this, and wins.
     """
@@ -75,7 +75,7 @@ def _without_bf16() -> list[str]:
 
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         return []
-    notice("this CPU has no bf16 instructions: training in fp32, by AdamW (Muon computes in bf16)")
+    notice("this CPU has no bf16 instructions: training in fp32, by AdamW")
     return ["train.precision=fp32", "optimizer.name=adamw"]
 
 

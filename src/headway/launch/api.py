@@ -89,7 +89,7 @@ def _train(config: Config, restart: bool, accept_changes: bool) -> None:
     config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
     for problem in parallel_problems(config):  # of a pretrained shape, which only now is known
         raise problem
-    wishes = Wishes(restart, accept_changes)
+    wishes = Wishes(restart, accept_changes, leave_finished=True)
     if world_size_from_environment() is None and config.parallel.workers > 1:
         from headway.launch.local import launch_local
         from headway.models.facts import count_parameters

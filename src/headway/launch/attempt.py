@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.signals import handled, held
+from headway.supervise.ledger import Ledger
 from headway.supervise.run_directory import Attempt, RunDirectory
 from headway.telemetry.provenance import provenance
 
@@ -32,6 +35,8 @@ class Wishes:
     """Move it aside and start from step 0."""
     accept_changes: bool = False
     """Go on although the config now says something else about the mathematics."""
+    leave_finished: bool = False
+    """Make no attempt at a run that is finished: the run is wanted, and not a model in memory."""
 
 
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
@@ -115,11 +120,35 @@ def _concluding(attempt: Attempt) -> Iterator[None]:
     attempt.finish("finished", 0)
 
 
+def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> bool:
+    """Whether a run has all its steps, in a checkpoint that verifies, by this config and with this data; says so."""
+    run = RunDirectory(config.run_directory)
+    if wishes.restart or not run.config_path.exists() or changes(load_resolved(run.config_path), config):
+        return False
+    records = run.attempt_records()
+    if not records or records[-1].get("outcome") != "finished":
+        return False
+    if Ledger(run.ledger_path).committed_step != config.train.steps:
+        return False
+    # The last one only: if it is damaged, an attempt makes it anew from the one before.
+    last = [f for f in CheckpointStore(run.checkpoints).folders() if f.name == f"step-{config.train.steps:08d}"]
+    found = verify_checkpoint(last[0]) if last else None
+    if found is None or not found.good or found.manifest is None:
+        return False
+    if any(found.manifest.context.get(kind) != value for kind, value in fingerprints.items()):
+        return False
+    notice(f"{run.path} is finished: all {config.train.steps:,} steps are done")
+    return True
+
+
 def _refuse_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
-    """A run goes on with the mathematics it began with, unless its owner says otherwise."""
+    """A run goes on with the mathematics it began with, unless its owner says otherwise, or it has not begun."""
     if not run.config_path.exists():
         return
     differences = changes(load_resolved(run.config_path), config)
+    if differences and not run.has_begun():
+        notice(f"{run.path} has no step yet: its config is replaced by this one")
+        return
     if differences and not wishes.accept_changes:
         raise ConfigError(
             "the config differs from the one this run was made with: " + "; ".join(differences),

@@ -13,7 +13,7 @@ from typing import Any
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, resolve_grid
 from headway.core.errors import HeadwayError, Preempted
-from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
+from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
 from headway.parallel.world import pick_device
 from headway.supervise.run_directory import Attempt
 from headway.training.available import refuse_unavailable
@@ -33,6 +33,8 @@ def launch_local(config: Config, fingerprints: Mapping[str, str], facts: Mapping
     """
     resolve_grid(config, config.parallel.workers)
     refuse_unavailable(config, pick_device(config.train.device))
+    if wishes.leave_finished and is_finished(config, fingerprints, wishes):
+        return
     with own_attempt(config, fingerprints, facts, wishes) as attempt:
         _run_agent(config, attempt)
 

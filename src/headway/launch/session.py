@@ -33,7 +33,7 @@ from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
-from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
+from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
 from headway.launch.grid import settle_micro_batch
 from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.strategy import Engine, Strategy, make_strategy
@@ -43,14 +43,14 @@ from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
-from headway.training.available import refuse_unavailable
+from headway.training.available import emulated, refuse_unavailable
 from headway.training.callbacks import Callback
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
 from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import apply_precision
+from headway.training.precision import apply_precision, muon_products
 from headway.training.recorders import Recorder, StateHashes
 from headway.training.staged import make_pipeline, refuse_uncut_models
 from headway.training.state import Cursor, TrainState
@@ -75,8 +75,18 @@ def run_in_this_process(
         refuse_unavailable(config, world.device)
         task = make_task(config, grid, world.mesh, world.rank)
         refuse_uncut_models(task, world)
+        if _is_finished(config, task, world, wishes):
+            return
         with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):
             _train(config, task, world, grid, attempt, callbacks)
+
+
+def _is_finished(config: Config, task: Task, world: World, wishes: Wishes) -> bool:
+    """Whether there is nothing to do, on every worker alike; never where somebody else has begun the attempt."""
+    if ATTEMPT_VARIABLE in os.environ or not wishes.leave_finished:
+        return False
+    finished = world.is_first and is_finished(config, task.fingerprints, wishes)
+    return bool(world.broadcast_number(int(finished)))
 
 
 def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
@@ -115,7 +125,8 @@ def _train(
     strategy = make_strategy(config, task.model, world)
     elastic = config.determinism == "elastic"
     settings, updates_on = _updates(config, world)
-    optimizer = build_optimizer(settings, task.model, updates_on, strategy.updates, elastic)
+    products = muon_products(config.train.precision)
+    optimizer = build_optimizer(settings, task.model, updates_on, strategy.updates, elastic, products)
     if elastic and config.parallel.strategy in FULLY_SHARDED:
         refuse_cuts_that_show(partial(build_optimizer, settings, elastic=True), updates_on, threads)
     engine = strategy if isinstance(strategy, Engine) else None
@@ -265,6 +276,9 @@ def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
         f" {_batch(job)} rows · {world.size} worker{'s' if world.size > 1 else ''} on"
         f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
     )
+    slow = emulated(config, world.device)
+    if slow and world.is_first:
+        warning(slow)
     if start is None:
         return
     if step >= job.total_steps:

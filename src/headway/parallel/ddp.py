@@ -100,8 +100,10 @@ class ElasticDataParallel:
         self._buckets = make_buckets(module)
         self._lanes = [LaneAccumulator() for _ in self._buckets]
         self._buffers = BufferWatch(module)
+        self._lanes_before = self._in_buckets = False
 
     def begin(self) -> None:
+        self._lanes_before = self._in_buckets = False
         self._clear()
         self._buffers.begin()
 
@@ -113,22 +115,31 @@ class ElasticDataParallel:
 
     @contextmanager
     def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
+        if self._in_buckets:  # the lane before, which was not the last one
+            self._add_lane()
+            self._clear()
         yield
 
     def end_lane(self) -> None:
-        for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
-            lanes.add(bucket.flat)
-        self._clear()
+        self._in_buckets = True
 
     def reduce(self) -> None:
         self._buffers.check()
-        for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
-            total = lanes.take()
-            tree_all_reduce_(total)
-            bucket.flat.copy_(total)
+        if self._lanes_before:
+            self._add_lane()
+            for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
+                bucket.flat.copy_(lanes.take())
+        # Of a worker with one lane the sum is in its place already.
+        for bucket in self._buckets:
+            tree_all_reduce_(bucket.flat)
 
     def after_update(self) -> None:
         pass
+
+    def _add_lane(self) -> None:
+        for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
+            lanes.add(bucket.flat)
+        self._lanes_before, self._in_buckets = True, False
 
     def _clear(self) -> None:
         for bucket in self._buckets:

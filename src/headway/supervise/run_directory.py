@@ -94,6 +94,12 @@ class RunDirectory:
             raise self._unusable(error) from error
         return attempt
 
+    def has_begun(self) -> bool:
+        """Whether a step was ever done: there is a record of one, or a checkpoint (damaged or not)."""
+        recorded = self.metrics_path.exists() and self.metrics_path.stat().st_size > 0
+        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return recorded or saved or (self.ledger_path.exists() and self.ledger_path.stat().st_size > 0)
+
     def archive(self) -> Path | None:
         """Move the run to `<name>.old-NNN` beside it, so that the name is free; None when there is nothing to move.
 

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from headway.config import DEEPSPEED, FULLY_SHARDED
+from headway.telemetry.hardware import cpu_multiplies_bf16
 from headway.training.optimizer import refuse_offload
 from headway.training.precision import refuse_missing
 from headway.training.torchao_import import missing_torchao
 
 if TYPE_CHECKING:
     from headway.config import Config
+
+
+def emulated(config: Config, device: torch.device) -> str | None:
+    """What this machine can only do very slowly, in words; None when there is nothing."""
+    if config.train.precision != "bf16" or device.type != "cpu" or cpu_multiplies_bf16():
+        return None
+    return "this CPU has no bf16 instructions and emulates them, many times slower than fp32; train.precision=fp32"
 
 
 def refuse_unavailable(config: Config, device: torch.device) -> None:

@@ -29,6 +29,14 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
+def muon_products(precision: str) -> torch.dtype:
+    """In what Muon orthogonalises: bf16 where products are in 8 or 16 bits, fp32 otherwise.
+
+    It follows from the config alone, and not from the machine, so that a run has the same bits wherever it goes on.
+    """
+    return torch.bfloat16 if precision in _AUTOCAST else torch.float32
+
+
 def apply_precision(config: Config, model: nn.Module) -> None:
     """Set the process and the model up for a precision that the device has (`training.available`); before a strategy
     takes the model's weights apart.

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from headway.config import load_config
-from headway.core.errors import Preempted
+from headway.config import Config, MeshShape, load_config, load_resolved
+from headway.core.errors import ConfigError, Preempted
 from headway.launch import attempt as attempts
+from headway.launch.api import train
 from headway.launch.attempt import Wishes, own_attempt, preemptible
+from headway.launch.session import _updates
+from headway.parallel.world import World
+from headway.telemetry.record import open_run
 
 
 def test_a_signal_while_an_attempt_begins_is_its_end(
@@ -32,3 +37,47 @@ def test_a_signal_while_an_attempt_begins_is_its_end(
     record = json.loads((config.run_directory / "attempts/001/attempt.json").read_text())
     assert (record["outcome"], record["exit_code"]) == ("preempted", 75)
     assert json.loads((config.run_directory / "run.json").read_text()) == {}
+
+
+def test_a_finished_run_gets_no_further_attempt(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config(tiny(train={"steps": 4}))
+    train(config)
+    for again in (config, load_config(tiny(train={"steps": 4}), ["parallel.workers=2"])):  # workers are not started
+        capsys.readouterr()
+        assert train(again).step == 4
+        assert "is finished: all 4 steps are done" in capsys.readouterr().err
+    run = open_run(config.run_directory)
+    assert [attempt.number for attempt in run.attempts] == [1]
+    # What looks finished and is not is no reason to do nothing.
+    shard = next((config.run_directory / "checkpoints" / "step-00000004").glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    train(config)
+    assert len(open_run(config.run_directory).attempts) == 2
+    with pytest.raises(ConfigError, match=r"train\.steps was 4"):
+        train(load_config(tiny(train={"steps": 6})))
+
+
+def test_a_config_is_replaced_as_long_as_no_step_was_done(tiny: Callable[..., Path]) -> None:
+    wrong, right = load_config(tiny(seed=4)), load_config(tiny(seed=5))
+    with pytest.raises(ConfigError, match="too small"), own_attempt(wrong, {}, {}, Wishes()):
+        raise ConfigError("too small")
+    with own_attempt(right, {}, {}, Wishes()):
+        pass
+    assert load_resolved(right.run_directory / "config.yaml").seed == 5
+    (right.run_directory / "metrics.jsonl").write_text('{"step": 1, "attempt": 2, "train/loss": 1.0}\n')
+    with pytest.raises(ConfigError, match="seed was 5 and is now 4"), own_attempt(wrong, {}, {}, Wishes()):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shards", "theirs"),
+    [("zero3", 1, False), ("zero3", 2, True), ("zero1", 2, False), ("deepspeed_zero2", 1, True)],
+)
+def test_where_updates_are_computed_with_moments_in_host_memory(strategy: str, shards: int, theirs: bool) -> None:
+    """Alone there is no `fully_shard` that would keep them there, whatever the strategy's name."""
+    gpu = torch.device("cuda", 0)
+    config = Config.model_validate({"optimizer": {"offload": True}, "parallel": {"strategy": strategy}})
+    settings, updates_on = _updates(config, World(0, shards, 0, gpu, MeshShape(dp_shard=shards)))
+    assert (settings.offload, updates_on) == ((False, torch.device("cpu")) if theirs else (True, gpu))
+    plain = Config.model_validate({"parallel": {"strategy": strategy}})
+    assert _updates(plain, World(0, shards, 0, gpu, MeshShape(dp_shard=shards)))[1] == gpu

@@ -12,6 +12,7 @@ from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.optimizer import build_optimizer
+from headway.training.optimizer.whole_vectors import WholeVectorAdamW
 
 CPU = torch.device("cpu")
 
@@ -42,3 +43,26 @@ def test_an_optimizer_whose_bits_depend_on_cuts_is_refused() -> None:
     with pytest.raises(ConfigError, match="where a matrix is cut") as error:
         refuse_cuts_that_show(build, CPU, 1)
     assert "zero1" in error.value.fix
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (64,), (61, 37), (128, 3)])
+def test_adamw_of_whole_vectors_is_adamw(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(shape, generator=generator)
+    weights = [nn.Parameter(start.clone()) for _ in range(3)]
+    # One whose memory has another order than its rows.
+    weights[2] = nn.Parameter(start.clone().t().contiguous().t()) if len(shape) == 2 else weights[2]
+    options = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
+    optimizers = [
+        torch.optim.AdamW([weights[0]], weight_decay=0.1, **options),  # type: ignore[arg-type]
+        *(WholeVectorAdamW([{"params": [p], "weight_decay": 0.1}], **options) for p in weights[1:]),  # type: ignore[arg-type]
+    ]
+    for _ in range(4):
+        gradient = torch.randn(shape, generator=generator)
+        for p, optimizer in zip(weights, optimizers, strict=True):
+            p.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(weights[1], weights[2])
+    assert optimizers[1].state[weights[1]].keys() == optimizers[0].state[weights[0]].keys()
+    assert optimizers[1].state[weights[1]]["step"] == 4

@@ -15,12 +15,13 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from headway.config import Config
 from headway.config.schema import OptimizerConfig
 from headway.core.errors import ConfigError
-from headway.training.available import refuse_unavailable
+from headway.training.available import emulated, refuse_unavailable
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.optimizer import build_optimizer, materialize, set_learning_rate
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.muon import ShardedMuon
 from headway.training.optimizer.offload import HostOffload
+from headway.training.precision import muon_products
 from headway.training.state import TrainState
 
 CPU = torch.device("cpu")
@@ -253,6 +254,39 @@ def test_a_missing_library_is_said_before_there_is_a_run(
         refuse_unavailable(config, CPU)
     assert "pip install 'headway[torchao]'" in error.value.fix
     refuse_unavailable(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU)
+
+
+def test_bf16_that_a_cpu_would_emulate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    bf16 = Config.model_validate({"train": {"steps": 1, "precision": "bf16"}}).resolved()
+    for has in (True, False):
+        monkeypatch.setattr("headway.training.available.cpu_multiplies_bf16", lambda has=has: has)
+        assert (emulated(bf16, CPU) is None) == has
+        assert emulated(bf16, torch.device("cuda", 0)) is None
+        assert emulated(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU) is None
+
+
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8)])
+def test_muon_orthogonalises_in_fp32_where_products_are(shape: tuple[int, int]) -> None:
+    assert [muon_products(p) for p in ("fp32", "tf32")] == [torch.float32] * 2
+    assert [muon_products(p) for p in ("bf16", "fp16", "fp8")] == [torch.bfloat16] * 3
+    generator = torch.Generator().manual_seed(1)
+    start, gradients = torch.randn(shape, generator=generator), torch.randn(3, *shape, generator=generator)
+    ends = []
+    for products in (torch.bfloat16, torch.float32, torch.float64):
+        model = nn.Sequential(nn.Embedding(2, 2), nn.Linear(shape[1], shape[0], bias=False), nn.Linear(2, 2))
+        weight = model[1].weight
+        wide = torch.float64 if products == torch.float64 else torch.float32
+        weight.data = start.to(wide, copy=True)
+        optimizer = build_optimizer(
+            optimizer_config("muon"), model, CPU, lambda p, mine=weight: p is mine, products=products
+        )
+        for gradient in gradients:
+            weight.grad = gradient.to(wide)
+            optimizer.step()
+        ends.append(weight.detach().double() - start)
+    exact = ends[2]
+    error = [float((end - exact).norm() / exact.norm()) for end in ends[:2]]
+    assert error[1] < 1e-4 < 1e-3 < error[0] < 0.05
 
 
 def test_shards_that_come_from_elsewhere_are_seen_too() -> None:

@@ -17,6 +17,7 @@ from headway.training.optimizer.eight_bit import eight_bit_adamw
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.muon import ShardedMuon
 from headway.training.optimizer.offload import HostOffload
+from headway.training.optimizer.whole_vectors import WholeVectorAdamW
 
 if TYPE_CHECKING:
     from headway.config import OptimizerConfig
@@ -30,6 +31,7 @@ def build_optimizer(
     device: torch.device,
     updates: Callable[[torch.Tensor], bool] = lambda p: True,
     elastic: bool = False,
+    products: torch.dtype = torch.bfloat16,
 ) -> Optimizer:
     """The optimizer of `optimizer.name`.
 
@@ -37,8 +39,9 @@ def build_optimizer(
 
     Args:
         updates: Whether a parameter is this worker's to update.
-        elastic: The bits must not depend on where a matrix is cut. AdamW's fused kernel for the CPU rounds the last
-            elements of a buffer otherwise than the rest; one operation after the other does not (`training.cut_proof`).
+        elastic: The bits must not depend on where a matrix is cut, as those of AdamW's fused kernel for the CPU do
+            (`training.optimizer.whole_vectors`, and `training.cut_proof`, which tries it).
+        products: The type of Muon's own matrix products.
 
     Raises:
         ConfigError: the optimizer cannot work on parts of matrices, or its library is missing; or moments are to leave
@@ -47,7 +50,7 @@ def build_optimizer(
     trainable = [p for p in model.parameters() if p.requires_grad and updates(p)]
     _refuse_shards(config, trainable)
     hidden = {id(p) for p in hidden_matrices(model)}
-    order = _Order(config, device, elastic, trainable, [id(p) in hidden for p in trainable])
+    order = _Order(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
     if not config.offload:
         return _BUILDERS[config.name](order)
     refuse_offload(device)
@@ -72,6 +75,7 @@ class _Order:
     config: OptimizerConfig
     device: torch.device
     elastic: bool
+    products: torch.dtype
     parameters: Sequence[nn.Parameter]
     is_hidden: Sequence[bool]
     """For each parameter, whether it is one of `hidden_matrices`."""
@@ -113,7 +117,9 @@ def _refuse_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) 
 
 def _adamw(order: _Order) -> Optimizer:
     config = order.config
-    fused = order.device.type == "cuda" or (order.device.type == "cpu" and not order.elastic)
+    if order.device.type == "cpu" and order.elastic:
+        return WholeVectorAdamW(order.groups(), config.learning_rate, config.betas, config.eps)
+    fused = order.device.type in ("cuda", "cpu")
     return torch.optim.AdamW(
         order.groups(),
         lr=config.learning_rate,
@@ -130,14 +136,16 @@ def _muon(order: _Order) -> Optimizer:
     if hidden.parameters:
         sharded = any(isinstance(p, DTensor) for p in hidden.parameters)
         # Scaled so that updates are about as large as AdamW's, one learning rate serves both (Liu et al. 2025, 2.2).
-        muon = (ShardedMuon if sharded else torch.optim.Muon)(
-            hidden.parameters,
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-            momentum=config.momentum,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        parts.append(muon)
+        options: dict[str, Any] = {
+            "lr": config.learning_rate,
+            "weight_decay": config.weight_decay,
+            "momentum": config.momentum,
+            "adjust_lr_fn": "match_rms_adamw",
+        }
+        if sharded or order.products != torch.bfloat16:
+            parts.append(ShardedMuon(hidden.parameters, order.products, **options))
+        else:
+            parts.append(torch.optim.Muon(hidden.parameters, **options))
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 

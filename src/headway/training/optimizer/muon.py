@@ -1,4 +1,4 @@
-"""Muon for matrices that are cut between workers."""
+"""Muon for matrices that are cut between workers, and in fp32."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
@@ -14,68 +15,98 @@ from headway.parallel.blocks import block_of, local_part
 
 
 class ShardedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` on shards, with the bits it has on whole matrices (Liu et al. 2025, algorithm 1).
+    """`torch.optim.Muon` on shards, with the bits it has on whole matrices (Liu et al. 2025, algorithm 1), which it
+    takes too; and, unlike that, in fp32 if asked to.
 
     The momentum stays cut and is updated where it lies. A direction needs the whole matrix: as many matrices as there
     are workers are brought together at a time, each worker orthogonalises one of them and sends the others the result,
-    in half as many bytes (bf16). On a mesh of several dimensions every worker orthogonalises all of them.
+    in half as many bytes in bf16. On a mesh of several dimensions every worker orthogonalises all of them.
+
+    Args:
+        options: As for `torch.optim.Muon`.
+        products: The type in which matrices are orthogonalised.
     """
+
+    def __init__(self, params: Sequence[nn.Parameter], products: torch.dtype = torch.bfloat16, **options: Any) -> None:
+        super().__init__(params, **options)
+        self._products = products
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update; all workers that share the matrices must call it."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            together = max((p.device_mesh.size() for p in parameters), default=1)
+            together = max((p.device_mesh.size() for p in parameters if isinstance(p, DTensor)), default=1)
             for first in range(0, len(parameters), together):
                 self._update(parameters[first : first + together], group)
 
     def _update(self, parameters: Sequence[Any], group: dict[str, Any]) -> None:
         directions: list[torch.Tensor | None] = []
         for turn, p in enumerate(parameters):
-            whole = self._momentum(p, group).full_tensor()
+            whole = _whole(self._momentum(p, group))
             directions.append(whole if _is_owner(p, turn) else None)
             del whole
         # Each worker is at work on its own matrix here, all of them at once.
-        directions = [
-            None
-            if whole is None
-            else _zeropower_via_newtonschulz(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
-            for whole in directions
-        ]
+        directions = [None if whole is None else orthogonalized(whole, group, self._products) for whole in directions]
         rate, decay = float(group["lr"]), group["weight_decay"]
         for turn, p in enumerate(parameters):
-            direction, weight = _shared(directions[turn], p, turn), local_part(p)
+            direction, weight = self._shared(directions[turn], p, turn), local_part(p)
             weight.mul_(1 - rate * decay)
             weight.add_(block_of(p).of(direction), alpha=-_adjust_lr(rate, group["adjust_lr_fn"], p.shape))
 
-    def _momentum(self, p: Any, group: dict[str, Any]) -> DTensor:
+    def _momentum(self, p: Any, group: dict[str, Any]) -> torch.Tensor:
         """What is to be orthogonalised, cut as the matrix is (Nesterov's form when the group says so)."""
         if "momentum_buffer" not in self.state[p]:
             self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
         momentum, gradient = local_part(self.state[p]["momentum_buffer"]), local_part(p.grad)
         momentum.lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+        if not isinstance(p, DTensor):
+            return update
         return DTensor.from_local(
             update, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
         )
 
+    def _shared(self, direction: torch.Tensor | None, p: Any, turn: int) -> torch.Tensor:
+        """The owner's result, on every worker."""
+        if not isinstance(p, DTensor) or p.device_mesh.ndim > 1:
+            assert direction is not None
+            return direction
+        if direction is None:
+            direction = torch.empty(p.shape, dtype=self._products, device=local_part(p).device)
+        direction = direction.contiguous()
+        mesh = p.device_mesh
+        group = mesh.get_group()
+        dist.broadcast(direction, src=dist.get_global_rank(group, turn % mesh.size()), group=group)
+        return direction
+
+
+def orthogonalized(matrix: torch.Tensor, group: dict[str, Any], products: torch.dtype) -> torch.Tensor:
+    """A matrix with about the same singular vectors, and singular values near 1, by Newton-Schulz (Jordan et al. 2024).
+
+    In bf16 that is PyTorch's. In fp32 the same is done in the matrix's own type, and through plain products, so that a
+    CPU without instructions for bf16 need not emulate them.
+    """
+    coefficients, steps, eps = group["ns_coefficients"], group["ns_steps"], group["eps"]
+    if products == torch.bfloat16:
+        return _zeropower_via_newtonschulz(matrix, coefficients, steps, eps)
+    wide = matrix.shape[0] <= matrix.shape[1]
+    x = matrix if wide else matrix.T
+    x = x / x.norm().clamp(min=eps)  # no singular value above 1
+    a, b, c = coefficients
+    for _ in range(steps):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x if wide else x.T
+
+
+def _whole(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
+
 
 def _is_owner(p: Any, turn: int) -> bool:
     """Whether this worker orthogonalises the matrix."""
+    if not isinstance(p, DTensor):
+        return True
     mesh = p.device_mesh
     return bool(mesh.ndim > 1 or mesh.get_local_rank() == turn % mesh.size())
-
-
-def _shared(direction: torch.Tensor | None, p: Any, turn: int) -> torch.Tensor:
-    """The owner's result, on every worker."""
-    mesh = p.device_mesh
-    if mesh.ndim > 1:
-        assert direction is not None
-        return direction
-    if direction is None:
-        direction = torch.empty(p.shape, dtype=torch.bfloat16, device=local_part(p).device)
-    direction = direction.contiguous()
-    group = mesh.get_group()
-    dist.broadcast(direction, src=dist.get_global_rank(group, turn % mesh.size()), group=group)
-    return direction
