@@ -61,9 +61,13 @@ def _updated(
             part.grad = gradient[start:end].to(device).clone()
         optimizer.step()
     # What Muon does to shards: it takes no embeddings, and its steps would need a group of workers.
-    half = gradients[0].to(device).bfloat16()
+    full = gradients[0].to(device)
+    half = full.bfloat16()
     for part, (start, end) in zip(parts, rows, strict=True):
         moment = part.detach().clone().lerp_(gradients[0][start:end].to(device), 0.05)
-        optimizer.state[part]["muon"] = moment.lerp(part.detach(), 0.95).mul_(0.99).add_(half[start:end], alpha=-0.1)
+        moment = moment.lerp(part.detach(), 0.95).mul_(0.99)
+        # Directions are in bf16 or in fp32.
+        moment.add_(half[start:end], alpha=-0.1).add_(full[start:end], alpha=-0.1)
+        optimizer.state[part]["muon"] = moment
     kept = [[part.detach(), *(t for t in optimizer.state[part].values() if t.shape == part.shape)] for part in parts]
     return torch.cat([torch.cat(tensors, dim=1) for tensors in kept])
