@@ -105,8 +105,8 @@ def _lanes(config: Config, workers: int, rows: int) -> int:
 
 def _common(config: Config) -> str:
     """What the number of rows in a message is, where a ramp has several."""
-    sizes = config.train.batches.sizes
-    return f" (what {', '.join(map(str, sizes))} have in common)" if len(sizes) > 1 else ""
+    sizes, common = config.train.batches.sizes, config.train.batches.common_rows
+    return f" (batches of {', '.join(map(str, sizes))} rows have {common} in common)" if len(sizes) > 1 else ""
 
 
 def _batch_keys(config: Config) -> str:

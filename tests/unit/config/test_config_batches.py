@@ -85,7 +85,7 @@ def test_lanes_and_micro_batches_divide_every_batch() -> None:
         ({"train": {"batch_ramp": [{"global_batch": 8, "until": "10 min"}]}}, "not a time"),
         ({"train": {"batch_ramp": [*RAMP, {"global_batch": 24, "until": "3 steps"}]}}, "order"),
         ({"train": {"batch_ramp": RAMP, "micro_batch": 16}}, "not divisible by micro_batch"),
-        ({"train": {"batch_ramp": RAMP}, "parallel": {"workers": 16}}, "8, 16, 32 have in common"),
+        ({"train": {"batch_ramp": RAMP}, "parallel": {"workers": 16}}, "8, 16, 32 rows have 8 in common"),
         ({"train": {"batch_ramp": RAMP, "lanes": 16}}, "multiples of 16 rows"),
         ({"train": {"batch_ramp": RAMP, "micro_batch": 8}, "parallel": {"workers": 2, "pipeline": 2}}, "cannot run 1"),
         ({"train": {"batch_ramp": RAMP}, "parallel": {"strategy": "deepspeed_zero1"}}, "one global batch"),
