@@ -229,6 +229,26 @@ class Decoder(nn.Module):
         """The mixtures of experts, in the order of layers."""
         return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
 
+    def expert_units(self) -> list[nn.Module]:
+        """The modules whose parameters are all stacked by expert, along their first dimension."""
+        return [mixture.experts for mixture in self.mixtures()]
+
+    def share_experts(self, workers: ProcessGroup | None, row_sharers: ProcessGroup | None) -> None:
+        """Compute mixtures of experts together with other workers.
+
+        Args:
+            workers: Those that share the experts of a layer, each with an equal run of them, to which the caller cuts
+                the parameters; None when all are here.
+            row_sharers: Those that compute other positions of the same rows; None when whole rows are here.
+        """
+        for mixture in self.mixtures():
+            mixture.experts.workers, mixture.row_sharers = workers, row_sharers
+
+    def scale_losses(self, scale: float) -> None:
+        """Tell routers, whose losses join in the backward pass, what the loss is multiplied by before that."""
+        for mixture in self.mixtures():
+            mixture.loss_scale = scale
+
     def take_counts(self) -> torch.Tensor | None:
         """What routers have counted in backward passes since the last call, int64; None without experts."""
         mixtures = self.mixtures()
@@ -320,9 +340,11 @@ class Decoder(nn.Module):
         `counted_BT` is True for positions that routers count into their losses and loads; all when not given. The
         result is a `DTensor` over positions where matrices are cut between workers (`tensor_plan`).
         """
-        positions = self._positions(ids_BT, cache, documents)._replace(counted=counted_BT)
+        positions = self._positions(ids_BT, cache, documents)
         if self.shared is not None:
             ids_BT = self.shared.cut(ids_BT, 1)
+            counted_BT = None if counted_BT is None else self.shared.cut(counted_BT, 1)
+        positions = positions._replace(counted=counted_BT)
         if x_BTD is None:
             x_BTD = self.embedding(ids_BT)
         for index in range(self.shape.layers) if stage is None else stage:

@@ -9,14 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional as F
 
 from headway.config.experts import resolved_balance
 from headway.models.experts import Experts
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from headway.config import ModelConfig
     from headway.models.shape import Shape
 
@@ -57,7 +61,7 @@ class MixtureOfExperts(nn.Module):
 
     While training, the router's losses join the objective in the backward pass: their gradient is that of a sum over
     tokens which is added to the loss that is differentiated. So that loss must be a sum over tokens too, and whatever
-    scales it has to scale the gradients instead, as `headway.training.step` does.
+    scales it has to scale the gradients instead, as `headway.training.step` does, or to set `loss_scale`.
     """
 
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
@@ -71,6 +75,10 @@ class MixtureOfExperts(nn.Module):
         self.shared = SharedExperts(shape.dim, shape.shared_ffn_dim) if shape.shared_ffn_dim else None
         bias = torch.zeros(shape.experts) if selects_with_bias(config) else None
         self.register_buffer("selection_bias", bias)
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before it is differentiated."""
+        self.row_sharers: ProcessGroup | None = None
+        """Workers that compute other positions of the same rows; None when this one has whole rows."""
         self._tally: torch.Tensor | None = None
 
     @property
@@ -106,7 +114,7 @@ class MixtureOfExperts(nn.Module):
     def route(self, x_ND: torch.Tensor) -> Routing:
         """Choose the experts of every token, in fp32 in any case."""
         with torch.autocast(x_ND.device.type, enabled=False):
-            logits_NE = F.linear(x_ND.float(), self.router.weight.float())
+            logits_NE = F.linear(x_ND.float(), _on_own_tokens(self.router.weight).float())
         scores_NE = logits_NE.softmax(-1) if self.score == "softmax" else logits_NE.sigmoid()
         chosen_from_NE = scores_NE.detach()
         if self.bias_E is not None:
@@ -124,13 +132,26 @@ class MixtureOfExperts(nn.Module):
             loads_E = count_experts(routing.experts_NK, loads_E.numel(), counted_N1)
         tokens = counted_N1.sum() if counted_N1 is not None else loads_E.new_tensor(y_ND.shape[0])
         z = summed_z_loss(routing.logits_NE, counted_N1)
-        balance = summed_balance_loss(routing.scores_NE, loads_E, tokens, self.experts_per_token, counted_N1)
+        # The loss of a micro-batch has a factor that knows all its tokens, and one that is a sum over them: so the
+        # parts of it that workers with parts of its rows compute add up to the whole.
+        all_loads_E, all_tokens = self._over_whole_rows(loads_E, tokens)
+        balance = summed_balance_loss(routing.scores_NE, all_loads_E, all_tokens, self.experts_per_token, counted_N1)
         record = torch.cat([loads_E, torch.stack([tokens, _in_units(z), _in_units(balance)])])
         # A loss without a weight stays out altogether: zero times infinity would not.
         terms = [weight * loss for weight, loss in ((self.z_weight, z), (self.balance_weight, balance)) if weight]
         loss = torch.stack(terms).sum() if terms else torch.zeros_like(z)
-        joined: torch.Tensor = _JoinLoss.apply(y_ND, loss, record, self._add)  # type: ignore[no-untyped-call]
+        joined: torch.Tensor = _JoinLoss.apply(  # type: ignore[no-untyped-call]
+            y_ND, loss, self.loss_scale, record, self._add
+        )
         return joined
+
+    def _over_whole_rows(self, loads_E: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loads and tokens of all positions of the micro-batch, of which this worker may have a part."""
+        if self.row_sharers is None:
+            return loads_E, tokens
+        everyone = torch.cat([loads_E, tokens.view(1)])
+        dist.all_reduce(everyone, group=self.row_sharers)
+        return everyone[:-1], everyone[-1]
 
     def _add(self, record: torch.Tensor) -> None:
         self._tally = record.clone() if self._tally is None else self._tally.add_(record)
@@ -158,6 +179,11 @@ class MixtureOfExperts(nn.Module):
         if self.bias_E is not None and self.bias_rate:
             error_E = loads_E.sum() - loads_E * loads_E.numel()
             self.bias_E.add_(error_E.sign().to(self.bias_E), alpha=self.bias_rate)
+
+
+def _on_own_tokens(weight: torch.Tensor) -> torch.Tensor:
+    """A weight that tensor-parallel workers all have, each for its own tokens: its gradient is one part of a sum."""
+    return weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
 
 
 def selects_with_bias(config: ModelConfig) -> bool:
@@ -208,17 +234,19 @@ class _JoinLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, loss: torch.Tensor, record: torch.Tensor, tell: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, y: torch.Tensor, loss: torch.Tensor, scale: float, record: torch.Tensor, tell: Any
+    ) -> torch.Tensor:
         ctx.save_for_backward(record)
-        ctx.tell, ctx.dtype = tell, loss.dtype
+        ctx.tell, ctx.dtype, ctx.scale = tell, loss.dtype, scale
         return y.view_as(y)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         (record,) = ctx.saved_tensors
         ctx.tell(record)
-        return grad, torch.ones((), dtype=ctx.dtype, device=grad.device), None, None
+        return grad, torch.full((), ctx.scale, dtype=ctx.dtype, device=grad.device), None, None, None
 
 
 def take_counts(layers: list[MixtureOfExperts]) -> torch.Tensor:

@@ -20,6 +20,8 @@ from headway.config.mesh import FULLY_SHARDED
 from headway.core.errors import ConfigError
 from headway.core.types import Block
 from headway.parallel.blocks import is_first_of_equals
+from headway.parallel.experts import deal_out_experts
+from headway.parallel.replicas import replicas_of
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ class Single:
     """One worker; gradients add up where autograd leaves them."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
-        if world.mesh.replicas > 1 or world.mesh.size != world.size:
+        if world.mesh.size != world.size or any(replicas_of(p, world).size > 1 for p in module.parameters()):
             raise ConfigError(
                 f"strategy 'single' cannot use {world.size} workers",
                 where="parallel.strategy",
@@ -146,13 +148,14 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     """The strategy that a config asks for, around a module whose weights are already in place and on their device."""
     _refuse_running_statistics(module, world, config.determinism)
     elastic, name = config.determinism == "elastic", config.parallel.strategy
-    alone = world.mesh.replicas == 1
-    if name == "auto":
-        name = "single" if alone else "ddp"
     if name in DEEPSPEED:
         from headway.parallel.deepspeed import DeepSpeed
 
         return DeepSpeed(module, world, config)
+    deal_out_experts(module, world)
+    alone = world.mesh.replicas == 1 and all(replicas_of(p, world).size == 1 for p in module.parameters())
+    if name == "auto":
+        name = "single" if alone else "ddp"
     if world.mesh.tp > 1:
         from headway.parallel.tensor import cut_matrices
 
