@@ -90,6 +90,9 @@ def check(world: World, strategy: str) -> None:
 
 MESHES = {
     "data": [MeshShape(dp_shard=4, ep=2), MeshShape(dp_shard=4, ep=4), MeshShape(dp_replicate=2, dp_shard=2, ep=2)],
+    "context": [MeshShape(dp_shard=2, cp=2), MeshShape(dp_shard=2, cp=2, ep=2), MeshShape(dp_shard=2, cp=2, ep=4)],
+    "tensor": [MeshShape(dp_shard=2, tp=2), MeshShape(dp_shard=2, tp=2, ep=2), MeshShape(dp_shard=2, tp=2, ep=4)],
+    "both": [MeshShape(cp=2, tp=2), MeshShape(cp=2, tp=2, ep=2), MeshShape(cp=2, tp=2, ep=4)],
 }
 
 if __name__ == "__main__":

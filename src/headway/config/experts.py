@@ -107,17 +107,16 @@ def parallel_problems(config: Config) -> Iterator[ConfigError]:
             where="parallel.expert, model.experts",
             fix=f"parallel.expert={nearest(parallel.expert, divisors(experts))}",
         )
-    degrees = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
-    cut = [f"parallel.{name}" for name, degree in degrees.items() if degree > 1]
-    if config.model.experts is not None and cut:
+    if experts is not None and parallel.strategy in DEEPSPEED:
+        own = f"zero{parallel.strategy[-1]}"
         yield ConfigError(
-            "a mixture of experts is spread over workers that share the data, and in no other way",
-            where=", ".join(["model.experts", *cut]),
-            fix=f"leave {' and '.join(cut)} at 1; parallel.strategy=zero3 shares the memory of weights",
+            "the losses of routers enter the backward pass beside the loss, which DeepSpeed would scale",
+            where="model.experts, parallel.strategy",
+            fix=f"parallel.strategy={own}",
         )
-    if config.model.experts is not None and (config.train.precision == "fp16" or parallel.strategy in DEEPSPEED):
+    if experts is not None and parallel.strategy == "single" and parallel.tensor > parallel.expert:
         yield ConfigError(
-            "the losses of routers enter the backward pass beside the loss, which something else would scale here",
-            where="model.experts, train.precision, parallel.strategy",
-            fix="train.precision=bf16, and one of our own strategies, such as parallel.strategy=zero2",
+            "strategy 'single' sums no gradients; tensor-parallel workers with the same experts compute other tokens",
+            where="parallel.strategy, parallel.tensor, parallel.expert",
+            fix=f"parallel.strategy=auto, or parallel.expert={parallel.tensor}",
         )
