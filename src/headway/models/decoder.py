@@ -251,12 +251,17 @@ class Decoder(nn.Module):
 
     def take_counts(self) -> torch.Tensor | None:
         """What routers have counted in backward passes since the last call, int64; None without experts."""
-        mixtures = self.mixtures()
-        return take_counts(mixtures) if mixtures else None
+        layers = self._layers_with_experts()
+        return take_counts(layers, self.shape.experts) if layers else None
 
     def after_step(self, counts: torch.Tensor, updated: bool) -> dict[str, float]:
         """Balance the experts by all workers' `take_counts` of a step; see `headway.models.moe.after_step`."""
-        return after_step(self.mixtures(), counts, updated)
+        return after_step(self._layers_with_experts(), counts, updated, self.shape.experts_per_token)
+
+    def _layers_with_experts(self) -> list[MixtureOfExperts | None]:
+        """One entry for each such layer of the whole model; None where another pipeline stage has it."""
+        layers = list(self.layers)[self.shape.dense_layers :]
+        return [cast(MixtureOfExperts, layer.feed_forward) if isinstance(layer, Layer) else None for layer in layers]
 
     def tensor_plan(self, workers: int) -> dict[str, ParallelStyle]:
         """How the matrices may be cut between tensor-parallel workers; see `headway.models.tensor_plan`."""

@@ -6,6 +6,7 @@ Tokens choose their `experts_per_token` best experts (Shazeer et al. 2017, secti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 #: Losses are added up in whole multiples of this: sums of integers are the same in every order.
 _LOSS_UNIT = 2.0**-20
 _LARGEST_LOSS = 2.0**40
+#: Integers that a layer counts beside the loads of its experts: tokens, and two losses in units.
+_BESIDE_LOADS = 3
 
 
 class Routing(NamedTuple):
@@ -164,7 +167,7 @@ class MixtureOfExperts(nn.Module):
     @property
     def record_size(self) -> int:
         """Loads of all experts, tokens, and two losses in units."""
-        return self.router.out_features + 3
+        return self.router.out_features + _BESIDE_LOADS
 
     @torch.no_grad()
     def move_bias(self, loads_E: torch.Tensor) -> None:
@@ -249,16 +252,19 @@ class _JoinLoss(torch.autograd.Function):
         return grad, torch.full((), ctx.scale, dtype=ctx.dtype, device=grad.device), None, None, None
 
 
-def take_counts(layers: list[MixtureOfExperts]) -> torch.Tensor:
-    """What all layers have counted, one row each."""
-    return torch.stack([layer.take_counts() for layer in layers])
+def take_counts(layers: Sequence[MixtureOfExperts | None], experts: int) -> torch.Tensor:
+    """What all layers have counted, one row each; zeros for those that other workers have."""
+    nothing = torch.zeros(experts + _BESIDE_LOADS, dtype=torch.int64)
+    return torch.stack([nothing if layer is None else layer.take_counts() for layer in layers])
 
 
-def after_step(layers: list[MixtureOfExperts], counts: torch.Tensor, updated: bool) -> dict[str, float]:
+def after_step(
+    layers: Sequence[MixtureOfExperts | None], counts: torch.Tensor, updated: bool, experts_per_token: int
+) -> dict[str, float]:
     """Move the routers' biases by what the global batch did, and say what that was.
 
     Args:
-        layers: All of the model.
+        layers: All of the model; None for those that other workers have.
         counts: Sum over workers of `take_counts`.
         updated: Whether the weights were updated. If not, loss or gradient was not finite, so no bias moves, and what
             was counted tells nothing.
@@ -268,14 +274,15 @@ def after_step(layers: list[MixtureOfExperts], counts: torch.Tensor, updated: bo
         weights), `train/expert_load_max` (largest load over mean load, of the layer where that is most),
         `train/dropped_share` (of the pairs of tokens and experts that were to be computed).
     """
-    experts = layers[0].router.out_features
+    experts = counts.shape[1] - _BESIDE_LOADS
     loads, tokens, z, balance = counts.split([experts, 1, 1, 1], dim=1)
     seen = int(tokens.sum())
     if not updated or not seen:
         return {}
     for layer, loads_E in zip(layers, loads, strict=True):
-        layer.move_bias(loads_E)
-    pairs = seen * layers[0].experts_per_token
+        if layer is not None:
+            layer.move_bias(loads_E)
+    pairs = seen * experts_per_token
     return {
         "train/router_z_loss": int(z.sum()) * _LOSS_UNIT / seen,
         "train/router_balance_loss": int(balance.sum()) * _LOSS_UNIT / seen,

@@ -29,8 +29,13 @@ class Replicas:
 def replicas_of(p: torch.Tensor, world: World) -> Replicas:
     """Those of one parameter: of experts that are dealt out they are others than of the rest."""
     if is_dealt_out(p, world):
-        return Replicas(world.expert_replica_group, world.expert_replica_rank, world.mesh.expert_replicas)
-    return Replicas(world.replica_group, world.replica_rank, world.mesh.replicas)
+        return Replicas(world.expert_replica_group, world.expert_replica_rank, replica_count(p, world))
+    return Replicas(world.replica_group, world.replica_rank, replica_count(p, world))
+
+
+def replica_count(p: torch.Tensor, world: World) -> int:
+    """How many they are."""
+    return world.mesh.expert_replicas if is_dealt_out(p, world) else world.mesh.replicas
 
 
 def is_dealt_out(p: torch.Tensor, world: World) -> bool:

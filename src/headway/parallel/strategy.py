@@ -21,7 +21,7 @@ from headway.core.errors import ConfigError
 from headway.core.types import Block
 from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.experts import deal_out_experts
-from headway.parallel.replicas import replicas_of
+from headway.parallel.replicas import replica_count
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Single:
     """One worker; gradients add up where autograd leaves them."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
-        if world.mesh.size != world.size or any(replicas_of(p, world).size > 1 for p in module.parameters()):
+        if world.mesh.size != world.size or not _is_alone(module, world):
             raise ConfigError(
                 f"strategy 'single' cannot use {world.size} workers",
                 where="parallel.strategy",
@@ -153,7 +153,7 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
 
         return DeepSpeed(module, world, config)
     deal_out_experts(module, world)
-    alone = world.mesh.replicas == 1 and all(replicas_of(p, world).size == 1 for p in module.parameters())
+    alone = _is_alone(module, world)
     if name == "auto":
         name = "single" if alone else "ddp"
     if world.mesh.tp > 1:
@@ -177,6 +177,11 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
         return in_tree.get(name, ElasticDataParallel)(module, world, config)
     # Alone there is nobody to divide anything with.
     return (Single if alone else plain[name])(module, world, config)
+
+
+def _is_alone(module: nn.Module, world: World) -> bool:
+    """Whether nobody else computes gradients of anything that this worker has."""
+    return world.mesh.replicas == 1 and all(replica_count(p, world) == 1 for p in module.parameters())
 
 
 def _refuse_running_statistics(module: nn.Module, world: World, determinism: str) -> None:
