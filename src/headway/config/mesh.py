@@ -174,7 +174,8 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             fix="parallel.strategy=auto",
         )
     yield from _replication(config, data)
-    yield from dealing_problems(config, data // _copies(config, data))
+    neighbours = data // _copies(config, data) * parallel.context * parallel.tensor
+    yield from dealing_problems(config, neighbours)
     if config.determinism == "elastic" and split > 1:
         yield ConfigError(
             "determinism 'elastic' holds for workers that share the data; tensor, context and pipeline parallelism"

@@ -229,9 +229,10 @@ class Decoder(nn.Module):
         """The mixtures of experts, in the order of layers."""
         return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
 
-    def expert_units(self) -> list[nn.Module]:
-        """The modules whose parameters are all stacked by expert, along their first dimension."""
-        return [mixture.experts for mixture in self.mixtures()]
+    def expert_units(self) -> list[nn.Module] | None:
+        """The modules whose parameters are all stacked by expert, along their first dimension; None of a dense model,
+        none where only other pipeline stages have experts."""
+        return [mixture.experts for mixture in self.mixtures()] if self.shape.experts else None
 
     def share_experts(self, workers: ProcessGroup | None, row_sharers: ProcessGroup | None) -> None:
         """Compute mixtures of experts together with other workers.

@@ -23,8 +23,9 @@ def deal_out_experts(module: nn.Module, world: World) -> None:
 
     Args:
         module: Declares by `expert_units()` the modules whose parameters are all stacked by expert, along the first
-            dimension, and takes by `share_experts(workers, row_sharers)` the group that shares them and the group that
-            shares rows, each None where there is nobody to share with.
+            dimension (none if only other pipeline stages have any, None if the whole model has none), and takes by
+            `share_experts(workers, row_sharers)` the group that shares them and the group that shares rows, each None
+            where there is nobody to share with.
 
     Raises:
         ConfigError: the module declares no experts, or not as many as could be dealt out evenly.
@@ -33,7 +34,7 @@ def deal_out_experts(module: nn.Module, world: World) -> None:
     if mesh.ep == mesh.cp == mesh.tp == 1:
         return
     units = expert_units(module)
-    if not units:
+    if units is None:
         if mesh.ep > 1:
             raise ConfigError(
                 f"{type(module).__name__} declares no experts that workers could share",
@@ -42,18 +43,20 @@ def deal_out_experts(module: nn.Module, world: World) -> None:
             )
         return
     # Where tensor parallelism cuts the rest, experts are of another kind than that also if every worker has them all.
-    dealt_out = mesh.ep > 1 or mesh.tp > 1
-    axis = world.experts_axis("ep") if dealt_out else None
-    module.share_experts(axis.get_group() if axis is not None and mesh.ep > 1 else None, world.row_group)  # type: ignore[operator]
+    axis = world.experts_axis("ep") if mesh.ep > 1 or mesh.tp > 1 else None
+    # Groups are made by all workers together, also by those of a stage that has no experts to use them for.
+    workers, row_sharers, _ = axis and axis.get_group(), world.row_group, axis and world.expert_replica_group
+    module.share_experts(workers if mesh.ep > 1 else None, row_sharers)  # type: ignore[operator]
     if axis is not None:
         for unit in units:
             _keep_own(unit, axis)
 
 
-def expert_units(module: nn.Module) -> list[nn.Module]:
-    """The modules of a model whose parameters are all stacked by expert; none if it declares none."""
+def expert_units(module: nn.Module) -> list[nn.Module] | None:
+    """The modules whose parameters are all stacked by expert; None if the model has no experts, or does not say."""
     declared = getattr(module, "expert_units", None)
-    return [] if declared is None else list(declared())
+    units: list[nn.Module] | None = None if declared is None else declared()
+    return units
 
 
 def _keep_own(unit: nn.Module, axis: DeviceMesh) -> None:

@@ -37,7 +37,9 @@ class FullyShardedDataParallel:
         self._buffers = BufferWatch(module)
         shards = world.weights_axis("dp_shard")
         copies = world.device_mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
-        dealt_out = [unit for unit in expert_units(module) if any(is_dealt_out(p, world) for p in unit.parameters())]
+        dealt_out = [
+            unit for unit in expert_units(module) or () if any(is_dealt_out(p, world) for p in unit.parameters())
+        ]
         self._uncut: list[nn.Parameter] = []
         # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
         pinned = world.device.type == "cuda"
