@@ -92,7 +92,7 @@ ALL = ("ddp", "zero1", "zero2", "zero3")
 CHECKS: dict[str, list[tuple[MeshShape, tuple[str, ...]]]] = {
     "some": [
         (MeshShape(dp_shard=4, ep=2), ALL),
-        (MeshShape(dp_replicate=2, dp_shard=2, ep=2), ("hsdp",)),
+        (MeshShape(dp_replicate=2, dp_shard=2, ep=2), ("hsdp", "ddp")),
         (MeshShape(dp_shard=2, tp=2, ep=2), ("ddp", "zero3")),
         (MeshShape(cp=2, tp=2), ("zero1",)),
         (MeshShape(cp=2, tp=2, ep=4), ("auto",)),
