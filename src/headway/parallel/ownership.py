@@ -26,7 +26,7 @@ class Ownership:
     """
 
     def __init__(self, module: nn.Module, replicas_of: Callable[[torch.Tensor], Replicas]) -> None:
-        self._replicas_of = replicas_of
+        self.replicas_of = replicas_of
         kinds: dict[Replicas, list[nn.Parameter]] = {}
         for p in module.parameters():
             if p.requires_grad:
@@ -48,7 +48,7 @@ class Ownership:
 
     def is_mine(self, p: torch.Tensor) -> bool:
         """Whether this worker updates a parameter."""
-        return self._owner[p] == self._replicas_of(p).rank
+        return self._owner[p] == self.replicas_of(p).rank
 
     @torch.no_grad()
     def share(self, parameters: Iterable[nn.Parameter], bucket_bytes: int) -> None:
@@ -74,7 +74,7 @@ class Ownership:
         """Parameters of one owner and one type, of about `bucket_bytes`, in the same order on every worker."""
         kinds: dict[tuple[Replicas, int, torch.dtype], list[nn.Parameter]] = {}
         for p in parameters:
-            kinds.setdefault((self._replicas_of(p), self.owner(p), p.dtype), []).append(p)
+            kinds.setdefault((self.replicas_of(p), self.owner(p), p.dtype), []).append(p)
         for (replicas, owner, _), members in kinds.items():
             bucket: list[nn.Parameter] = []
             for p in members:

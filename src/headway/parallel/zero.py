@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,7 @@ class Zero2(_OwnedUpdate):
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._module, self._world = module, world
         self._ownership = _ownership(module, world)
-        self._replicas_of = partial(replicas_of, world=world)
-        self._buckets = _buckets_by_owner(module, self._ownership, self._replicas_of)
+        self._buckets = _buckets_by_owner(module, self._ownership)
         self._bucket_of = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
         self._buffers = BufferWatch(module)
         self._training = False
@@ -118,7 +117,7 @@ class Zero2(_OwnedUpdate):
         flat = torch.cat([local_part(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
         for p in bucket:
             p.grad = None
-        replicas, work = self._replicas_of(bucket[0]), None
+        replicas, work = self._ownership.replicas_of(bucket[0]), None
         if replicas.size > 1:
             to = replicas.global_rank(self._ownership.owner(bucket[0]))
             work = dist.reduce(flat, dst=to, group=replicas.group, async_op=True)
@@ -142,14 +141,12 @@ def _ownership(module: nn.Module, world: World) -> Ownership:
     return Ownership(module, partial(replicas_of, world=world))
 
 
-def _buckets_by_owner(
-    module: nn.Module, ownership: Ownership, replicas_of: Callable[[torch.Tensor], Replicas]
-) -> list[list[nn.Parameter]]:
+def _buckets_by_owner(module: nn.Module, ownership: Ownership) -> list[list[nn.Parameter]]:
     """Parameters in about the order in which the backward pass finishes them, each bucket of one owner and type."""
     buckets: list[list[nn.Parameter]] = []
     open_buckets: dict[tuple[Replicas, int, torch.dtype], list[nn.Parameter]] = {}
     for p in reversed([p for p in module.parameters() if p.requires_grad]):
-        kind = (replicas_of(p), ownership.owner(p), p.dtype)
+        kind = (ownership.replicas_of(p), ownership.owner(p), p.dtype)
         bucket = open_buckets.get(kind)
         if bucket is None or sum(local_part(q).nbytes for q in (*bucket, p)) > BUCKET_BYTES:
             bucket = open_buckets[kind] = []
