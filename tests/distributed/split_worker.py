@@ -23,7 +23,7 @@ ROWS, LENGTH = 3, 32
 
 
 def config_of(mesh: MeshShape, strategy: str, **model: Any) -> Config:
-    parallel = {"strategy": strategy, "tensor": mesh.tp, "context": mesh.cp, "workers": mesh.size}
+    parallel = {"strategy": strategy, "tensor": mesh.tp, "context": mesh.cp, "workers": mesh.size, "expert": mesh.ep}
     return Config.model_validate(
         {"train": {"steps": 1, "sequence_length": LENGTH}, "model": {**SHAPE, **model}, "parallel": parallel}
     )

@@ -53,9 +53,11 @@ def test_killed_and_resumed_it_has_the_same_state_and_transformers_computes_it(
         saved = file.get_tensor("model.layers.1.feed_forward.selection_bias")
     assert torch.equal(bias, saved) and saved.abs().max() > 0.005
 
-    cut = ("parallel.context=2", "parallel.workers=2", "model.dropout=0")
+    cut = ("parallel.expert=3", "parallel.workers=3", "train.global_batch=9")
     refused = headway("train", tiny(), "name=tuned", f"model.from_pretrained={tmp_path / 'out'}", *cut)
-    assert refused.returncode == 2 and "spread over workers that share the data" in refused.stderr, refused.stderr
+    assert refused.returncode == 2 and "4 experts cannot be shared evenly by 3 workers" in refused.stderr, (
+        refused.stderr
+    )
     assert not (tmp_path / "runs" / "tuned").exists()
 
     from headway.models.build import build_model
@@ -91,10 +93,8 @@ def test_a_step_that_is_skipped_moves_no_bias(tiny: Callable[..., Path], tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["parallel.expert=2"], "experts cannot be dealt out to workers"),
-        (["parallel.tensor=2", "parallel.workers=2", "model.dropout=0"], "spread over workers that share the data"),
-        (["train.precision=fp16"], "something else would scale"),
-        (["parallel.strategy=deepspeed_zero2"], "something else would scale"),
+        (["parallel.expert=2"], "experts cannot be dealt out to 2 of 1 workers"),
+        (["parallel.strategy=deepspeed_zero2"], "which DeepSpeed would scale"),
         (["model.experts_per_token=5"], "a token cannot have 5 experts of 4"),
         (["model.dense_layers=2"], "leaves none of 2 layers"),
         (["model.experts=null"], "without experts there is no use for: expert_ffn_dim, shared_experts, dense_layers"),

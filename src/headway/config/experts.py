@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headway.config.deepspeed import DEEPSPEED
+from headway.config.lanes import divisors, nearest
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,26 +49,74 @@ def shape_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
+def dealing_problems(config: Config, neighbours: int) -> Iterator[ConfigError]:
+    """Why experts cannot be dealt out to so many workers, whatever the model.
+
+    Args:
+        neighbours: Workers with tokens of their own in one stage and one copy of the model: those that share the data,
+            times those that share rows, by context or tensor parallelism.
+    """
+    workers = config.parallel.expert
+    if workers == 1:
+        return
+    if neighbours % workers:
+        yield ConfigError(
+            f"experts cannot be dealt out to {workers} of {neighbours} workers that have tokens of their own",
+            where="parallel.expert, parallel.workers",
+            fix=f"parallel.expert={nearest(workers, divisors(neighbours))}",
+        )
+    if config.determinism == "elastic":
+        yield ConfigError(
+            "determinism 'elastic' sums gradients lane by lane, but an expert multiplies the tokens of all workers that"
+            " share it at once, so its sums depend on their number",
+            where="determinism, parallel.expert",
+            fix="determinism=run, or parallel.expert=1",
+        )
+    if config.optimizer.offload:
+        yield ConfigError(
+            "moments in host memory are those of whole parameters; expert-parallel workers have parts of some",
+            where="optimizer.offload, parallel.expert",
+            fix="optimizer.offload=false, or parallel.expert=1 with parallel.strategy=zero3",
+        )
+    if config.train.micro_batch == "auto":
+        yield ConfigError(
+            "what fits into memory cannot be tried where experts are dealt out: routers decide anew in every step how"
+            " many tokens a worker gets",
+            where="train.micro_batch, parallel.expert",
+            fix="train.micro_batch=1, or parallel.expert=1",
+        )
+
+
+def decoder_problems(config: Config) -> Iterator[ConfigError]:
+    """As `parallel_problems`, where the model is the native decoder and its shape is complete."""
+    if config.model.experts is None and config.parallel.expert > 1:
+        yield ConfigError(
+            f"the model has no experts that {config.parallel.expert} workers could share",
+            where="parallel.expert, model.experts",
+            fix="parallel.expert=1, or set model.experts",
+        )
+    yield from parallel_problems(config)
+
+
 def parallel_problems(config: Config) -> Iterator[ConfigError]:
     """Ways to spread the work that experts cannot go."""
-    parallel = config.parallel
-    if parallel.expert > 1:
+    parallel, experts = config.parallel, config.model.experts
+    if experts is not None and experts % parallel.expert:
         yield ConfigError(
-            "experts cannot be dealt out to workers; every data-parallel worker computes all of them",
-            where="parallel.expert",
-            fix="leave parallel.expert at 1; parallel.strategy=zero3 shares their memory",
+            f"{experts} experts cannot be shared evenly by {parallel.expert} workers",
+            where="parallel.expert, model.experts",
+            fix=f"parallel.expert={nearest(parallel.expert, divisors(experts))}",
         )
-    degrees = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
-    cut = [f"parallel.{name}" for name, degree in degrees.items() if degree > 1]
-    if config.model.experts is not None and cut:
+    if experts is not None and parallel.strategy in DEEPSPEED:
+        own = f"zero{parallel.strategy[-1]}"
         yield ConfigError(
-            "a mixture of experts is spread over workers that share the data, and in no other way",
-            where=", ".join(["model.experts", *cut]),
-            fix=f"leave {' and '.join(cut)} at 1; parallel.strategy=zero3 shares the memory of weights",
+            "the losses of routers enter the backward pass beside the loss, which DeepSpeed would scale",
+            where="model.experts, parallel.strategy",
+            fix=f"parallel.strategy={own}",
         )
-    if config.model.experts is not None and (config.train.precision == "fp16" or parallel.strategy in DEEPSPEED):
+    if experts is not None and parallel.strategy == "single" and parallel.tensor > parallel.expert:
         yield ConfigError(
-            "the losses of routers enter the backward pass beside the loss, which something else would scale here",
-            where="model.experts, train.precision, parallel.strategy",
-            fix="train.precision=bf16, and one of our own strategies, such as parallel.strategy=zero2",
+            "strategy 'single' sums no gradients; tensor-parallel workers with the same experts compute other tokens",
+            where="parallel.strategy, parallel.tensor, parallel.expert",
+            fix=f"parallel.strategy=auto, or parallel.expert={parallel.tensor}",
         )

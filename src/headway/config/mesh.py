@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.config.experts import dealing_problems
 from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
 from headway.config.pipeline import split_problems
 from headway.core.errors import ConfigError
@@ -38,6 +39,9 @@ class MeshShape:
     """Workers that share the positions of a row."""
     tp: int = 1
     """Workers that share each matrix."""
+    ep: int = 1
+    """Workers that share the experts of a mixture. No dimension of its own: neighbours of one stage and one copy, among
+    which all others have tokens of their own too (see `headway.parallel.experts`)."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -49,6 +53,11 @@ class MeshShape:
             "cp": self.cp,
             "tp": self.tp,
         }
+
+    @property
+    def arrangement(self) -> dict[str, int]:
+        """All that makes a mesh: `MeshShape(**arrangement)` is this one."""
+        return {**self.sizes, **({"ep": self.ep} if self.ep > 1 else {})}
 
     @property
     def size(self) -> int:
@@ -69,6 +78,11 @@ class MeshShape:
     def replicas(self) -> int:
         """Workers that compute gradients of the same weights, from other rows or other positions of the same rows."""
         return self.data * self.cp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Workers of a stage that have the same experts, and compute gradients of them from other tokens."""
+        return self.data * self.cp * self.tp // self.ep
 
     def replica_rank(self, rank: int) -> int:
         """Which of the `replicas` a worker is."""
@@ -96,7 +110,8 @@ class MeshShape:
 
     def __str__(self) -> str:
         cut = [f"{name} {degree}" for name, degree in self.sizes.items() if degree > 1]
-        return " x ".join(cut) or "one worker"
+        shared = f", experts on {self.ep}" if self.ep > 1 else ""
+        return (" x ".join(cut) or "one worker") + shared
 
 
 def resolve_mesh(config: Config, workers: int) -> MeshShape:
@@ -110,7 +125,7 @@ def resolve_mesh(config: Config, workers: int) -> MeshShape:
     parallel = config.parallel
     data = workers // _split(config)
     copies = _copies(config, data)
-    return MeshShape(parallel.pipeline, copies, data // copies, parallel.context, parallel.tensor)
+    return MeshShape(parallel.pipeline, copies, data // copies, parallel.context, parallel.tensor, parallel.expert)
 
 
 def resolve_grid(config: Config, workers: int) -> LaneGrid:
@@ -159,6 +174,8 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             fix="parallel.strategy=auto",
         )
     yield from _replication(config, data)
+    neighbours = data // _copies(config, data) * parallel.context * parallel.tensor
+    yield from dealing_problems(config, neighbours)
     if config.determinism == "elastic" and split > 1:
         yield ConfigError(
             "determinism 'elastic' holds for workers that share the data; tensor, context and pipeline parallelism"
@@ -195,12 +212,16 @@ def _communication(config: Config) -> Iterator[ConfigError]:
                 where=f"{where}, determinism",
                 fix=f"determinism=off, or leave {where} out",
             )
-    if parallel.compression != "none" and parallel.tensor > 1:
-        yield ConfigError(
-            "powersgd takes whole matrices apart, of which tensor-parallel workers have parts",
-            where="parallel.compression, parallel.tensor",
-            fix="parallel.compression=none, or parallel.tensor=1",
-        )
+    for key, parts, degree in (
+        ("tensor", "tensor-parallel", parallel.tensor),
+        ("expert", "expert-parallel", parallel.expert),
+    ):
+        if parallel.compression != "none" and degree > 1:
+            yield ConfigError(
+                f"powersgd takes whole matrices apart, of which {parts} workers have parts",
+                where=f"parallel.compression, parallel.{key}",
+                fix=f"parallel.compression=none, or parallel.{key}=1",
+            )
     others = [*(key for key, wanted in ways.items() if wanted), *(["replicate"] if parallel.replicate else [])]
     if len(others) > 1:
         yield ConfigError(
@@ -223,12 +244,13 @@ def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
     """Optimizers and precisions that want whole matrices, where those are cut."""
     parallel, reason = config.parallel, needs_whole_matrices(config.optimizer)
     shards = parallel.strategy in FULLY_SHARDED and data > 1
-    if reason is not None and (shards or parallel.tensor > 1):
+    parts = "tensor" if parallel.tensor > 1 else "expert" if parallel.expert > 1 else None
+    if reason is not None and (shards or parts):
         zero2 = "parallel.strategy=zero2, which divides moments and gradients by whole parameters, or "
         yield ConfigError(
             reason,
-            where=f"optimizer.name, parallel.{'strategy' if shards else 'tensor'}",
-            fix=("" if parallel.tensor > 1 else zero2) + "optimizer.name=lion",
+            where=f"optimizer.name, parallel.{'strategy' if shards else parts}",
+            fix=("" if parts else zero2) + "optimizer.name=lion",
         )
     if config.optimizer.offload and parallel.tensor > 1 and not shards:
         yield ConfigError(

@@ -62,7 +62,9 @@ class ParallelConfig(Section):
     pipeline_split: list[PositiveInt] | None = None
     """Layers of each stage, e.g. `[7, 9, 9, 7]`; split evenly by FLOPs, with the output projection, when not given."""
     expert: PositiveInt = 1
-    """Expert parallelism; only 1, every data-parallel worker computes all experts."""
+    """Expert parallelism: workers that share the experts of a layer, each with an equal run of them, to which tokens
+    travel ([mixture-of-experts.md](mixture-of-experts.md)). They are some of those that share data, rows or matrices,
+    none beside them."""
     threads: PositiveInt | Literal["auto"] = "auto"
     """CPU threads per worker. `auto`: cores / workers; when `elastic` cores / lanes, since bits can depend on it."""
     timeout_seconds: PositiveInt = 600

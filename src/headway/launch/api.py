@@ -79,7 +79,7 @@ def _train(config: Config, restart: bool, accept_changes: bool) -> None:
     from headway.data.remote_store import open_store
 
     store = open_store(config.data, processes=config.parallel.workers)
-    from headway.config.experts import parallel_problems
+    from headway.config.experts import decoder_problems
     from headway.launch.attempt import Wishes
     from headway.launch.session import run_in_this_process
     from headway.models.build import complete
@@ -87,7 +87,7 @@ def _train(config: Config, restart: bool, accept_changes: bool) -> None:
     from headway.training.task import language_model_task
 
     config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
-    for problem in parallel_problems(config):  # of a pretrained shape, which only now is known
+    for problem in decoder_problems(config):  # of a pretrained shape, which only now is known
         raise problem
     wishes = Wishes(restart, accept_changes, leave_finished=True)
     if world_size_from_environment() is None and config.parallel.workers > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
+from headway.config.experts import decoder_problems
 from headway.config.pipeline import idle_share
 from headway.core.cores import usable_cores
 from headway.core.format import format_count
@@ -30,6 +31,8 @@ def preview(config: Config) -> str:
     store = open_store(config.data, processes=workers)
     grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
     model = complete(config.model, store.vocab_size)
+    for problem in decoder_problems(config.model_copy(update={"model": model})):
+        raise problem
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(train.steps)
     epochs = tokens / (feed.rows * train.sequence_length)
@@ -52,7 +55,7 @@ def preview(config: Config) -> str:
             f"grid       {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows",
             f"workers    {workers} on {pick_device(train.device).type},"
             f" {resolve_threads(config, workers, grid.lanes, usable_cores())} threads each"
-            + ("" if mesh.is_data_parallel else f": {mesh}"),
+            + (f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""),
             *_pipeline(config, model, grid.micro_batches),
             f"promise    determinism {config.determinism}",
         ]

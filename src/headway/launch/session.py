@@ -149,7 +149,7 @@ def _train(
         "identity": fingerprint(identity(config)),
         **task.fingerprints,
         "world_size": world.size,
-        "mesh": world.mesh.sizes,
+        "mesh": world.mesh.arrangement,
         "strategy": config.parallel.strategy,
         "lanes": grid.lanes,
         "micro_batch": grid.micro_batch,
@@ -233,8 +233,8 @@ def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo
 
 def _has_layout(start: CheckpointInfo, world: World) -> bool:
     """Whether a checkpoint was made by as many workers that were arranged in the same way."""
-    context = start.context
-    return context.get("world_size") == world.size and context.get("mesh", world.mesh.sizes) == world.mesh.sizes
+    context, mesh = start.context, world.mesh.arrangement
+    return context.get("world_size") == world.size and context.get("mesh", mesh) == mesh
 
 
 def _check_data(task: Task, start: CheckpointInfo) -> None:
@@ -293,6 +293,6 @@ def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
             f"{world.size} workers instead of {before}: the run goes on, but not bit for bit"
             " (determinism=elastic promises that)"
         )
-    elif mesh not in (None, world.mesh.sizes):
+    elif mesh not in (None, world.mesh.arrangement):
         then = MeshShape(**mesh)
         warning(f"workers arranged as {world.mesh} instead of {then}: the run goes on, but not bit for bit")

@@ -229,14 +229,40 @@ class Decoder(nn.Module):
         """The mixtures of experts, in the order of layers."""
         return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
 
+    def expert_units(self) -> list[nn.Module] | None:
+        """The modules whose parameters are all stacked by expert, along their first dimension; None of a dense model,
+        none where only other pipeline stages have experts."""
+        return [mixture.experts for mixture in self.mixtures()] if self.shape.experts else None
+
+    def share_experts(self, workers: ProcessGroup | None, row_sharers: ProcessGroup | None) -> None:
+        """Compute mixtures of experts together with other workers.
+
+        Args:
+            workers: Those that share the experts of a layer, each with an equal run of them, to which the caller cuts
+                the parameters; None when all are here.
+            row_sharers: Those that compute other positions of the same rows; None when whole rows are here.
+        """
+        for mixture in self.mixtures():
+            mixture.experts.workers, mixture.row_sharers = workers, row_sharers
+
+    def scale_losses(self, scale: float) -> None:
+        """Tell routers, whose losses join in the backward pass, what the loss is multiplied by before that."""
+        for mixture in self.mixtures():
+            mixture.loss_scale = scale
+
     def take_counts(self) -> torch.Tensor | None:
         """What routers have counted in backward passes since the last call, int64; None without experts."""
-        mixtures = self.mixtures()
-        return take_counts(mixtures) if mixtures else None
+        layers = self._layers_with_experts()
+        return take_counts(layers, self.shape.experts) if layers else None
 
     def after_step(self, counts: torch.Tensor, updated: bool) -> dict[str, float]:
         """Balance the experts by all workers' `take_counts` of a step; see `headway.models.moe.after_step`."""
-        return after_step(self.mixtures(), counts, updated)
+        return after_step(self._layers_with_experts(), counts, updated, self.shape.experts_per_token)
+
+    def _layers_with_experts(self) -> list[MixtureOfExperts | None]:
+        """One entry for each such layer of the whole model; None where another pipeline stage has it."""
+        layers = list(self.layers)[self.shape.dense_layers :]
+        return [cast(MixtureOfExperts, layer.feed_forward) if isinstance(layer, Layer) else None for layer in layers]
 
     def tensor_plan(self, workers: int) -> dict[str, ParallelStyle]:
         """How the matrices may be cut between tensor-parallel workers; see `headway.models.tensor_plan`."""
@@ -320,9 +346,11 @@ class Decoder(nn.Module):
         `counted_BT` is True for positions that routers count into their losses and loads; all when not given. The
         result is a `DTensor` over positions where matrices are cut between workers (`tensor_plan`).
         """
-        positions = self._positions(ids_BT, cache, documents)._replace(counted=counted_BT)
+        positions = self._positions(ids_BT, cache, documents)
         if self.shared is not None:
             ids_BT = self.shared.cut(ids_BT, 1)
+            counted_BT = None if counted_BT is None else self.shared.cut(counted_BT, 1)
+        positions = positions._replace(counted=counted_BT)
         if x_BTD is None:
             x_BTD = self.embedding(ids_BT)
         for index in range(self.shape.layers) if stage is None else stage:

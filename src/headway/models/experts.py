@@ -9,12 +9,18 @@ experts of a token give, forward and backward, is summed along a dimension.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+
+from headway.models.dispatch import plan_transfer
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: The grouped kernels read 16 bytes at a time, also along the rows of a group when weights get their gradient.
 _ALIGNED_ROWS = 8
@@ -107,6 +113,8 @@ class Experts(nn.Module):
         # Rows of a matrix: the gate's, then the linear branch's.
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * ffn_dim, dim))
         self.down = nn.Parameter(torch.empty(experts, dim, ffn_dim))
+        self.workers: ProcessGroup | None = None
+        """Who shares the experts, each with an equal run of them; None when all are here."""
 
     def forward(self, x_ND: torch.Tensor, experts_NK: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
         """What each expert of a token makes of it.
@@ -120,18 +128,35 @@ class Experts(nn.Module):
             (N, K, D), in the dtype of the products.
         """
         device = x_ND.device.type
-        gate_up: torch.Tensor = self.gate_up
-        down: torch.Tensor = self.down
+        gate_up, down = _here(self.gate_up), _here(self.down)
         if torch.is_autocast_enabled(device):
             # Here rather than in every product: what is sorted is then half as large.
             dtype = torch.get_autocast_dtype(device)
             x_ND, gate_up, down = x_ND.to(dtype), gate_up.to(dtype), down.to(dtype)
-        grouped = has_grouped_kernel(x_ND, gate_up, down)
-        places = sorted_places(experts_NK, counts_E, _ALIGNED_ROWS if grouped else 1)
-        x_RD = spread(x_ND, places)
-        product = grouped_product if grouped else looped_product
-        gate_RF, up_RF = product(x_RD, gate_up, places.ends_E).chunk(2, dim=-1)
-        return collect(product(F.silu(gate_RF) * up_RF, down, places.ends_E), places)
+        if self.workers is None:
+            return compute_experts(x_ND, experts_NK, counts_E, gate_up, down)
+        places = sorted_places(experts_NK, counts_E)
+        transfer = plan_transfer(counts_E, self.workers)
+        x_SD = transfer.there(spread(x_ND, places))
+        y_S1D = compute_experts(x_SD, transfer.expert_S1, transfer.counts_L, gate_up, down)
+        return collect(transfer.back(y_S1D.squeeze(1)), places)
+
+
+def _here(weight: torch.Tensor) -> torch.Tensor:
+    """The experts that this worker has."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def compute_experts(
+    x_ND: torch.Tensor, experts_NK: torch.Tensor, counts_E: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """As `Experts.forward`, by matrices (E, 2 F, D) and (E, D, F) that are all here."""
+    grouped = has_grouped_kernel(x_ND, gate_up, down)
+    places = sorted_places(experts_NK, counts_E, _ALIGNED_ROWS if grouped else 1)
+    x_RD = spread(x_ND, places)
+    product = grouped_product if grouped else looped_product
+    gate_RF, up_RF = product(x_RD, gate_up, places.ends_E).chunk(2, dim=-1)
+    return collect(product(F.silu(gate_RF) * up_RF, down, places.ends_E), places)
 
 
 def has_grouped_kernel(x_ND: torch.Tensor, *weights: torch.Tensor) -> bool:

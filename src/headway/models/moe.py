@@ -6,23 +6,30 @@ Tokens choose their `experts_per_token` best experts (Shazeer et al. 2017, secti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional as F
 
 from headway.config.experts import resolved_balance
 from headway.models.experts import Experts
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from headway.config import ModelConfig
     from headway.models.shape import Shape
 
 #: Losses are added up in whole multiples of this: sums of integers are the same in every order.
 _LOSS_UNIT = 2.0**-20
 _LARGEST_LOSS = 2.0**40
+#: Integers that a layer counts beside the loads of its experts: tokens, and two losses in units.
+_BESIDE_LOADS = 3
 
 
 class Routing(NamedTuple):
@@ -57,7 +64,7 @@ class MixtureOfExperts(nn.Module):
 
     While training, the router's losses join the objective in the backward pass: their gradient is that of a sum over
     tokens which is added to the loss that is differentiated. So that loss must be a sum over tokens too, and whatever
-    scales it has to scale the gradients instead, as `headway.training.step` does.
+    scales it has to scale the gradients instead, as `headway.training.step` does, or to set `loss_scale`.
     """
 
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
@@ -71,6 +78,10 @@ class MixtureOfExperts(nn.Module):
         self.shared = SharedExperts(shape.dim, shape.shared_ffn_dim) if shape.shared_ffn_dim else None
         bias = torch.zeros(shape.experts) if selects_with_bias(config) else None
         self.register_buffer("selection_bias", bias)
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before it is differentiated."""
+        self.row_sharers: ProcessGroup | None = None
+        """Workers that compute other positions of the same rows; None when this one has whole rows."""
         self._tally: torch.Tensor | None = None
 
     @property
@@ -106,7 +117,7 @@ class MixtureOfExperts(nn.Module):
     def route(self, x_ND: torch.Tensor) -> Routing:
         """Choose the experts of every token, in fp32 in any case."""
         with torch.autocast(x_ND.device.type, enabled=False):
-            logits_NE = F.linear(x_ND.float(), self.router.weight.float())
+            logits_NE = F.linear(x_ND.float(), _on_own_tokens(self.router.weight).float())
         scores_NE = logits_NE.softmax(-1) if self.score == "softmax" else logits_NE.sigmoid()
         chosen_from_NE = scores_NE.detach()
         if self.bias_E is not None:
@@ -124,13 +135,26 @@ class MixtureOfExperts(nn.Module):
             loads_E = count_experts(routing.experts_NK, loads_E.numel(), counted_N1)
         tokens = counted_N1.sum() if counted_N1 is not None else loads_E.new_tensor(y_ND.shape[0])
         z = summed_z_loss(routing.logits_NE, counted_N1)
-        balance = summed_balance_loss(routing.scores_NE, loads_E, tokens, self.experts_per_token, counted_N1)
+        # The loss of a micro-batch has a factor that knows all its tokens, and one that is a sum over them: so the
+        # parts of it that workers with parts of its rows compute add up to the whole.
+        all_loads_E, all_tokens = self._over_whole_rows(loads_E, tokens)
+        balance = summed_balance_loss(routing.scores_NE, all_loads_E, all_tokens, self.experts_per_token, counted_N1)
         record = torch.cat([loads_E, torch.stack([tokens, _in_units(z), _in_units(balance)])])
         # A loss without a weight stays out altogether: zero times infinity would not.
         terms = [weight * loss for weight, loss in ((self.z_weight, z), (self.balance_weight, balance)) if weight]
         loss = torch.stack(terms).sum() if terms else torch.zeros_like(z)
-        joined: torch.Tensor = _JoinLoss.apply(y_ND, loss, record, self._add)  # type: ignore[no-untyped-call]
+        joined: torch.Tensor = _JoinLoss.apply(  # type: ignore[no-untyped-call]
+            y_ND, loss, self.loss_scale, record, self._add
+        )
         return joined
+
+    def _over_whole_rows(self, loads_E: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loads and tokens of all positions of the micro-batch, of which this worker may have a part."""
+        if self.row_sharers is None:
+            return loads_E, tokens
+        everyone = torch.cat([loads_E, tokens.view(1)])
+        dist.all_reduce(everyone, group=self.row_sharers)
+        return everyone[:-1], everyone[-1]
 
     def _add(self, record: torch.Tensor) -> None:
         self._tally = record.clone() if self._tally is None else self._tally.add_(record)
@@ -143,7 +167,7 @@ class MixtureOfExperts(nn.Module):
     @property
     def record_size(self) -> int:
         """Loads of all experts, tokens, and two losses in units."""
-        return self.router.out_features + 3
+        return self.router.out_features + _BESIDE_LOADS
 
     @torch.no_grad()
     def move_bias(self, loads_E: torch.Tensor) -> None:
@@ -158,6 +182,11 @@ class MixtureOfExperts(nn.Module):
         if self.bias_E is not None and self.bias_rate:
             error_E = loads_E.sum() - loads_E * loads_E.numel()
             self.bias_E.add_(error_E.sign().to(self.bias_E), alpha=self.bias_rate)
+
+
+def _on_own_tokens(weight: torch.Tensor) -> torch.Tensor:
+    """A weight that tensor-parallel workers all have, each for its own tokens: its gradient is one part of a sum."""
+    return weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
 
 
 def selects_with_bias(config: ModelConfig) -> bool:
@@ -208,29 +237,34 @@ class _JoinLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, loss: torch.Tensor, record: torch.Tensor, tell: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, y: torch.Tensor, loss: torch.Tensor, scale: float, record: torch.Tensor, tell: Any
+    ) -> torch.Tensor:
         ctx.save_for_backward(record)
-        ctx.tell, ctx.dtype = tell, loss.dtype
+        ctx.tell, ctx.dtype, ctx.scale = tell, loss.dtype, scale
         return y.view_as(y)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         (record,) = ctx.saved_tensors
         ctx.tell(record)
-        return grad, torch.ones((), dtype=ctx.dtype, device=grad.device), None, None
+        return grad, torch.full((), ctx.scale, dtype=ctx.dtype, device=grad.device), None, None, None
 
 
-def take_counts(layers: list[MixtureOfExperts]) -> torch.Tensor:
-    """What all layers have counted, one row each."""
-    return torch.stack([layer.take_counts() for layer in layers])
+def take_counts(layers: Sequence[MixtureOfExperts | None], experts: int) -> torch.Tensor:
+    """What all layers have counted, one row each; zeros for those that other workers have."""
+    nothing = torch.zeros(experts + _BESIDE_LOADS, dtype=torch.int64)
+    return torch.stack([nothing if layer is None else layer.take_counts() for layer in layers])
 
 
-def after_step(layers: list[MixtureOfExperts], counts: torch.Tensor, updated: bool) -> dict[str, float]:
+def after_step(
+    layers: Sequence[MixtureOfExperts | None], counts: torch.Tensor, updated: bool, experts_per_token: int
+) -> dict[str, float]:
     """Move the routers' biases by what the global batch did, and say what that was.
 
     Args:
-        layers: All of the model.
+        layers: All of the model; None for those that other workers have.
         counts: Sum over workers of `take_counts`.
         updated: Whether the weights were updated. If not, loss or gradient was not finite, so no bias moves, and what
             was counted tells nothing.
@@ -240,14 +274,15 @@ def after_step(layers: list[MixtureOfExperts], counts: torch.Tensor, updated: bo
         weights), `train/expert_load_max` (largest load over mean load, of the layer where that is most),
         `train/dropped_share` (of the pairs of tokens and experts that were to be computed).
     """
-    experts = layers[0].router.out_features
+    experts = counts.shape[1] - _BESIDE_LOADS
     loads, tokens, z, balance = counts.split([experts, 1, 1, 1], dim=1)
     seen = int(tokens.sum())
     if not updated or not seen:
         return {}
     for layer, loads_E in zip(layers, loads, strict=True):
-        layer.move_bias(loads_E)
-    pairs = seen * layers[0].experts_per_token
+        if layer is not None:
+            layer.move_bias(loads_E)
+    pairs = seen * experts_per_token
     return {
         "train/router_z_loss": int(z.sum()) * _LOSS_UNIT / seen,
         "train/router_balance_loss": int(balance.sum()) * _LOSS_UNIT / seen,

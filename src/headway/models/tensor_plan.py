@@ -33,7 +33,8 @@ def decoder_plan(config: ModelConfig, workers: int) -> dict[str, ParallelStyle]:
         SequenceParallel,
     )
 
-    _refuse_unequal_parts(Shape.of(config), workers)
+    shape = Shape.of(config)
+    _refuse_unequal_parts(shape, workers)
 
     def all_positions(others: int) -> ParallelStyle:
         """The first argument with all positions on every worker; the others are as they are."""
@@ -49,11 +50,18 @@ def decoder_plan(config: ModelConfig, workers: int) -> dict[str, ParallelStyle]:
         "layers.*.attention.qkv": ColwiseParallel(),
         "layers.*.attention.output": to_positions,
         "layers.*.feed_forward_norm": SequenceParallel(),
-        "layers.*.feed_forward": all_positions(others=0),
-        "layers.*.feed_forward.gate_up_groups": ColwiseParallel(),
-        "layers.*.feed_forward.down": to_positions,
         "norm": SequenceParallel(),
     }
+    for layer in ["*"] if config.experts is None else range(config.dense_layers):
+        plan |= {
+            f"layers.{layer}.feed_forward": all_positions(others=0),
+            f"layers.{layer}.feed_forward.gate_up_groups": ColwiseParallel(),
+            f"layers.{layer}.feed_forward.down": to_positions,
+        }
+    if config.experts is not None:
+        from headway.models.mixture_plan import OwnPositions
+
+        plan |= {f"layers.{layer}.feed_forward": OwnPositions() for layer in range(config.dense_layers, shape.layers)}
     if config.qk_norm:
         plan |= {"layers.*.attention.q_norm": per_head, "layers.*.attention.k_norm": per_head}
     if not config.tie_embeddings:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from headway.core.types import Block, StateBlocks, StateTensors, part_of
+from headway.parallel.replicas import is_dealt_out
 from headway.parallel.world import World
 
 
@@ -49,7 +50,11 @@ def _box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def is_first_of_equals(tensor: torch.Tensor, world: World) -> bool:
-    """Whether, among tensor-parallel workers that have the same part of a tensor, this is the first."""
+    """Whether, among tensor-parallel workers that have the same part of a tensor, this is the first.
+
+    Those that have the same experts count as replicas instead (`parallel.replicas`)."""
+    if is_dealt_out(tensor, world):
+        return True
     if world.mesh.tp == 1 or world.mesh.coordinates(world.rank)["tp"] == 0:
         return True
     if not isinstance(tensor, DTensor) or tensor.device_mesh.mesh_dim_names is None:

@@ -8,6 +8,8 @@ which order three or more workers add it up, so a resumed run would not repeat t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -46,15 +48,23 @@ def _view(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     return dense.permute([memory_order.index(dim) for dim in range(p.ndim)])
 
 
-def make_buckets(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
-    """Buckets for all trainable parameters, each of one dtype and of at most `bucket_bytes` (or one parameter)."""
+def make_buckets(
+    module: nn.Module,
+    bucket_bytes: int = BUCKET_BYTES,
+    kind_of: Callable[[torch.Tensor], Hashable] = lambda p: None,
+) -> list[Bucket]:
+    """Buckets for all trainable parameters, each of one dtype and kind, of at most `bucket_bytes` or one parameter.
+
+    Buckets come in the order in which they are first needed; those of several kinds fill at the same time.
+    """
     groups: list[list[nn.Parameter]] = []
-    size = 0
+    filling: dict[Hashable, tuple[list[nn.Parameter], int]] = {}
     for p in reversed([p for p in module.parameters() if p.requires_grad]):
-        nbytes = local_part(p).nbytes
-        if not groups or groups[-1][0].dtype != p.dtype or size + nbytes > bucket_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(p)
-        size += nbytes
+        kind, nbytes = kind_of(p), local_part(p).nbytes
+        group, size = filling.get(kind, ([], 0))
+        if not group or group[0].dtype != p.dtype or size + nbytes > bucket_bytes:
+            group, size = [], 0
+            groups.append(group)
+        group.append(p)
+        filling[kind] = group, size + nbytes
     return [Bucket(group) for group in groups]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.buckets import Bucket, make_buckets
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.exchange import Finish, make_exchange
+from headway.parallel.replicas import replicas_of
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_
 from headway.parallel.world import World
 
@@ -24,16 +26,18 @@ class DataParallel:
     """Buckets are summed as soon as the last backward pass has filled them, while it goes on with the rest."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
-        self._world, self._exchange = world, make_exchange(config, world)
-        self._buckets = make_buckets(module)
+        self._world = world
+        self._replicas_of = partial(replicas_of, world=world)
+        self._buckets = make_buckets(module, kind_of=self._replicas_of)
+        kinds = dict.fromkeys(self._replicas_of(bucket.parameters[0]) for bucket in self._buckets)
+        self._exchanges = {replicas: make_exchange(config, world, replicas) for replicas in kinds}
         self._missing: list[set[torch.Tensor]] = []
         self._pending: list[Finish] = []
         self._last = False
         self._buffers = BufferWatch(module)
-        if world.mesh.replicas > 1:
-            for index, bucket in enumerate(self._buckets):
-                for p in bucket.parameters:
-                    p.register_post_accumulate_grad_hook(self._hook(index))
+        for index, bucket in enumerate(self._buckets):
+            for p in bucket.parameters:
+                p.register_post_accumulate_grad_hook(self._hook(index))
 
     def begin(self) -> None:
         for bucket in self._buckets:
@@ -46,7 +50,7 @@ class DataParallel:
         return True
 
     def counts(self, p: torch.Tensor) -> bool:
-        return self._world.replica_rank == 0 and is_first_of_equals(p, self._world)
+        return self._replicas_of(p).rank == 0 and is_first_of_equals(p, self._world)
 
     @contextmanager
     def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
@@ -59,10 +63,9 @@ class DataParallel:
     def reduce(self) -> None:
         # Buckets are sent in index order on every worker. One that a parameter without a gradient kept open is sent
         # here, together with all behind it.
-        if self._world.mesh.replicas > 1:
-            self._buffers.check()
-            for bucket in self._buckets[len(self._pending) :]:
-                self._send(bucket)
+        self._buffers.check()
+        for bucket in self._buckets[len(self._pending) :]:
+            self._send(bucket)
         for finish in self._pending:
             finish()
         self._last = False  # the hooks stay with the parameters, also when another run trains them later
@@ -86,7 +89,7 @@ class DataParallel:
         return filled
 
     def _send(self, bucket: Bucket) -> None:
-        self._pending.append(self._exchange.start(bucket))
+        self._pending.append(self._exchanges[self._replicas_of(bucket.parameters[0])].start(bucket))
 
 
 class ElasticDataParallel:

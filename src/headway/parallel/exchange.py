@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from headway.core.random import derive_seed
 from headway.parallel.buckets import Bucket
+from headway.parallel.replicas import Replicas
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ class Exchange(Protocol):
         ...
 
 
-def make_exchange(config: Config, world: World) -> Exchange:
-    """What `parallel` asks for, by `reduce_precision`, `compression` and `replicate`."""
-    parallel, group = config.parallel, world.replica_group
+def make_exchange(config: Config, world: World, replicas: Replicas) -> Exchange:
+    """What `parallel` asks for, by `reduce_precision`, `compression` and `replicate`, between some workers."""
+    parallel, group = config.parallel, replicas.group
+    if replicas.size == 1:
+        return Alone()
     if parallel.compression == "powersgd":
-        return PowerSGD(world.mesh.replicas, parallel.powersgd_rank, config.seed, group)
-    if 1 < world.mesh.dp_replicate < world.mesh.replicas:
+        return PowerSGD(replicas.size, parallel.powersgd_rank, config.seed, group)
+    if 1 < world.mesh.dp_replicate < world.mesh.replicas and group is world.replica_group:
         inner, outer = world.weights_axis("dp_shard"), world.device_mesh["dp_replicate"]
         return TwoLevels(inner.get_group(), outer.get_group())
     if parallel.reduce_precision != "fp32":
@@ -46,6 +49,14 @@ def make_exchange(config: Config, world: World) -> Exchange:
 
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+class Alone:
+    """There is nobody who would have anything to add."""
+
+    def start(self, bucket: Bucket) -> Finish:
+        """Nothing to do, then or later."""
+        return lambda: None
 
 
 class Plain:

@@ -16,8 +16,10 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from headway.parallel.blocks import is_first_of_equals
+from headway.parallel.blocks import is_first_of_equals, local_part
 from headway.parallel.buffers import BufferWatch
+from headway.parallel.experts import expert_units
+from headway.parallel.replicas import is_dealt_out
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_, tree_reduce_scatter
 from headway.parallel.world import World
 
@@ -35,16 +37,32 @@ class FullyShardedDataParallel:
         self._buffers = BufferWatch(module)
         shards = world.weights_axis("dp_shard")
         copies = world.device_mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
-        units = [*wrap_units(module), module]
+        dealt_out = [
+            unit for unit in expert_units(module) or () if any(is_dealt_out(p, world) for p in unit.parameters())
+        ]
+        self._uncut: list[nn.Parameter] = []
         # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
         pinned = world.device.type == "cuda"
         offload = CPUOffloadPolicy(pin_memory=pinned) if config.optimizer.offload else OffloadPolicy()
         reshard = config.parallel.reshard_after_forward
+        self._copies = copies.get_group() if copies else None
+        if dealt_out and world.experts_axis("expert_shard").size() == 1:
+            # Nobody shares these experts. PyTorch would bring them together all the same, and leave out the sum.
+            self._uncut = [p for unit in dealt_out for p in unit.parameters()]
+            dealt_out = []
+        units = [*dealt_out, *wrap_units(module), module]
         for unit in units:
-            fully_shard(unit, mesh=shards, reshard_after_forward=reshard, offload_policy=offload)
+            axis = world.experts_axis("expert_shard") if unit in dealt_out else shards
+            fully_shard(
+                unit,
+                mesh=axis,
+                reshard_after_forward=reshard,
+                offload_policy=offload,
+                ignored_params=set(self._uncut),
+            )
         self._units = [unit for unit in units if isinstance(unit, FSDPModule)]
         for unit in self._units:
-            unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, copies.get_group() if copies else None))
+            unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, self._copies))
         assert isinstance(module, FSDPModule)
         self._root = module
 
@@ -76,6 +94,10 @@ class FullyShardedDataParallel:
         for p in self._module.parameters():
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
+        if self._copies is not None:
+            for p in self._uncut:
+                assert p.grad is not None
+                dist.all_reduce(local_part(p.grad), group=self._copies)
 
     def after_update(self) -> None:
         pass

@@ -7,7 +7,7 @@ price is that shares are only about equal; no worker has more than its fair shar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,62 +15,74 @@ from torch import nn
 
 from headway.core.errors import ConfigError
 from headway.parallel.blocks import local_part
+from headway.parallel.replicas import Replicas
 
 
 class Ownership:
-    """The owner of every trainable parameter, a function of the model and the number of workers alone."""
+    """The owner of every trainable parameter, a function of the model and the arrangement of the workers alone.
 
-    def __init__(self, module: nn.Module, rank: int, workers: int) -> None:
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        if len(parameters) < workers:
+    Args:
+        replicas_of: Among whom a parameter is dealt out: the workers that have the same part of it.
+    """
+
+    def __init__(self, module: nn.Module, replicas_of: Callable[[torch.Tensor], Replicas]) -> None:
+        self.replicas_of = replicas_of
+        kinds: dict[Replicas, list[nn.Parameter]] = {}
+        for p in module.parameters():
+            if p.requires_grad:
+                kinds.setdefault(replicas_of(p), []).append(p)
+        if all(len(members) < kind.size for kind, members in kinds.items()):
+            parameters, workers = sum(map(len, kinds.values())), max((kind.size for kind in kinds), default=1)
             raise ConfigError(
-                f"a model of {len(parameters)} parameters cannot be divided between {workers} workers",
+                f"a model of {parameters} parameters cannot be divided between {workers} workers",
                 where="parallel.strategy, parallel.workers",
                 fix="parallel.strategy=ddp, or fewer workers",
             )
-        self.rank, self.workers = rank, workers
-        self._owner = _dealt(parameters, workers, shared_between_stages(module))
+        self._owner: dict[torch.Tensor, int] = {}
+        for kind, members in kinds.items():
+            self._owner |= _dealt(members, kind.size, shared_between_stages(module))
 
     def owner(self, p: torch.Tensor) -> int:
-        """The worker, by its number among those that the parameters are dealt to, that updates a parameter."""
+        """The worker, by its number among the parameter's replicas, that updates it."""
         return self._owner[p]
 
     def is_mine(self, p: torch.Tensor) -> bool:
         """Whether this worker updates a parameter."""
-        return self._owner[p] == self.rank
+        return self._owner[p] == self.replicas_of(p).rank
 
     @torch.no_grad()
-    def share(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None, bucket_bytes: int) -> None:
+    def share(self, parameters: Iterable[nn.Parameter], bucket_bytes: int) -> None:
         """Bring every parameter from its owner to all the others."""
         waiting = []
-        for owner, bucket in self._buckets(parameters, bucket_bytes):
+        for replicas, owner, bucket in self._buckets(parameters, bucket_bytes):
+            if replicas.size == 1:
+                continue
             flat = torch.cat([local_part(p.detach()).flatten() for p in bucket])
-            source = owner if group is None else dist.get_global_rank(group, owner)
-            work = dist.broadcast(flat, src=source, group=group, async_op=True)
-            waiting.append((work, owner, bucket, flat))
-        for work, owner, bucket, flat in waiting:
+            work = dist.broadcast(flat, src=replicas.global_rank(owner), group=replicas.group, async_op=True)
+            waiting.append((work, owner == replicas.rank, bucket, flat))
+        for work, is_mine, bucket, flat in waiting:
             assert work is not None
             work.wait()
-            if owner != self.rank:
+            if not is_mine:
                 for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):
                     local = local_part(p.detach())
                     local.copy_(part.view(local.shape))
 
     def _buckets(
         self, parameters: Iterable[nn.Parameter], bucket_bytes: int
-    ) -> Iterable[tuple[int, Sequence[nn.Parameter]]]:
+    ) -> Iterable[tuple[Replicas, int, Sequence[nn.Parameter]]]:
         """Parameters of one owner and one type, of about `bucket_bytes`, in the same order on every worker."""
-        kinds: dict[tuple[int, torch.dtype], list[nn.Parameter]] = {}
+        kinds: dict[tuple[Replicas, int, torch.dtype], list[nn.Parameter]] = {}
         for p in parameters:
-            kinds.setdefault((self.owner(p), p.dtype), []).append(p)
-        for (owner, _), members in kinds.items():
+            kinds.setdefault((self.replicas_of(p), self.owner(p), p.dtype), []).append(p)
+        for (replicas, owner, _), members in kinds.items():
             bucket: list[nn.Parameter] = []
             for p in members:
                 if bucket and sum(local_part(q).nbytes for q in (*bucket, p)) > bucket_bytes:
-                    yield owner, bucket
+                    yield replicas, owner, bucket
                     bucket = []
                 bucket.append(p)
-            yield owner, bucket
+            yield replicas, owner, bucket
 
 
 def shared_between_stages(module: nn.Module) -> list[torch.Tensor]:

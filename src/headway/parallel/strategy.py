@@ -20,6 +20,8 @@ from headway.config.mesh import FULLY_SHARDED
 from headway.core.errors import ConfigError
 from headway.core.types import Block
 from headway.parallel.blocks import is_first_of_equals
+from headway.parallel.experts import deal_out_experts
+from headway.parallel.replicas import replica_count
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ class Single:
     """One worker; gradients add up where autograd leaves them."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
-        if world.mesh.replicas > 1 or world.mesh.size != world.size:
+        if world.mesh.size != world.size or not _is_alone(module, world):
             raise ConfigError(
                 f"strategy 'single' cannot use {world.size} workers",
                 where="parallel.strategy",
@@ -146,13 +148,14 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     """The strategy that a config asks for, around a module whose weights are already in place and on their device."""
     _refuse_running_statistics(module, world, config.determinism)
     elastic, name = config.determinism == "elastic", config.parallel.strategy
-    alone = world.mesh.replicas == 1
-    if name == "auto":
-        name = "single" if alone else "ddp"
     if name in DEEPSPEED:
         from headway.parallel.deepspeed import DeepSpeed
 
         return DeepSpeed(module, world, config)
+    deal_out_experts(module, world)
+    alone = _is_alone(module, world)
+    if name == "auto":
+        name = "single" if alone else "ddp"
     if world.mesh.tp > 1:
         from headway.parallel.tensor import cut_matrices
 
@@ -174,6 +177,11 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
         return in_tree.get(name, ElasticDataParallel)(module, world, config)
     # Alone there is nobody to divide anything with.
     return (Single if alone else plain[name])(module, world, config)
+
+
+def _is_alone(module: nn.Module, world: World) -> bool:
+    """Whether nobody else computes gradients of anything that this worker has."""
+    return world.mesh.replicas == 1 and all(replica_count(p, world) == 1 for p in module.parameters())
 
 
 def _refuse_running_statistics(module: nn.Module, world: World, determinism: str) -> None:

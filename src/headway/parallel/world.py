@@ -75,6 +75,44 @@ class World:
             return None
         return self._arranged({"pp": mesh.pp, "replica": mesh.replicas, "tp": mesh.tp})["replica"].get_group()
 
+    @cached_property
+    def expert_replica_group(self) -> dist.ProcessGroup | None:
+        """The workers that have the same experts (`MeshShape.expert_replicas`); None for all workers."""
+        mesh = self.mesh
+        if mesh.expert_replicas == mesh.size:
+            return None
+        sizes = {"pp": mesh.pp, "expert_replica": mesh.expert_replicas, "ep": mesh.ep}
+        return self._arranged(sizes)["expert_replica"].get_group()
+
+    @property
+    def expert_replica_rank(self) -> int:
+        """This worker's number in `expert_replica_group`."""
+        return self.rank % (self.mesh.expert_replicas * self.mesh.ep) // self.mesh.ep
+
+    def experts_axis(self, name: str) -> DeviceMesh:
+        """One of the dimensions of the mesh that experts are cut on: `ep`, whose workers share them, or
+        `expert_shard`, whose workers may share the weights of the same ones."""
+        return self._experts_mesh[self.experts_axis_name(name)]
+
+    def experts_axis_name(self, name: str) -> str:
+        """As `weights_axis_name`."""
+        return f"{name}_{self.number}"
+
+    @cached_property
+    def _experts_mesh(self) -> DeviceMesh:
+        mesh = self.mesh
+        shards = mesh.expert_replicas // mesh.dp_replicate
+        sizes = {"pp": mesh.pp, "dp_replicate": mesh.dp_replicate, "expert_shard": shards, "ep": mesh.ep}
+        return self._arranged({self.experts_axis_name(name): size for name, size in sizes.items()})
+
+    @cached_property
+    def row_group(self) -> dist.ProcessGroup | None:
+        """The workers that compute other positions of the same rows; None when this one has whole rows."""
+        mesh = self.mesh
+        if mesh.cp * mesh.tp == 1:
+            return None
+        return self._arranged({"pp": mesh.pp, "data": mesh.data, "row": mesh.cp * mesh.tp})["row"].get_group()
+
     def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 

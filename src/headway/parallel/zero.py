@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from headway.parallel.buckets import BUCKET_BYTES, like_parameter
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.ownership import Ownership
+from headway.parallel.replicas import Replicas, replicas_of
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class _OwnedUpdate:
 
     def after_update(self) -> None:
         trainable = (p for p in self._module.parameters() if p.requires_grad)
-        self._ownership.share(trainable, self._world.replica_group, BUCKET_BYTES)
+        self._ownership.share(trainable, BUCKET_BYTES)
 
 
 class Zero1(_OwnedUpdate, DataParallel):
@@ -72,7 +74,7 @@ class Zero2(_OwnedUpdate):
             p.register_post_accumulate_grad_hook(self._filled)
         self._missing: list[set[torch.Tensor]] = []
         self._sent = 0
-        self._pending: list[tuple[dist.Work, torch.Tensor, int]] = []
+        self._pending: list[tuple[dist.Work | None, torch.Tensor, int]] = []
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
 
     def begin(self) -> None:
@@ -89,7 +91,8 @@ class Zero2(_OwnedUpdate):
         while self._sent < len(self._buckets):  # kept open by a parameter without a gradient
             self._send()
         for work, flat, index in self._pending:
-            work.wait()
+            if work is not None:
+                work.wait()
             self._add(flat, index)
         self._pending = []
 
@@ -114,10 +117,10 @@ class Zero2(_OwnedUpdate):
         flat = torch.cat([local_part(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
         for p in bucket:
             p.grad = None
-        owner, group = self._ownership.owner(bucket[0]), self._world.replica_group
-        to = owner if group is None else dist.get_global_rank(group, owner)
-        work = dist.reduce(flat, dst=to, group=group, async_op=True)
-        assert work is not None
+        replicas, work = self._ownership.replicas_of(bucket[0]), None
+        if replicas.size > 1:
+            to = replicas.global_rank(self._ownership.owner(bucket[0]))
+            work = dist.reduce(flat, dst=to, group=replicas.group, async_op=True)
         self._pending.append((work, flat, index))
         self._sent += 1
 
@@ -135,15 +138,15 @@ class Zero2(_OwnedUpdate):
 
 def _ownership(module: nn.Module, world: World) -> Ownership:
     """Dealt out among the workers that have the same weights."""
-    return Ownership(module, world.replica_rank, world.mesh.replicas)
+    return Ownership(module, partial(replicas_of, world=world))
 
 
 def _buckets_by_owner(module: nn.Module, ownership: Ownership) -> list[list[nn.Parameter]]:
     """Parameters in about the order in which the backward pass finishes them, each bucket of one owner and type."""
     buckets: list[list[nn.Parameter]] = []
-    open_buckets: dict[tuple[int, torch.dtype], list[nn.Parameter]] = {}
+    open_buckets: dict[tuple[Replicas, int, torch.dtype], list[nn.Parameter]] = {}
     for p in reversed([p for p in module.parameters() if p.requires_grad]):
-        kind = (ownership.owner(p), p.dtype)
+        kind = (ownership.replicas_of(p), ownership.owner(p), p.dtype)
         bucket = open_buckets.get(kind)
         if bucket is None or sum(local_part(q).nbytes for q in (*bucket, p)) > BUCKET_BYTES:
             bucket = open_buckets[kind] = []

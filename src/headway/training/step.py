@@ -65,6 +65,7 @@ def train_step(
         pipeline: The stages of the model that this worker has, when others have the rest.
     """
     strategy.begin()
+    prepare_own_losses(state.model, state.cursor.loss_scale)
     _counted(state.model)  # by passes that were no part of a step
     lane_losses, items = _forward_backward(config, task, state, strategy, world, batches, pipeline)
     strategy.reduce()
@@ -183,6 +184,16 @@ def _exchange(
     agreed = [any(worker[1 + i] for worker in everyone) for i in range(len(flags))]
     norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
     return total, int(sum(worker[0] for worker in everyone)), agreed, norm
+
+
+def prepare_own_losses(model: nn.Module, scale: int | None) -> None:
+    """Tell a model whose own losses join in the backward pass what the loss is multiplied by (`scaled`).
+
+    A model declares that by `scale_losses(scale)`.
+    """
+    declared = getattr(model, "scale_losses", None)
+    if declared is not None:
+        declared(float(scale or 1))
 
 
 def _counted(model: nn.Module) -> torch.Tensor | None:

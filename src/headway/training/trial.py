@@ -17,7 +17,7 @@ from headway.parallel.world import World
 from headway.training.optimizer import materialize
 from headway.training.precision import autocast
 from headway.training.state import TrainState
-from headway.training.step import scaled
+from headway.training.step import prepare_own_losses, scaled
 from headway.training.task import Task, to_device
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def trial_step(
             if fresh:
                 materialize(optimizer)
             strategy.begin()
+            prepare_own_losses(state.model, cursor.loss_scale)
             with strategy.micro_batch(True, last=send):
                 with autocast(config.train.precision, world.device):
                     loss = task.objective.summed_loss(state.model, to_device(batch, world.device))

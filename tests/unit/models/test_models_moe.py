@@ -219,13 +219,13 @@ def test_a_pass_is_counted_once(mode: Any) -> None:
     with torch.no_grad():
         model(ids, targets)
     model.eval()(ids, targets)
-    assert not take_counts(model.train().mixtures()).any()
+    assert not take_counts(model.train().mixtures(), 5).any()
     before = model.mixtures()[0].bias_E.clone()  # type: ignore[union-attr]
     gradients(model, ids, targets)
     assert torch.equal(before, model.mixtures()[0].bias_E)  # type: ignore[arg-type]
-    counts = take_counts(model.mixtures())
+    counts = take_counts(model.mixtures(), 5)
     assert counts[:, 5].tolist() == [32, 32]
-    assert not take_counts(model.mixtures()).any()
+    assert not take_counts(model.mixtures(), 5).any()
 
 
 def test_after_a_step_biases_move_against_the_load_and_metrics_tell() -> None:
@@ -234,7 +234,7 @@ def test_after_a_step_biases_move_against_the_load_and_metrics_tell() -> None:
         layer.bias_E.zero_()  # type: ignore[union-attr]
     unit = 2**20
     counts = torch.tensor([[6, 4, 2, 4, 4, 10, 30 * unit, 11 * unit], [4, 4, 4, 4, 4, 10, 10 * unit, 10 * unit]])
-    metrics = after_step(layers, counts, updated=True)
+    metrics = after_step(layers, counts, updated=True, experts_per_token=2)
     assert layers[0].bias_E.tolist() == [-0.25, 0.0, 0.25, 0.0, 0.0]  # type: ignore[union-attr]
     assert layers[1].bias_E.tolist() == [0.0] * 5  # type: ignore[union-attr]
     assert metrics == {
@@ -243,11 +243,11 @@ def test_after_a_step_biases_move_against_the_load_and_metrics_tell() -> None:
         "train/expert_load_max": 1.5,
         "train/dropped_share": 0.0,
     }
-    assert after_step(layers, counts, updated=False) == {}
-    assert after_step(layers, torch.zeros_like(counts), updated=True) == {}
+    assert after_step(layers, counts, updated=False, experts_per_token=2) == {}
+    assert after_step(layers, torch.zeros_like(counts), updated=True, experts_per_token=2) == {}
     assert layers[0].bias_E.tolist() == [-0.25, 0.0, 0.25, 0.0, 0.0]  # type: ignore[union-attr]
     counts[0, 0] -= 3
-    assert after_step(layers, counts, updated=True)["train/dropped_share"] == pytest.approx(3 / 40)
+    assert after_step(layers, counts, updated=True, experts_per_token=2)["train/dropped_share"] == pytest.approx(3 / 40)
 
 
 def load_after_learning(**balance: Any) -> float:

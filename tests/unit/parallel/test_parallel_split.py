@@ -25,6 +25,8 @@ def test_workers_of_one_row_speak_for_it_once() -> None:
     assert [w.replica_rank for w in workers] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [w.counts_items for w in workers] == [True, False, False, False] * 2
     assert [w.counts_loss for w in workers] == [True, False] * 4
+    sharers = [worker(rank, pp=2, dp_shard=2, tp=2, ep=2) for rank in range(8)]
+    assert [w.expert_replica_rank for w in sharers] == [0, 0, 1, 1, 0, 0, 1, 1]
     stages = [worker(rank, pp=2, dp_replicate=2) for rank in range(4)]
     assert [w.replica_rank for w in stages] == [0, 1, 0, 1]
     assert [w.counts_items for w in stages] == [True, True, False, False]
@@ -52,6 +54,13 @@ def test_a_model_that_does_not_say_how_it_is_cut_is_refused(degrees: dict[str, i
     with pytest.raises(ConfigError, match="does not say") as error:
         make_strategy(config, nn.Linear(2, 2), worker(0, **degrees))
     assert error.value.where == key
+
+
+def test_a_model_without_experts_is_not_dealt_out() -> None:
+    config = Config.model_validate({"train": {"steps": 1}})
+    with pytest.raises(ConfigError, match="declares no experts") as error:
+        make_strategy(config, nn.Linear(2, 2), worker(0, dp_shard=2, ep=2))
+    assert error.value.where == "parallel.expert"
 
 
 def test_a_decoder_refuses_unequal_parts() -> None:

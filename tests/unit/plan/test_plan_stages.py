@@ -12,6 +12,7 @@ from headway.models.build import build_model
 from headway.models.decoder import Decoder
 from headway.parallel.buckets import BUCKET_BYTES
 from headway.parallel.ownership import Ownership
+from headway.parallel.replicas import Replicas
 from headway.plan import memory
 from headway.plan.layout import Layout
 from headway.plan.stages import Stage, pipeline_stages
@@ -50,7 +51,7 @@ def test_parameters_are_dealt_out_as_zero_does(workers: int, preset: str) -> Non
     config = ModelConfig(preset=preset, vocab_size=8192)
     with torch.device("meta"):
         model = Decoder(config)
-    owned = Ownership(model, 0, workers)
+    owned = Ownership(model, lambda p: Replicas(None, 0, workers))
     expected = [[name for name, p in model.named_parameters() if owned.owner(p) == rank] for rank in range(workers)]
     assert [sorted(names) for names in whole(config).owners(workers)] == [sorted(names) for names in expected]
 

@@ -13,6 +13,7 @@ from headway.models.build import build_model
 from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState, model_tensors
 from headway.training.step import StepResult, train_step
@@ -55,6 +56,7 @@ def run(
         before(model)
     task = Task(model, None, LANGUAGE_MODELLING)  # type: ignore[arg-type]
     state = TrainState(model, build_optimizer(config.optimizer, model, here.device))
+    begin_scaling(state.cursor, config.train.precision)
     result = train_step(config, task, state, make_strategy(config, model, here), here, batches)
     return model, result
 
@@ -111,3 +113,16 @@ def test_a_skipped_step_leaves_the_biases_and_says_nothing() -> None:
 
     model, result = run({0: [batch(2, 0)]}, before=spoil)
     assert result.skipped and not any(biases(model)) and result.model_metrics == {}
+
+
+def test_in_fp16_the_losses_of_routers_are_scaled_as_the_loss_is() -> None:
+    """Without that they would be as good as not there: the norm would be that of a run without them."""
+    batches = {0: [batch(2, 0)]}
+    norms = {precision: run(batches, precision=precision)[1].grad_norm for precision in ("fp32", "fp16")}
+
+    def without(model: Decoder) -> None:
+        for mixture in model.mixtures():
+            mixture.z_weight = 0.0
+
+    assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.01)
+    assert run(batches, before=without)[1].grad_norm != pytest.approx(norms["fp32"], rel=0.05)

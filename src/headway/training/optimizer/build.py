@@ -81,12 +81,15 @@ class _Order:
     """For each parameter, whether it is one of `hidden_matrices`."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameters that are decayed, and those that are not."""
-        groups = [
-            {"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": self.config.weight_decay},
-            {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        return [group for group in groups if group["params"]]
+        """Parameters that are decayed, and those that are not; kernels take those of one mesh of workers at a time."""
+        groups: dict[tuple[bool, Any], dict[str, Any]] = {}
+        for p in sorted(self.parameters, key=lambda p: p.ndim < 2):
+            decay = 0.0 if p.ndim < 2 else self.config.weight_decay
+            group = groups.setdefault(
+                (p.ndim < 2, getattr(p, "device_mesh", None)), {"params": [], "weight_decay": decay}
+            )
+            group["params"].append(p)
+        return list(groups.values())
 
     def only(self, hidden: bool) -> _Order:
         """The same for the parameters that are hidden matrices, or for those that are not."""

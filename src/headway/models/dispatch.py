@@ -1,0 +1,82 @@
+"""Experts on other workers: how tokens travel to them, and what they give back.
+
+Each worker of a group has the same number of neighbouring experts. Tokens are sorted by expert, and so by worker; one
+exchange brings them there, and one brings the results back (Lepikhin et al. 2020, "GShard", section 3.2; here no expert
+has a capacity, so messages are as long as routers make them). What a worker receives is in the order of the workers it
+comes from, and within one in the order of their tokens: a function of the data, not of timing.
+
+Suffixes as in `headway.models.experts`; L experts that this worker has, W workers of the group, S pairs that this
+worker receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+
+class Transfer(NamedTuple):
+    """How many tokens go where, in one pass through one layer."""
+
+    group: dist.ProcessGroup
+    sent: list[int]
+    """Pairs that this worker sends, by worker."""
+    received: list[int]
+    """Pairs that it gets from them."""
+    expert_S1: torch.Tensor
+    """int64: which of this worker's experts each of them is for, counted from 0."""
+    counts_L: torch.Tensor
+    """int64: how many pairs each of this worker's experts has."""
+
+    def there(self, x_PD: torch.Tensor) -> torch.Tensor:
+        """Tokens sorted by expert, to the workers of those; (S, D)."""
+        x_SD: torch.Tensor = _Exchange.apply(x_PD, self.sent, self.received, self.group)  # type: ignore[no-untyped-call]
+        return x_SD
+
+    def back(self, y_SD: torch.Tensor) -> torch.Tensor:
+        """What became of them, to where they came from and in that order; (P, D)."""
+        y_PD: torch.Tensor = _Exchange.apply(y_SD, self.received, self.sent, self.group)  # type: ignore[no-untyped-call]
+        return y_PD
+
+
+def plan_transfer(counts_E: torch.Tensor, group: dist.ProcessGroup) -> Transfer:
+    """Tell the others how many tokens their experts will get; waits for the device.
+
+    Args:
+        counts_E: int64, how many of this worker's tokens each expert of the layer has.
+        group: The workers that share the experts; all of them must call this.
+    """
+    workers = dist.get_world_size(group)
+    mine_WL = counts_E.view(workers, -1)
+    theirs_WL = torch.empty_like(mine_WL)
+    dist.all_to_all_single(theirs_WL, mine_WL.contiguous(), group=group)
+    sent, received = torch.stack((mine_WL, theirs_WL)).sum(2).tolist()
+    expert_WL = torch.arange(mine_WL.shape[1], device=counts_E.device).expand_as(theirs_WL)
+    expert_S = expert_WL.flatten().repeat_interleave(theirs_WL.flatten(), output_size=sum(received))
+    return Transfer(group, sent, received, expert_S.unsqueeze(1), theirs_WL.sum(0))
+
+
+class _Exchange(torch.autograd.Function):
+    """Sends each worker its rows; gradients go back the same way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchanged(x, sent, received, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _exchanged(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _exchanged(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
+    result = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(result, x.contiguous(), list(received), list(sent), group=group)
+    return result
