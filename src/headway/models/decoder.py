@@ -216,9 +216,11 @@ class Decoder(nn.Module):
         """The parameters that this and another pipeline stage both have: the first and the last one, when tied."""
         return [self.embedding.weight] if self._is_shared else []
 
-    def stage_output(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """A tensor without memory like what a pipeline stage but the last gives for a batch: (B, T, D)."""
-        return torch.empty(*ids_BT.shape, self.shape.dim, dtype=self._any_weight.dtype, device="meta")
+    def stage_output(self, ids_BT: torch.Tensor, workers: int = 1) -> torch.Tensor:
+        """A tensor without memory like what a pipeline stage but the last gives for a batch, (B, T / workers, D), where
+        so many workers have the positions of its rows between layers."""
+        B, T = ids_BT.shape
+        return torch.empty(B, T // workers, self.shape.dim, dtype=self._any_weight.dtype, device="meta")
 
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
         """`full`: keep only each layer's input and compute the layer again in the backward pass; `selective`: keep some
@@ -240,7 +242,8 @@ class Decoder(nn.Module):
 
     def tensor_plan(self, workers: int) -> dict[str, ParallelStyle]:
         """How the matrices may be cut between tensor-parallel workers; see `headway.models.tensor_plan`."""
-        return decoder_plan(self.config, workers)
+        there = (name for name, module in self.named_modules() if not isinstance(module, nn.Identity))
+        return decoder_plan(self.config, workers, there)
 
     def share_positions(self, group: ProcessGroup) -> None:
         """Compute every row together with other workers, each of which calls `forward` with the whole row."""
@@ -275,7 +278,7 @@ class Decoder(nn.Module):
             With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V). Losses of
             routers are in the gradients of that sum, and not in its value (`headway.models.moe`). Where rows are shared
             (`share_positions`) it is the sum, or the logits, of this worker's positions. Of a stage without the last
-            layer the residual stream, (B, T, D).
+            layer the residual stream, (B, T, D), of the positions that this worker has of it.
 
         Raises:
             ConfigError: the sequence is longer than `max_sequence_length`, or there is a cache together with documents

@@ -75,6 +75,12 @@ class World:
             return None
         return self._arranged({"pp": mesh.pp, "replica": mesh.replicas, "tp": mesh.tp})["replica"].get_group()
 
+    @cached_property
+    def _stage_group(self) -> dist.ProcessGroup | None:
+        """The workers that have the same layers; None for all workers."""
+        pp = self.mesh.pp
+        return None if pp == 1 else self._arranged({"pp": pp, "stage": self.size // pp})["stage"].get_group()
+
     def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -137,8 +143,8 @@ class World:
 
         With pipeline stages, which have other tensors each, with those of the first of the workers that have the same.
         """
-        group = self.replica_group if self.mesh.pp > 1 else None
-        if self.size > 1 and (group is None or self.mesh.replicas > 1):
+        group = self._stage_group
+        if self.size > self.mesh.pp:
             for tensor in tensors:
                 content = tensor.detach().contiguous().flatten().view(torch.uint8)
                 dist.broadcast(content, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
