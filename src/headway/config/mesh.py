@@ -293,20 +293,8 @@ def _model(config: Config) -> Iterator[ConfigError]:
             where="parallel.tensor, model.vocab_size",
             fix=f"model.vocab_size={padded_rows(model.vocab_size or 0, parallel.tensor)}",
         )
-    if config.train.compile and parallel.tensor > 1:
-        yield ConfigError(
-            "torch.compile is not tried with matrices that are cut between workers",
-            where="train.compile, parallel.tensor",
-            fix="train.compile=false, or parallel.tensor=1",
-        )
     yield from split_problems(config, layers)
     yield from _positions(config)
-    if model.dropout and (parallel.tensor > 1 or parallel.context > 1):
-        yield ConfigError(
-            "dropout draws one mask for a whole activation, of which these workers see parts",
-            where="model.dropout, parallel.tensor, parallel.context",
-            fix="model.dropout=0, or leave parallel.tensor and parallel.context at 1",
-        )
 
 
 def _positions(config: Config) -> Iterator[ConfigError]:

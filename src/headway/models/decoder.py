@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -148,6 +148,9 @@ class Decoder(nn.Module):
     Raises:
         ConfigError: the config's shape is not complete.
     """
+
+    #: Its random numbers, of dropout, are all for activations of which workers that share rows have other positions.
+    draws_by_position = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -331,8 +334,9 @@ class Decoder(nn.Module):
         for index in range(self.shape.layers) if stage is None else stage:
             layer = self.layers[index]
             if self.activation_checkpointing != "none" and torch.is_grad_enabled() and cache is None:
-                contexts = selective_contexts if self.activation_checkpointing == "selective" else noop_context_fn
-                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, context_fn=contexts)
+                # torch.compile takes no `context_fn` that does nothing.
+                selective = {"context_fn": selective_contexts} if self.activation_checkpointing == "selective" else {}
+                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, **selective)
             else:
                 x_BTD = layer(x_BTD, positions, cache)
         if cache is not None:

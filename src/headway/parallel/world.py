@@ -81,6 +81,10 @@ class World:
         pp = self.mesh.pp
         return None if pp == 1 else self._arranged({"pp": pp, "stage": self.size // pp})["stage"].get_group()
 
+    def make_groups(self) -> None:
+        """All workers make a group together: not when the first of them needs it, in a backward pass of its own."""
+        _ = self.replica_group, self._stage_group
+
     def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -214,6 +218,7 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     store = dist.PrefixStore(f"headway-{number}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
+        world.make_groups()
         yield world
     finally:
         dist.destroy_process_group()
