@@ -151,6 +151,11 @@ def test_what_cannot_be_shared_is_refused_before_the_first_step(tiny: Callable[.
         (["parallel.tensor=2", "model.ffn_dim=75"], "parallel.tensor=1"),
         (["parallel.tensor=2", "model.vocab_size=301"], "model.vocab_size=320"),
         (["parallel.tensor=2", "parallel.compression=powersgd", "determinism=off"], "parallel.compression=none"),
+        (
+            ["parallel.tensor=2", "train.compile=true", "train.activation_checkpointing=full"],
+            "train.activation_checkpointing=selective",
+        ),
+        (["parallel.tensor=2", "train.compile=true", "parallel.strategy=zero3"], "parallel.strategy=zero2"),
         (["parallel.context=2", "train.sequence_length=30"], "a length of 32"),
         (["parallel.context=2", "data.mixture.stages=[{start: 0, sequence_length: 2}]"], "a length of 4"),
         (["parallel.context=2", "parallel.strategy=single"], "parallel.strategy=auto"),

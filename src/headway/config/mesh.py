@@ -293,8 +293,29 @@ def _model(config: Config) -> Iterator[ConfigError]:
             where="parallel.tensor, model.vocab_size",
             fix=f"model.vocab_size={padded_rows(model.vocab_size or 0, parallel.tensor)}",
         )
+    yield from _compiled(config)
     yield from split_problems(config, layers)
     yield from _positions(config)
+
+
+def _compiled(config: Config) -> Iterator[ConfigError]:
+    """Where torch.compile (tried: 2.13) fails on matrices that are cut between workers."""
+    if not config.train.compile or config.parallel.tensor == 1:
+        return
+    if config.train.activation_checkpointing == "full":
+        yield ConfigError(
+            "torch.compile cannot compute whole layers again where workers share their matrices: it takes the mesh of"
+            " the workers for a tensor to be kept",
+            where="train.compile, train.activation_checkpointing, parallel.tensor",
+            fix="train.activation_checkpointing=selective, or train.compile=false",
+        )
+    if config.parallel.strategy in FULLY_SHARDED:
+        yield ConfigError(
+            f"torch.compile cannot trace matrices that tensor parallelism and '{config.parallel.strategy}' both cut: it"
+            " mixes up two sets of fake tensors",
+            where="train.compile, parallel.strategy, parallel.tensor",
+            fix="parallel.strategy=zero2, or train.compile=false",
+        )
 
 
 def _positions(config: Config) -> Iterator[ConfigError]:
