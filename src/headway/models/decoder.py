@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
@@ -335,8 +335,9 @@ class Decoder(nn.Module):
             layer = self.layers[index]
             if self.activation_checkpointing != "none" and torch.is_grad_enabled() and cache is None:
                 # torch.compile takes no `context_fn` that does nothing.
-                selective = {"context_fn": selective_contexts} if self.activation_checkpointing == "selective" else {}
-                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, **selective)
+                selective = self.activation_checkpointing == "selective"
+                options: dict[str, Any] = {"context_fn": selective_contexts} if selective else {}
+                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, **options)
             else:
                 x_BTD = layer(x_BTD, positions, cache)
         if cache is not None:
