@@ -3,9 +3,10 @@
 Measured are the bytes that PyTorch's allocator has handed out at a time, from the memory events of its profiler:
 weights, gradients, moments, activations and every temporary of a kernel, but neither the Python process nor what gloo
 allocates by itself.
-Two steps are taken of a real model through the real training step, one or two workers over gloo, on the CPU.
+Two steps are taken of a real model through the real training step, one or a few workers over gloo, on the CPU.
 
     python benchmarks/plan/memory.py
+    python benchmarks/plan/memory.py --strategies context pipeline --precisions fp32
     python benchmarks/plan/memory.py --strategies ddp zero3 --models small --output memory.json
 """
 
@@ -14,13 +15,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,15 @@ from torch.profiler import ProfilerActivity, profile
 from headway.config import Config, resolve_lanes, resolve_mesh
 from headway.core.format import format_bytes
 from headway.models.build import build_model
+from headway.models.facts import part_costs
+from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world
 from headway.plan.layout import Layout
 from headway.plan.memory import plan_memory
 from headway.training.determinism import apply_determinism
 from headway.training.optimizer import build_optimizer
+from headway.training.staged import make_pipeline
 from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import LANGUAGE_MODELLING, Task
@@ -52,6 +57,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ROWS = {"vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
 STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "elastic": 2, "elastic-zero3": 2}
+#: Ways to share a row or a model. Not those of tensor parallelism: what its collectives were given is let go of by
+#: gloo's threads, which `outlive_gloo` does not reach there.
+MESHES: dict[str, dict[str, int]] = {
+    "context": {"context": 2},
+    "pipeline": {"pipeline": 2},
+    "pipeline-context": {"pipeline": 2, "context": 2},
+}
 LENGTH = 256
 
 
@@ -60,7 +72,7 @@ class Case:
     """One measurement."""
 
     strategy: str
-    """As in the config; "elastic" and "elastic-zero3" are `ddp` and `zero3` with determinism=elastic."""
+    """As in the config; "elastic" and "elastic-zero3" are `ddp` and `zero3` with determinism=elastic. Or a mesh."""
     model: str
     precision: str
     checkpointing: str
@@ -71,26 +83,29 @@ class Case:
     @property
     def workers(self) -> int:
         """Processes."""
-        return STRATEGIES[self.strategy]
+        return STRATEGIES.get(self.strategy) or math.prod(MESHES[self.strategy].values())
 
     def config(self) -> Config:
         """What a user would write."""
         elastic = self.strategy.startswith("elastic")
-        rows = ROWS[self.model]
+        rows, mesh = ROWS[self.model], MESHES.get(self.strategy, {})
+        data = self.workers // math.prod(mesh.values())
         model = {**MODELS[self.model], "max_sequence_length": LENGTH}
         train = {
             "steps": 2,
             "sequence_length": LENGTH,
             "micro_batch": rows,
-            "global_batch": rows * self.micro_batches * self.workers,
-            "lanes": self.workers * (self.micro_batches if elastic else 1),
+            "global_batch": rows * self.micro_batches * data,
+            "lanes": data * (self.micro_batches if elastic else 1),
             "precision": self.precision,
             "activation_checkpointing": self.checkpointing,
             "device": "cpu",
         }
+        own = self.strategy.removeprefix("elastic-")
         parallel = {
-            "strategy": {"elastic": "ddp"}.get(self.strategy, self.strategy.removeprefix("elastic-")),
+            "strategy": "auto" if mesh else {"elastic": "ddp"}.get(own, own),
             "workers": self.workers,
+            **mesh,
             "threads": 1,
         }
         values = {"model": model, "train": train, "parallel": parallel, "optimizer": {"name": self.optimizer}}
@@ -104,22 +119,29 @@ def measure(case: Case, world: World) -> int:
     apply_determinism(config.determinism)
     vocab_size = MODELS[case.model]["vocab_size"]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        model = build_model(config.model, vocab_size=vocab_size, seed=0).train()
+        stages, mine = None, None
+        if world.mesh.pp > 1:
+            costs = part_costs(config.model, LENGTH, vocab_size)
+            stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+            place = world.mesh.coordinates(world.rank)["pp"]
+            mine = [stages[n] for n in stages_of_worker(place, world.mesh.pp, len(stages))]
+        model = build_model(config.model, vocab_size=vocab_size, seed=0, stages=mine).train()
         model.set_activation_checkpointing(config.train.activation_checkpointing)
         strategy = make_strategy(config, model, world)
         optimizer = build_optimizer(
             config.optimizer, model, world.device, strategy.updates, config.determinism == "elastic"
         )
         state = TrainState(model, optimizer)
-        task = Task(model, None, LANGUAGE_MODELLING)  # type: ignore[arg-type]
+        task = Task(model, None, LANGUAGE_MODELLING, stages=stages)  # type: ignore[arg-type]
+        pipeline = make_pipeline(config, task, world)
         for _ in range(2):
             batches = {
                 lane: [random_rows(grid.micro_batch, vocab_size) for _ in range(grid.micro_batches)]
-                for lane in grid.of_worker(world.rank, world.size)
+                for lane in grid.of_worker(world.data_rank, world.mesh.data)
             }
-            train_step(config, task, state, strategy, world, batches)
+            train_step(config, task, state, strategy, world, batches, pipeline=pipeline)
             batches.clear()
-    del model, strategy, optimizer, state, task
+    del model, strategy, optimizer, state, task, pipeline
     gc.collect()  # sharded modules are in cycles; freed later, they would count as less in the next case
     return int(max(worker[0] for worker in world.gather([float(peak_bytes(profiler))])))
 
@@ -144,6 +166,7 @@ def outlive_gloo() -> None:
 
     The profiler sees what this thread frees. What another thread frees would count as there for ever.
     """
+
     wait = dist.Work.wait
 
     def patient(work: dist.Work, *arguments: Any) -> Any:
@@ -160,11 +183,12 @@ def worker(path: Path) -> None:
     outlive_gloo()
     work = json.loads(path.read_text())
     cases = [Case(**case) for case in work]
-    mesh = resolve_mesh(cases[0].config(), cases[0].workers)
-    with open_world("cpu", 120, mesh) as world:
-        found = [measure(case, world) for case in cases]
-        if world.is_first:
-            path.write_text(json.dumps(found))
+    found = []
+    for mesh, some in groupby(cases, lambda case: resolve_mesh(case.config(), case.workers)):
+        with open_world("cpu", 120, mesh) as world:
+            found += [measure(case, world) for case in some]
+    if world.is_first:
+        path.write_text(json.dumps(found))
 
 
 def measured(cases: list[Case]) -> list[int]:
@@ -185,7 +209,7 @@ def compare(case: Case, actual: int) -> dict[str, Any]:
     planned = plan_memory(config, config.model, Layout.of(config, case.workers), "cpu")
     error = planned.peak_bytes / actual - 1
     print(
-        f"{case.strategy:13} {case.model:12} {case.precision} {case.checkpointing:4} {case.optimizer:5}"
+        f"{case.strategy:16} {case.model:12} {case.precision} {case.checkpointing:4} {case.optimizer:5}"
         f" x{case.micro_batches}  measured {format_bytes(actual):>10}  planned {format_bytes(planned.peak_bytes):>10}"
         f"  {error:+6.1%}  {planned.peak.name}"
     )
@@ -195,7 +219,7 @@ def compare(case: Case, actual: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, compare, and fail when one is too far off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--strategies", nargs="+", choices=[*STRATEGIES, *MESHES], default=list(STRATEGIES))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[name for name in MODELS if name != "tiny"])
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--checkpointing", nargs="+", choices=["none", "full"], default=["none", "full"])
@@ -216,7 +240,7 @@ def main() -> None:
         )
     ]  # fmt: skip
     results = []
-    for workers in sorted(set(STRATEGIES.values())):
+    for workers in sorted({case.workers for case in cases}):
         some = [case for case in cases if case.workers == workers]
         if some:
             results += [compare(case, actual) for case, actual in zip(some, measured(some), strict=True)]

@@ -1,6 +1,7 @@
 """Run under torchrun: the first and the last stage have the same embedding and moments after every step, bit for bit.
 
-Dropout is on, so each run is also repeated: stages must draw the same masks again, and not the ones of another stage.
+Dropout is on: workers must draw the same masks when a run is repeated, and no two of them the same ones, whether they
+have other rows, other layers or other positions.
 """
 
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from headway import Callback
 from headway.config import load_config
@@ -24,10 +26,31 @@ def digest(tensor: torch.Tensor) -> str:
     return sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
 
 
+masks: list[str] = []
+dropout = F.dropout
+
+
+def watched(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
+    y = dropout(x, p, training)
+    if training:
+        masks.append(digest(y == 0))
+    return y
+
+
 class SameInBothStages(Callback):
     steps = 0
 
     def on_step(self, job: Any, step: int, metrics: dict[str, float]) -> None:
+        self.compare_masks(job)
+        self.compare_copies(job)
+        SameInBothStages.steps += 1
+
+    def compare_masks(self, job: Any) -> None:
+        first = job.world.gather_json(masks[0])
+        assert len(set(first)) == job.world.size, first
+        masks.clear()
+
+    def compare_copies(self, job: Any) -> None:
         blocks = job.state.blocks()
         mine = {n: [digest(b.local), *b.offset] for n, b in blocks.items() if n.endswith("embedding.weight")}
         everyone = job.world.gather_json(mine)
@@ -42,7 +65,6 @@ class SameInBothStages(Callback):
                 copies.setdefault(f"{name} {offset}", set()).add(text)
         assert all(len(texts) == 1 for texts in copies.values()), copies
         assert any(name.startswith("optimizer.exp_avg.") for name in copies)
-        SameInBothStages.steps += 1
 
 
 def train(name: str, *overrides: str) -> str:
@@ -54,9 +76,13 @@ def train(name: str, *overrides: str) -> str:
     return str(json.loads(manifest.read_text())["state_sha256"])
 
 
+F.dropout = watched  # type: ignore[assignment]
 hashes = {}
 for strategy in ("ddp", "zero1", "zero2", "zero3"):
     hashes[strategy] = train(strategy, "parallel.pipeline=2", f"parallel.strategy={strategy}")
 assert hashes["ddp"] == train("again", "parallel.pipeline=2", "parallel.strategy=ddp")
 train("four", "parallel.pipeline=4")
-assert SameInBothStages.steps == 24
+grid = ("parallel.pipeline=2", "parallel.tensor=2", "train.micro_batch=4", "train.lanes=1")
+assert train("grid", *grid) == train("grid-again", *grid)
+train("grid-context", "parallel.pipeline=2", "parallel.context=2", "train.micro_batch=4", "train.lanes=1")
+assert SameInBothStages.steps == 36

@@ -315,19 +315,28 @@ def _model(config: Config) -> Iterator[ConfigError]:
             where="parallel.tensor, model.vocab_size",
             fix=f"model.vocab_size={padded_rows(model.vocab_size or 0, parallel.tensor)}",
         )
-    if config.train.compile and parallel.tensor > 1:
-        yield ConfigError(
-            "torch.compile is not tried with matrices that are cut between workers",
-            where="train.compile, parallel.tensor",
-            fix="train.compile=false, or parallel.tensor=1",
-        )
+    yield from _compiled(config)
     yield from split_problems(config, layers)
     yield from _positions(config)
-    if model.dropout and (parallel.tensor > 1 or parallel.context > 1):
+
+
+def _compiled(config: Config) -> Iterator[ConfigError]:
+    """Where torch.compile (tried: 2.13) fails on matrices that are cut between workers."""
+    if not config.train.compile or config.parallel.tensor == 1:
+        return
+    if config.train.activation_checkpointing == "full":
         yield ConfigError(
-            "dropout draws one mask for a whole activation, of which these workers see parts",
-            where="model.dropout, parallel.tensor, parallel.context",
-            fix="model.dropout=0, or leave parallel.tensor and parallel.context at 1",
+            "torch.compile cannot compute whole layers again where workers share their matrices: it takes the mesh of"
+            " the workers for a tensor to be kept",
+            where="train.compile, train.activation_checkpointing, parallel.tensor",
+            fix="train.activation_checkpointing=selective, or train.compile=false",
+        )
+    if config.parallel.strategy in FULLY_SHARDED:
+        yield ConfigError(
+            f"torch.compile cannot trace matrices that tensor parallelism and '{config.parallel.strategy}' both cut: it"
+            " mixes up two sets of fake tensors",
+            where="train.compile, parallel.strategy, parallel.tensor",
+            fix="parallel.strategy=zero2, or train.compile=false",
         )
 
 

@@ -35,12 +35,6 @@ def split_problems(config: Config, layers: int | None) -> Iterator[ConfigError]:
         return
     each = stages_per_worker(parallel)
     stages = parallel.pipeline * each
-    if parallel.tensor > 1 or parallel.context > 1:
-        yield ConfigError(
-            "pipeline stages pass whole rows on, of which tensor- and context-parallel workers have parts",
-            where="parallel.pipeline, parallel.tensor, parallel.context",
-            fix="parallel.pipeline=1, or parallel.tensor=1 parallel.context=1",
-        )
     yield from _trial_problems(config)
     if parallel.virtual_stages not in (None, 1) and parallel.pipeline_schedule != "interleaved":
         yield ConfigError(

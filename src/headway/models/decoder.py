@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
@@ -149,6 +149,9 @@ class Decoder(nn.Module):
         ConfigError: the config's shape is not complete.
     """
 
+    #: Its random numbers, of dropout, are all for activations of which workers that share rows have other positions.
+    draws_by_position = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -216,9 +219,11 @@ class Decoder(nn.Module):
         """The parameters that this and another pipeline stage both have: the first and the last one, when tied."""
         return [self.embedding.weight] if self._is_shared else []
 
-    def stage_output(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """A tensor without memory like what a pipeline stage but the last gives for a batch: (B, T, D)."""
-        return torch.empty(*ids_BT.shape, self.shape.dim, dtype=self._any_weight.dtype, device="meta")
+    def stage_output(self, ids_BT: torch.Tensor, workers: int = 1) -> torch.Tensor:
+        """A tensor without memory like what a pipeline stage but the last gives for a batch, (B, T / workers, D), where
+        so many workers have the positions of its rows between layers."""
+        B, T = ids_BT.shape
+        return torch.empty(B, T // workers, self.shape.dim, dtype=self._any_weight.dtype, device="meta")
 
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
         """`full`: keep only each layer's input and compute the layer again in the backward pass; `selective`: keep some
@@ -266,7 +271,8 @@ class Decoder(nn.Module):
 
     def tensor_plan(self, workers: int) -> dict[str, ParallelStyle]:
         """How the matrices may be cut between tensor-parallel workers; see `headway.models.tensor_plan`."""
-        return decoder_plan(self.config, workers)
+        there = (name for name, module in self.named_modules() if not isinstance(module, nn.Identity))
+        return decoder_plan(self.config, workers, there)
 
     def share_positions(self, group: ProcessGroup) -> None:
         """Compute every row together with other workers, each of which calls `forward` with the whole row."""
@@ -301,7 +307,7 @@ class Decoder(nn.Module):
             With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V). Losses of
             routers are in the gradients of that sum, and not in its value (`headway.models.moe`). Where rows are shared
             (`share_positions`) it is the sum, or the logits, of this worker's positions. Of a stage without the last
-            layer the residual stream, (B, T, D).
+            layer the residual stream, (B, T, D), of the positions that this worker has of it.
 
         Raises:
             ConfigError: the sequence is longer than `max_sequence_length`, or there is a cache together with documents
@@ -356,8 +362,10 @@ class Decoder(nn.Module):
         for index in range(self.shape.layers) if stage is None else stage:
             layer = self.layers[index]
             if self.activation_checkpointing != "none" and torch.is_grad_enabled() and cache is None:
-                contexts = selective_contexts if self.activation_checkpointing == "selective" else noop_context_fn
-                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, context_fn=contexts)
+                # torch.compile takes no `context_fn` that does nothing.
+                selective = self.activation_checkpointing == "selective"
+                options: dict[str, Any] = {"context_fn": selective_contexts} if selective else {}
+                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, **options)
             else:
                 x_BTD = layer(x_BTD, positions, cache)
         if cache is not None:

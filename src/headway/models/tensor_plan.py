@@ -7,6 +7,8 @@ parts, which are added up and dealt out by position again in one exchange.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from headway.config.mesh import padded_rows
@@ -19,8 +21,13 @@ if TYPE_CHECKING:
     from headway.config import ModelConfig
 
 
-def decoder_plan(config: ModelConfig, workers: int) -> dict[str, ParallelStyle]:
+def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dict[str, ParallelStyle]:
     """A style for every part of a decoder that has parameters, or whose input is to be brought together.
+
+    Args:
+        config: Of the decoder.
+        workers: Tensor-parallel ones.
+        parts: Names of the modules that are there; a pipeline stage has some of them.
 
     Raises:
         ConfigError: heads, feed-forward groups or vocabulary cannot be shared evenly.
@@ -43,29 +50,28 @@ def decoder_plan(config: ModelConfig, workers: int) -> dict[str, ParallelStyle]:
 
     to_positions = RowwiseParallel(output_layouts=Shard(1))
     per_head = SequenceParallel(sequence_dim=2, use_local_output=True)
-    plan = {
+    styles: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "layers.*.attention_norm": SequenceParallel(),
         "layers.*.attention": all_positions(others=2),
         "layers.*.attention.qkv": ColwiseParallel(),
         "layers.*.attention.output": to_positions,
         "layers.*.feed_forward_norm": SequenceParallel(),
+        "layers.*.feed_forward": all_positions(others=0),
+        "layers.*.feed_forward.gate_up_groups": ColwiseParallel(),
+        "layers.*.feed_forward.down": to_positions,
+        "layers.*.attention.q_norm": per_head,
+        "layers.*.attention.k_norm": per_head,
         "norm": SequenceParallel(),
+        "head": ColwiseParallel(),
     }
-    for layer in ["*"] if config.experts is None else range(config.dense_layers):
-        plan |= {
-            f"layers.{layer}.feed_forward": all_positions(others=0),
-            f"layers.{layer}.feed_forward.gate_up_groups": ColwiseParallel(),
-            f"layers.{layer}.feed_forward.down": to_positions,
-        }
-    if config.experts is not None:
+    named = [(part, re.sub(r"^layers\.\d+", "layers.*", part)) for part in parts]
+    plan = {part: styles[kind] for part, kind in named if kind in styles}
+    routers = [part for part, kind in named if kind == "layers.*.feed_forward.router"]
+    if routers:
         from headway.models.mixture_plan import OwnPositions
 
-        plan |= {f"layers.{layer}.feed_forward": OwnPositions() for layer in range(config.dense_layers, shape.layers)}
-    if config.qk_norm:
-        plan |= {"layers.*.attention.q_norm": per_head, "layers.*.attention.k_norm": per_head}
-    if not config.tie_embeddings:
-        plan["head"] = ColwiseParallel()
+        plan |= {router.removesuffix(".router"): OwnPositions() for router in routers}
     return plan
 
 

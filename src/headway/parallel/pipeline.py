@@ -2,7 +2,8 @@
 
 The order of the micro-batches comes from `torch.distributed.pipelining`: GPipe (Huang et al. 2019), 1F1B (Narayanan et
 al. 2019) and interleaved 1F1B (Narayanan et al. 2021, section 2.2). Between stages only the residual stream travels:
-every worker of a pipeline has the micro-batches themselves, so targets and document masks need not.
+every worker of a pipeline has the micro-batches themselves, so targets and document masks need not. Where workers have
+some positions of it each (context and tensor parallelism), each talks to those that have the same ones.
 """
 
 from __future__ import annotations

@@ -113,6 +113,18 @@ class World:
             return None
         return self._arranged({"pp": mesh.pp, "data": mesh.data, "row": mesh.cp * mesh.tp})["row"].get_group()
 
+    @cached_property
+    def _stage_group(self) -> dist.ProcessGroup | None:
+        """The workers that have the same layers; None for all workers."""
+        pp = self.mesh.pp
+        return None if pp == 1 else self._arranged({"pp": pp, "stage": self.size // pp})["stage"].get_group()
+
+    def make_groups(self) -> None:
+        """All workers make a group together: not when the first of them needs it, in a backward pass of its own."""
+        _ = self.replica_group, self._stage_group
+        if self.mesh.ep > 1:
+            _ = self.expert_replica_group
+
     def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -175,8 +187,8 @@ class World:
 
         With pipeline stages, which have other tensors each, with those of the first of the workers that have the same.
         """
-        group = self.replica_group if self.mesh.pp > 1 else None
-        if self.size > 1 and (group is None or self.mesh.replicas > 1):
+        group = self._stage_group
+        if self.size > self.mesh.pp:
             for tensor in tensors:
                 content = tensor.detach().contiguous().flatten().view(torch.uint8)
                 dist.broadcast(content, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
@@ -246,6 +258,7 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     store = dist.PrefixStore(f"headway-{number}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
+        world.make_groups()
         yield world
     finally:
         dist.destroy_process_group()

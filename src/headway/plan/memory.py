@@ -90,8 +90,9 @@ def plan_memory(
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     rotary = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
     moments: list[Moment] = []
-    for stage in pipeline_stages(model, layout):
-        step = _Step(stage, layout, sizes, config.optimizer.name == "muon", device == "cpu", gloo, batches + rotary)
+    for stage in pipeline_stages(config, model, layout):
+        lasting = batches + rotary + stage.received * sizes.gradient
+        step = _Step(stage, layout, sizes, config.optimizer.name == "muon", device == "cpu", gloo, lasting)
         moments += step.sharded() if layout.is_sharded else step.replicated()
     return MemoryPlan(moments)
 

@@ -94,7 +94,7 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
     tokens = config.train.tokens_per_step
     computed = _computed_flops_per_token(model, length, layout)
     products = tokens * computed / workers / (peak * PRODUCT_SHARE)
-    stage = pipeline_stages(model, layout)[-1]
+    stage = pipeline_stages(config, model, layout)[-1]
     moved = _moved_bytes(config, model, layout, stage)
     kernels = moved / (bandwidth * 1e9 * BANDWIDTH_SHARE)
     passes = products + kernels - _update_bytes(layout, stage) / (bandwidth * 1e9 * BANDWIDTH_SHARE)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from headway.models.facts import parameter_shapes
-from headway.models.shape import Shape
+from headway.models.facts import parameter_shapes, part_costs
+from headway.parallel.stages import plan_stages
 
 if TYPE_CHECKING:
-    from headway.config import ModelConfig
+    from headway.config import Config, ModelConfig
     from headway.plan.layout import Layout
 
 #: Weights and gradients are kept in fp32 whatever the precision of products.
@@ -19,21 +20,46 @@ FP32_BYTES = 4
 _ADAMW_MOMENTS, _MUON_MOMENTS = 2, 1
 
 
-def pipeline_stages(model: ModelConfig, layout: Layout) -> list[Stage]:
-    """The whole model, or the first and the last stage of a pipeline; those in between hold less."""
-    stages, tensor = layout.mesh.pp, layout.mesh.tp
+def pipeline_stages(config: Config, model: ModelConfig, layout: Layout) -> list[Stage]:
+    """The whole model, or what each worker of a pipeline has of it.
+
+    Args:
+        config: Of the run; `train.sequence_length` and the pipeline's settings are read.
+        model: Complete.
+        layout: How the step is spread.
+    """
+    workers, tensor = layout.mesh.pp, layout.mesh.tp
     whole = {name: _cut(size, tensor) for name, size in parameter_shapes(model).items()}
-    if stages == 1:
+    if workers == 1:
         return [Stage(whole, tied=model.tie_embeddings)]
-    layers = -(-Shape.of(model).layers // stages)
-    inside = {name: size for name, size in whole.items() if name.startswith("layers.") and _index(name) < layers}
+    costs = part_costs(model, config.train.sequence_length)
+    stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+    each = len(stages) // workers
+    return [_stage(config, layout, whole, place, each, stages[place::workers]) for place in range(workers)]
+
+
+def _stage(
+    config: Config, layout: Layout, whole: dict[str, tuple[int, ...]], place: int, each: int, mine: Sequence[range]
+) -> Stage:
+    """What the worker at one place of a pipeline has, under the names of the first layers."""
+    workers, micro_batches = layout.mesh.pp, layout.micro_batches // layout.lanes
+    first, last = place == 0, place == workers - 1
+    layers = sum(len(stage) for stage in mine)
     table = whole["embedding.weight"]
-    # One forward, one backward (Narayanan et al. 2021, section 2.2): the first stage is ahead of all the others.
-    ahead = min(stages, layout.micro_batches) - 1
-    return [
-        Stage({"embedding.weight": table, **inside}, ahead=ahead),
-        Stage({**inside, "norm.weight": whole["norm.weight"], "head.weight": table}),
-    ]
+    shapes = {"embedding.weight": table} if first else {}
+    shapes |= {name: size for name, size in whole.items() if name.startswith("layers.") and _index(name) < layers}
+    if last:
+        shapes |= {"norm.weight": whole["norm.weight"], "head.weight": table}
+    # Forward passes before the first backward pass (Narayanan et al. 2021, section 2.2; interleaved as PyTorch does).
+    passes = {
+        "gpipe": micro_batches,
+        "1f1b": workers - place,
+        "interleaved": (each - 1) * workers + 2 * (workers - place) - 1,
+    }[config.parallel.pipeline_schedule]
+    ahead = -(-min(passes, micro_batches * each) // each) - 1
+    # Into which activations come, and gradients: of every micro-batch, for as long as the run lasts.
+    received = micro_batches * (2 * each - first - last)
+    return Stage(shapes, ahead=ahead, received=received)
 
 
 def _cut(size: tuple[int, ...], tensor: int) -> tuple[int, ...]:
@@ -53,6 +79,8 @@ class Stage:
     """Of its parameters, in the order of the model."""
     ahead: int = 0
     """Micro-batches whose activations are kept besides those of the one under way."""
+    received: int = 0
+    """Buffers for what other stages send, each for the residual stream of one micro-batch."""
     tied: bool = False
     """The embedding table is the projection too."""
 

@@ -40,4 +40,5 @@ def make_pipeline(config: Config, task: Task, world: World) -> Pipeline | None:
         with autocast(config.train.precision, world.device):
             return staged.forward(model, batch, x, layers)
 
-    return Pipeline(config, model, world, stages, forward, lambda batch: staged.output(model, batch))
+    sharing = world.mesh.cp * world.mesh.tp
+    return Pipeline(config, model, world, stages, forward, lambda batch: staged.output(model, batch, sharing))

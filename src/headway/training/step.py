@@ -130,7 +130,10 @@ def _forward_backward(
     for lane, micro_batches in sorted(batches.items()):
         if world.counts_items:
             items += sum(map(task.objective.count_items, micro_batches))
-        seeds = [derive_seed(config.seed, "dropout", state.cursor.step, lane, i) for i in range(len(micro_batches))]
+        place = _place_in_row(state.model, world)
+        seeds = [
+            derive_seed(config.seed, "dropout", state.cursor.step, lane, i, *place) for i in range(len(micro_batches))
+        ]
         around = partial(_around, strategy, lane == last_lane)
         if pipeline is None:
             loss = _lane(config, task, state, world, micro_batches, seeds, around)
@@ -139,6 +142,18 @@ def _forward_backward(
         losses.append(loss if world.counts_loss else torch.zeros_like(loss))
         strategy.end_lane()
     return torch.stack(losses).tolist(), items
+
+
+def _place_in_row(model: nn.Module, world: World) -> tuple[int, ...]:
+    """What tells this worker's random numbers from those of others that compute the same rows.
+
+    They have other positions, and masks that repeat there would be no masks at random. A model must declare by
+    `draws_by_position = True` that it draws for nothing else; of what all have whole they must draw the same.
+    """
+    if world.mesh.cp * world.mesh.tp == 1 or not getattr(model, "draws_by_position", False):
+        return ()
+    places = world.mesh.coordinates(world.rank)
+    return places["cp"], places["tp"]
 
 
 def _around(strategy: Strategy, last_lane: bool, last_of_lane: bool) -> AbstractContextManager[None]:

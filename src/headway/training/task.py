@@ -37,8 +37,9 @@ class StagedLoss:
 
     forward: Callable[[nn.Module, MicroBatch, torch.Tensor | None, range], torch.Tensor]
     """(model, micro-batch, what the stage before gave, layers) -> what the next one needs; of the last the loss."""
-    output: Callable[[nn.Module, MicroBatch], torch.Tensor]
-    """(model, micro-batch) -> a tensor on the meta device like what a stage but the last gives."""
+    output: Callable[[nn.Module, MicroBatch, int], torch.Tensor]
+    """(model, micro-batch, workers that have the positions of a row between layers) -> a tensor on the meta device like
+    what a stage but the last gives on one of them."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ def _documents(batch: MicroBatch) -> dict[str, Any]:
     return {"documents": PackedDocuments(batch["documents"], batch["positions"], batch["document_bounds"])}
 
 
-def _stage_output(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
-    like: torch.Tensor = model.stage_output(batch["ids"])  # type: ignore[operator]
+def _stage_output(model: nn.Module, batch: MicroBatch, workers: int) -> torch.Tensor:
+    like: torch.Tensor = model.stage_output(batch["ids"], workers)  # type: ignore[operator]
     return like
 
 

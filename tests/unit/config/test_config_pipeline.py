@@ -27,6 +27,7 @@ def config(parallel: dict[str, Any], train: dict[str, Any] | None = None, **sect
         config({"pipeline_split": [1, 3]}),
         config({"workers": 4, "pipeline": 4}),
         config({"workers": 4}, {"lanes": 2}),
+        config({"workers": 8, "tensor": 2, "context": 2}),
     ],
 )
 def test_what_fits(given: Config) -> None:
@@ -80,7 +81,6 @@ def test_the_share_of_time_idle() -> None:
             "3 micro-batches in each lane, not a multiple",
             "train.micro_batch=3",
         ),
-        (config({"workers": 4, "tensor": 2}), "whole rows", "parallel.pipeline=1"),
         (config({}, determinism="elastic"), "elastic", "determinism=run"),
         (config({"workers": 3}), "3 workers cannot be arranged as pipeline 2", "parallel.workers=4"),
     ],

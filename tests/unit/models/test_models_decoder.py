@@ -201,12 +201,13 @@ def test_selective_checkpointing_computes_every_second_product_again_and_no_atte
     assert [calls["mm"] - found["none"]["mm"] for calls in found.values()] == [0, layers, 3 * layers]
 
 
-def test_selective_checkpointing_compiles() -> None:
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_activation_checkpointing_compiles(mode: Any) -> None:
     torch._dynamo.reset()
     results = []
     for compiled in (False, True):
         model = model_of()
-        model.set_activation_checkpointing("selective")
+        model.set_activation_checkpointing(mode)
         if compiled:
             model.compile(backend="aot_eager")
         model(ids_of(), ids_of(seed=1)).backward()

@@ -65,14 +65,14 @@ def test_a_model_without_experts_is_not_dealt_out() -> None:
 
 def test_a_decoder_refuses_unequal_parts() -> None:
     shape = {"dim": 32, "layers": 1, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "vocab_size": 128}
-    decoder_plan(Config.model_validate({"model": shape}).model, 2)
+    decoder_plan(Config.model_validate({"model": shape}).model, 2, [])
     for change, fix in (
         ({"kv_heads": 1}, "divides"),
         ({"ffn_dim": 75}, "divides"),
         ({"vocab_size": 301}, "model.vocab_size=320"),
     ):
         with pytest.raises(ConfigError) as error:
-            decoder_plan(Config.model_validate({"model": {**shape, **change}}).model, 2)
+            decoder_plan(Config.model_validate({"model": {**shape, **change}}).model, 2, [])
         assert fix in str(error.value.fix)
 
 

@@ -26,8 +26,12 @@ def layout(mesh: MeshShape, strategy: str = "zero3", micro_batches: int = 1) -> 
 
 
 def whole(model: ModelConfig) -> Stage:
-    [stage] = pipeline_stages(model, layout(MeshShape()))
+    [stage] = pipeline_stages(run(), model, layout(MeshShape()))
     return stage
+
+
+def run(**parallel: Any) -> Config:
+    return Config.model_validate({"train": {"steps": 1, "sequence_length": 32}, "parallel": parallel})
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -66,17 +70,31 @@ def test_shards_are_cut_along_the_first_dimension_as_torch_cuts_them() -> None:
 
 
 def test_a_pipeline_has_all_layers_between_its_first_and_last_stage() -> None:
-    config = ModelConfig(**{**SHAPE, "layers": 4})
-    first, last = pipeline_stages(config, layout(MeshShape(pp=2), micro_batches=8))
+    config = ModelConfig(**{**SHAPE, "layers": 4, "vocab_size": 1280})
+    mesh = MeshShape(pp=2)
+    first, last = pipeline_stages(run(pipeline=2), config, layout(mesh, micro_batches=8))
     assert first.all + last.all == whole(config).all
-    assert (first.layers, last.layers) == (2, 2)
+    # The projection to the vocabulary is almost as much work as two layers.
+    assert (first.layers, last.layers) == (3, 1)
     assert (first.ahead, last.ahead) == (1, 0)
+    assert (first.received, last.received) == (8, 8)
     assert first.projection == last.table == 0
+    split = pipeline_stages(run(pipeline=2, pipeline_split=[1, 3]), config, layout(mesh, micro_batches=8))
+    assert [stage.layers for stage in split] == [1, 3]
+    gpipe = pipeline_stages(run(pipeline=2, pipeline_schedule="gpipe"), config, layout(mesh, micro_batches=8))
+    assert [stage.ahead for stage in gpipe] == [7, 7]
+    interleaved = pipeline_stages(
+        run(pipeline=2, pipeline_schedule="interleaved"), config, layout(mesh, micro_batches=8)
+    )
+    # Narayanan et al. 2021, figure 4: five passes of half a worker's layers, and three.
+    assert [stage.ahead for stage in interleaved] == [2, 1]
+    assert sum(stage.all for stage in interleaved) == whole(config).all
+    assert [stage.received for stage in interleaved] == [24, 24]
 
 
 def test_tensor_parallelism_cuts_matrices_and_no_vectors() -> None:
     config = ModelConfig(**SHAPE)
-    [stage] = pipeline_stages(config, layout(MeshShape(tp=2)))
+    [stage] = pipeline_stages(run(), config, layout(MeshShape(tp=2)))
     vectors = 4 * 64 * (2 * 3 + 1)
     assert stage.all - vectors == (whole(config).all - vectors) // 2
 
