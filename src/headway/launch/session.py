@@ -23,6 +23,7 @@ from headway.config import (
     LaneGrid,
     MeshShape,
     OptimizerConfig,
+    effective_strategy,
     identity,
     resolve_lanes,
     resolve_mesh,
@@ -180,9 +181,8 @@ def _try_memory(
 
 def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
     """The optimizer's settings, and where it computes. Some strategies keep moments in host memory themselves."""
-    settings, strategy = config.optimizer, config.parallel.strategy
-    theirs = strategy in DEEPSPEED or (strategy in FULLY_SHARDED and world.mesh.replicas > 1)
-    if settings.offload and theirs:
+    settings, strategy = config.optimizer, effective_strategy(config.parallel.strategy, world.mesh)
+    if settings.offload and strategy in (*DEEPSPEED, *FULLY_SHARDED):
         return settings.model_copy(update={"offload": False}), torch.device("cpu")
     return settings, world.device
 

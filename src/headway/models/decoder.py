@@ -195,6 +195,12 @@ class Decoder(nn.Module):
         """The parts whose weights are brought together one at a time where weights are sharded."""
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
+    def product_parameters(self) -> list[nn.Parameter]:
+        """The parameters of layers that are used in matrix products alone, so that autocast casts all that is seen of
+        them. Neither norms nor routers, which compute in fp32."""
+        names = (*_TO_RESIDUAL, "qkv.weight", "gate_up_groups.weight", "experts.gate_up", "shared.gate_up.weight")
+        return [p for name, p in self.named_parameters() if name.startswith("layers.") and name.endswith(names)]
+
     def keep_stages(self, stages: Sequence[range]) -> None:
         """Let go of all but some pipeline stages, each given by its layers; what stays keeps its name.
 

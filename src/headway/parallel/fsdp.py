@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from headway.core.collectives import reduce_scatter
 from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_, tree_reduce_scatter
@@ -23,6 +25,10 @@ from headway.parallel.world import World
 
 if TYPE_CHECKING:
     from headway.config import Config
+
+
+#: The type of matrix products under autocast, by `train.precision`. With fp8 layers cast their weights themselves.
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class FullyShardedDataParallel:
@@ -33,20 +39,22 @@ class FullyShardedDataParallel:
         self._elastic = config.determinism == "elastic"
         self._last = _LastLane()
         self._buffers = BufferWatch(module)
-        shards = world.weights_axis("dp_shard")
         copies = world.device_mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
-        units = [*wrap_units(module), module]
-        # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
-        pinned = world.device.type == "cuda"
-        offload = CPUOffloadPolicy(pin_memory=pinned) if config.optimizer.offload else OffloadPolicy()
-        reshard = config.parallel.reshard_after_forward
-        for unit in units:
-            fully_shard(unit, mesh=shards, reshard_after_forward=reshard, offload_policy=offload)
-        self._units = [unit for unit in units if isinstance(unit, FSDPModule)]
-        for unit in self._units:
-            unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, copies.get_group() if copies else None))
+        units = wrap_units(module)
+        _shard(module, units, world, config)
         assert isinstance(module, FSDPModule)
         self._root = module
+        self._units = [unit for unit in units if isinstance(unit, FSDPModule) and unit is not module]
+        for unit in (*self._units, self._root):
+            unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, copies.get_group() if copies else None))
+        _prefetch(self._root, self._units, config.parallel.prefetch)
+        module.register_forward_hook(self._after_forward)
+
+    def _after_forward(self, *_: Any) -> None:
+        # What stays whole for a backward pass would stay in place of its shards where there is none.
+        if not torch.is_grad_enabled():
+            for unit in (*self._units, self._root):
+                unit.reshard()
 
     def updates(self, p: torch.Tensor) -> bool:
         return True
@@ -81,6 +89,47 @@ class FullyShardedDataParallel:
         pass
 
 
+def _shard(module: nn.Module, units: Sequence[nn.Module], world: World, config: Config) -> None:
+    """Cut every unit, and as the root what is in none of them.
+
+    The root is whole from the beginning of a forward pass to the end of its backward pass: its parameters are the first
+    and the last to be used in either. Under autocast a model can name those of its units that are used in matrix
+    products alone. They travel, and lie together, in half precision, as autocast would cast them; all else of a unit,
+    norms mostly, is little and goes with the root, in fp32.
+    """
+    # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
+    pinned = world.device.type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if config.optimizer.offload else OffloadPolicy()
+    shard = partial(fully_shard, mesh=world.weights_axis("dp_shard"), offload_policy=offload)
+    reshard, half = config.parallel.reshard_after_forward, _HALF.get(config.train.precision)
+    declared = getattr(module, "product_parameters", None)
+    if half is None or declared is None:
+        for unit in units:
+            shard(unit, reshard_after_forward=reshard)
+        shard(module, reshard_after_forward=False)
+        return
+    products = set(declared())
+    shard(module, reshard_after_forward=False, ignored_params=products)
+    # Gradients are summed in fp32, over micro-batches too.
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for unit in units:
+        others = {p for p in unit.parameters() if p not in products}
+        shard(unit, reshard_after_forward=reshard, mp_policy=policy, ignored_params=others)
+
+
+def _prefetch(root: FSDPModule, units: Sequence[FSDPModule], ahead: int | None) -> None:
+    """Begin to bring units together that many before they are used; None leaves it to PyTorch: one, and in the forward
+    pass only where kernels are queued ahead."""
+    if ahead is None:
+        return
+    backwards = list(reversed(units))
+    root.set_modules_to_forward_prefetch(list(units[:ahead]))
+    root.set_modules_to_backward_prefetch(backwards[:ahead])
+    for index, (forward, backward) in enumerate(zip(units, backwards, strict=True), start=1):
+        forward.set_modules_to_forward_prefetch(list(units[index : index + ahead]))
+        backward.set_modules_to_backward_prefetch(backwards[index : index + ahead])
+
+
 class _LastLane:
     """Whether the lane under way is the last one of the step."""
 
@@ -110,7 +159,7 @@ class _Sum(ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         if self._lanes is None:
-            dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group)
+            reduce_scatter(output_tensor, input_tensor, group=group)
             if self._copies is not None:
                 dist.all_reduce(output_tensor, group=self._copies)
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headway.config import DEEPSPEED, MeshShape, resolve_lanes, resolve_mesh
+from headway.config import DEEPSPEED, MeshShape, effective_strategy, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,10 +76,3 @@ def _refuse_uncounted(config: Config) -> None:
             raise ConfigError(
                 f"a plan does not count what '{key}' asks for", where=key, fix=f"plan with another: {near}"
             )
-
-
-def effective_strategy(name: str, mesh: MeshShape) -> str:
-    """The strategy behind a name: alone there is nobody to divide anything with."""
-    if mesh.data == 1:
-        return "single"
-    return {"auto": "ddp", "fsdp": "zero3"}.get(name, name)
