@@ -37,6 +37,7 @@ from headway.core.format import format_count
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, own_attempt
 from headway.launch.grid import settle_micro_batch
 from headway.launch.network import apply_nccl_profile, assert_same_profile
+from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
@@ -108,12 +109,9 @@ def _train(
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
-    task.model.to(world.device).train()
-    apply_precision(config, task.model)
-    if start is None:
-        world.broadcast_(task.model.parameters())
+    apply_precision(config, task.model.train())
     parameters = task.facts()["parameters"]  # a strategy may leave nothing of them to be counted
-    strategy = make_strategy(config, task.model, world)
+    strategy = _cut(config, task, world, fresh=start is None)
     elastic = config.determinism == "elastic"
     settings, updates_on = _updates(config, world)
     optimizer = build_optimizer(settings, task.model, updates_on, strategy.updates, elastic)
@@ -164,6 +162,19 @@ def _train(
     )
     _announce(job, start, parameters)
     train_loop(job)
+
+
+def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
+    """The strategy around a model that has weights, the same on every worker if they are the first ones."""
+    if task.first_value is None:
+        task.model.to(world.device)
+        if fresh:
+            world.broadcast_(task.model.parameters())
+        return make_strategy(config, task.model, world)
+    strategy = make_strategy(config, task.model, world)
+    first_value = task.first_value if fresh else None
+    materialize(task.model, world, first_value, in_host_memory=config.optimizer.offload)
+    return strategy
 
 
 def _try_memory(

@@ -115,16 +115,15 @@ def _loss(shape: Shape, tokens: int, element: int, device: str, tensor: int) -> 
     """What `models/loss.py` has at a time, forward and backward; the projection's gradient is in fp32."""
     vocabulary = shape.vocab_size // tensor
     rows, projection = tokens * shape.dim, vocabulary * shape.dim
-    first = min(tokens, default_chunk_rows(device, vocabulary))
-    # A chunk's logits are still there while the next chunk's are computed.
-    second = min(tokens - first, first)
+    chunk = min(tokens, default_chunk_rows(device, vocabulary))
+    # Hidden states and their gradients; a chunk's logits, and two products as large as its rows.
     if element == _FP32:
-        logits = vocabulary * _FP32 * (first + second)
-        forward = _FP32 * (3 * rows + projection) + logits + _FP32 * first * shape.dim
+        logits = vocabulary * _FP32 * chunk
+        forward = _FP32 * (2 * rows + projection) + logits + 2 * _FP32 * chunk * shape.dim
     else:
-        # bf16 logits and their fp32 copy; in the end the exponentials and the bf16 gradient.
-        logits = vocabulary * (_FP32 + _BF16) * (first + second)
-        mixed_sum = projection * _BF16 + (projection * _FP32 if device == "cpu" else 0)
-        logits = max(logits, vocabulary * (_FP32 + _BF16) * first + mixed_sum)
-        forward = (_FP32 + 2 * _BF16) * rows + (_FP32 + _BF16) * projection + logits + _BF16 * first * shape.dim
+        # bf16 logits and their fp32 copy, later the exponentials and the bf16 gradient; then a chunk's part of the
+        # projection's gradient, which kernels of the CPU turn into fp32 to add it.
+        logits = vocabulary * (_FP32 + _BF16) * chunk
+        logits += projection * _BF16 + (projection * _FP32 if device == "cpu" else 0)
+        forward = (_FP32 + 2 * _BF16) * rows + (_FP32 + _BF16) * projection + logits + _BF16 * chunk * shape.dim
     return forward, 2 * element * rows + 2 * projection * _FP32
