@@ -51,7 +51,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"dim": 96, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 2048},
 }  # fmt: skip
 ROWS = {"vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
-STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "elastic": 2, "elastic-zero3": 2}
+STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "hsdp": 4, "elastic": 2, "elastic-zero3": 2}
 LENGTH = 256
 
 

@@ -61,12 +61,12 @@ def test_the_loss_has_the_logits_of_one_chunk_at_a_time(precision: str) -> None:
     # Two more chunks add their rows' gradients, and what is as small as the rows themselves.
     assert peaks[768] - peaks[256] < 8 * 512 * 16 * element < 2**20, peaks
     planned = {rows: Activations.of(model, 1, rows, precision, "cpu").loss_forward for rows in (256, 768)}
-    for rows, peak in peaks.items():
+    for rows, peak in peaks.items():  # hidden states were there before
         assert abs(planned[rows] - 4 * rows * 16 - peak) < 0.05 * peak, (
             rows,
             planned,
             peaks,
-        )  # hidden states were there
+        )
 
 
 def test_a_gpu_keeps_less_of_norms_and_repeats_heads_in_fp32() -> None:
