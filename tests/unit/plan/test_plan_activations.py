@@ -38,13 +38,26 @@ def saved_bytes(model: ModelConfig, precision: str, checkpointing: str) -> int:
     return sum(seen.values())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"qk_norm": True}, {"head_dim": 8}, {"dropout": 0.1}])
 def test_a_layer_saves_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
     model = ModelConfig(**{**SHAPE, **changes})
     sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu")
-    expected = model.layers * (sizes.layer + sizes.layer_casts) + sizes.last_norm  # type: ignore[operator]
+    expected = model.layers * (sizes.dense.saved + sizes.dense.casts) + sizes.last_norm  # type: ignore[operator]
     assert saved_bytes(model, precision, "none") == expected
+
+
+EXPERTS = {"experts": 6, "experts_per_token": 2, "expert_ffn_dim": 48, "dense_layers": 1}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"shared_experts": 2}, {"router_score": "sigmoid"}])
+def test_a_layer_with_experts_saves_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
+    model = ModelConfig(**{**SHAPE, **EXPERTS, **changes})
+    sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu")
+    mixtures = 2 * (sizes.mixture.saved + sizes.mixture.casts)
+    expected = sizes.dense.saved + sizes.dense.casts + mixtures + sizes.last_norm
+    assert abs(saved_bytes(model, precision, "none") - expected) < 0.01 * mixtures
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -72,7 +85,7 @@ def test_the_loss_has_the_logits_of_one_chunk_at_a_time(precision: str) -> None:
 def test_a_gpu_keeps_less_of_norms_and_repeats_heads_in_fp32() -> None:
     grouped = ModelConfig(**{**SHAPE, "kv_heads": 2})
     stream, queries = ROWS * LENGTH * 64 * 4, ROWS * LENGTH * 64 * 4
-    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "fp32", device).layer for device in ("cpu", "cuda"))
+    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "fp32", device).dense.saved for device in ("cpu", "cuda"))
     assert cpu - gpu == 2 * stream - 2 * queries
-    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "bf16", device).layer for device in ("cpu", "cuda"))
+    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "bf16", device).dense.saved for device in ("cpu", "cuda"))
     assert cpu - gpu == 2 * stream
