@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headway.core.collectives import all_gather, reduce_scatter
 from headway.core.console import progress
 from headway.core.errors import HeadwayError
 from headway.core.faults import fault_point
 from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, clock_offset, measurement
 from headway.launch.network import apply_nccl_profile, assert_same_profile
+from headway.parallel.collectives import all_gather, reduce_scatter
 from headway.parallel.world import World, open_world
 
 _WARM_UP = 3

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from headway.core.collectives import all_gather, reduce_scatter
+# Renamed in torch 2.13.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class SharedPositions:
@@ -53,12 +55,12 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, mine: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         everyone = mine.new_empty(dist.get_world_size(group), *mine.shape)
-        all_gather(everyone.flatten(0, 1), mine.contiguous(), group=group)
+        _all_gather(everyone.flatten(0, 1), mine.contiguous(), group=group)
         return everyone
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         mine = gradient.new_empty(gradient.shape[1:])
-        reduce_scatter(mine, gradient.contiguous().flatten(0, 1), group=ctx.group)
+        _reduce_scatter(mine, gradient.contiguous().flatten(0, 1), group=ctx.group)
         return mine, None

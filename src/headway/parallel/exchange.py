@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.distributed as dist
 
-from headway.core.collectives import all_gather, reduce_scatter
 from headway.core.random import derive_seed
 from headway.parallel.buckets import Bucket
+from headway.parallel.collectives import all_gather, reduce_scatter
 from headway.parallel.world import World
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from headway.core.collectives import reduce_scatter
 from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.buffers import BufferWatch
+from headway.parallel.collectives import reduce_scatter
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_, tree_reduce_scatter
 from headway.parallel.world import World
 

@@ -11,9 +11,10 @@ import torch
 from headway.config import Config, MeshShape, ModelConfig
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.parallel.buckets import BUCKET_BYTES
+from headway.parallel.buckets import BUCKET_BYTES, BUCKETS_IN_FLIGHT
 from headway.parallel.ownership import Ownership
-from headway.plan import memory
+from headway.parallel.zero import _buckets_by_owner
+from headway.plan import stages
 from headway.plan.layout import Layout
 from headway.plan.stages import Stage, pipeline_stages
 from headway.training.optimizer import build_optimizer, materialize, optimizer_tensors
@@ -89,4 +90,24 @@ def test_tensor_parallelism_cuts_matrices_and_no_vectors() -> None:
 
 
 def test_buckets_are_as_large_as_those_that_are_sent() -> None:
-    assert memory.BUCKET_BYTES == BUCKET_BYTES
+    assert (stages.BUCKET_BYTES, stages.BUCKETS_IN_FLIGHT) == (BUCKET_BYTES, BUCKETS_IN_FLIGHT)
+
+
+def test_gradients_wait_as_zero2_lets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the strategy's own buckets, filled one parameter after the other."""
+    monkeypatch.setattr(stages, "BUCKET_BYTES", 2**16)
+    config = ModelConfig(**SHAPE)
+    with torch.device("meta"):
+        model = Decoder(config)
+    owned = Ownership(model, 0, 2)
+    monkeypatch.setattr("headway.parallel.zero.BUCKET_BYTES", 2**16)
+    names = {p: name for name, p in model.named_parameters()}
+    real = [[names[p] for p in bucket] for bucket in _buckets_by_owner(model, owned)]
+    stage = whole(config)
+    owner = {name: rank for rank, owns in enumerate(stage.owners(2)) for name in owns}
+    assert stage._buckets_by_owner(list(reversed(stage.bytes)), owner) == real and len(real) > 6
+    once, again = (stage.handed_over(2, sums=sums) for sums in (False, True))
+    assert list(once) == list(reversed(names.values()))
+    assert max(once.values()) < stage.all and min(again.values()) >= stage.largest_share(2)
+    last = next(reversed(once.values()))
+    assert stage.largest_share(2) <= last <= stage.largest_share(2) + 3 * max(2**16, stage.largest)
