@@ -157,7 +157,7 @@ def outlive_gloo() -> None:
 
     def patient(work: dist.Work, *arguments: Any) -> Any:
         result = wait(work, *arguments)
-        time.sleep(0.003)
+        time.sleep(0.02)
         return result
 
     dist.Work.wait = patient  # type: ignore[method-assign]
