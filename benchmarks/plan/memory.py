@@ -53,10 +53,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "activations": {
         "dim": 128, "layers": 6, "heads": 4, "kv_heads": 2, "ffn_dim": 512, "vocab_size": 1024, "tie_embeddings": True,
     },
+    "experts": {
+        "dim": 160, "layers": 5, "heads": 5, "kv_heads": 5, "ffn_dim": 512, "vocab_size": 2048, "experts": 8,
+        "experts_per_token": 2, "expert_ffn_dim": 256, "shared_experts": 1, "dense_layers": 1,
+    },
+    "tiny-experts": {
+        "dim": 96, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 2048, "experts": 4,
+        "expert_ffn_dim": 128, "dense_layers": 1,
+    },
     "tiny": {"dim": 96, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 256, "vocab_size": 2048},
 }  # fmt: skip
-ROWS = {"vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
-STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "elastic": 2, "elastic-zero3": 2}
+ROWS = {"experts": 2, "tiny-experts": 2, "vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
+STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "hsdp": 4, "elastic": 2, "elastic-zero3": 2}
 #: Ways to share a row or a model. Not those of tensor parallelism: what its collectives were given is let go of by
 #: gloo's threads, which `outlive_gloo` does not reach there.
 MESHES: dict[str, dict[str, int]] = {
@@ -65,6 +73,7 @@ MESHES: dict[str, dict[str, int]] = {
     "pipeline-context": {"pipeline": 2, "context": 2},
 }
 LENGTH = 256
+OPTIMIZERS = ("adamw", "muon", "lion", "adafactor", "adamw8bit")
 
 
 @dataclass(frozen=True)
@@ -171,7 +180,7 @@ def outlive_gloo() -> None:
 
     def patient(work: dist.Work, *arguments: Any) -> Any:
         result = wait(work, *arguments)
-        time.sleep(0.003)
+        time.sleep(0.02)
         return result
 
     dist.Work.wait = patient  # type: ignore[method-assign]
@@ -209,7 +218,7 @@ def compare(case: Case, actual: int) -> dict[str, Any]:
     planned = plan_memory(config, config.model, Layout.of(config, case.workers), "cpu")
     error = planned.peak_bytes / actual - 1
     print(
-        f"{case.strategy:16} {case.model:12} {case.precision} {case.checkpointing:4} {case.optimizer:5}"
+        f"{case.strategy:16} {case.model:12} {case.precision} {case.checkpointing:9} {case.optimizer:9}"
         f" x{case.micro_batches}  measured {format_bytes(actual):>10}  planned {format_bytes(planned.peak_bytes):>10}"
         f"  {error:+6.1%}  {planned.peak.name}"
     )
@@ -220,11 +229,11 @@ def main() -> None:
     """Measure, compare, and fail when one is too far off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategies", nargs="+", choices=[*STRATEGIES, *MESHES], default=list(STRATEGIES))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=[name for name in MODELS if name != "tiny"])
-    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    parser.add_argument("--checkpointing", nargs="+", choices=["none", "full"], default=["none", "full"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["vocabulary", "layers", "activations"])
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16", "fp16"], default=["fp32", "bf16"])
+    parser.add_argument("--checkpointing", nargs="+", choices=["none", "selective", "full"], default=["none", "full"])
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--optimizers", nargs="+", choices=["adamw", "muon"], default=["adamw"])
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=["adamw"])
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--output", type=Path, help="also write the figures as JSON")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)

@@ -1,5 +1,7 @@
 """Run under torchrun with four workers: every way of summing gradients against the plain sum."""
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -9,6 +11,7 @@ from headway.parallel.buckets import make_buckets
 from headway.parallel.exchange import Exchange, Plain, PowerSGD, Rounded, TwoLevels
 from headway.parallel.world import World
 
+warnings.filterwarnings("error", r".*is deprecated", FutureWarning)
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 world = World(rank, size, rank, torch.device("cpu"), MeshShape(dp_replicate=2, dp_shard=2))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HELP = """Say what a run needs and does on given machines, before anything is paid for.
 
-Memory per worker by part, for every strategy with and without activation checkpointing; what fits; tokens per second, \
+Memory per worker by part, for every strategy and kind of activation checkpointing; what fits; tokens per second, \
 MFU and time from a roofline; energy, and cost when telemetry.usd_per_hour is known; and what to type. No data is read.
 
 [bold]Examples[/bold]

@@ -6,7 +6,7 @@ from headway.config.deepspeed import DEEPSPEED
 from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, load_resolved, override
-from headway.config.mesh import FULLY_SHARDED, MeshShape, resolve_grid, resolve_mesh
+from headway.config.mesh import FULLY_SHARDED, MeshShape, effective_strategy, resolve_grid, resolve_mesh
 from headway.config.parallel import ParallelConfig
 from headway.config.schema import (
     CheckpointConfig,
@@ -47,6 +47,7 @@ __all__ = [
     "TrainConfig",
     "changes",
     "dump_config",
+    "effective_strategy",
     "identity",
     "load_config",
     "load_resolved",

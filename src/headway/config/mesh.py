@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.config.deepspeed import DEEPSPEED
 from headway.config.experts import dealing_problems
 from headway.config.lanes import LaneGrid, divisors, nearest, resolve_lanes
 from headway.config.pipeline import split_problems
@@ -126,6 +127,16 @@ def resolve_mesh(config: Config, workers: int) -> MeshShape:
     data = workers // _split(config)
     copies = _copies(config, data)
     return MeshShape(parallel.pipeline, copies, data // copies, parallel.context, parallel.tensor, parallel.expert)
+
+
+def effective_strategy(name: str, mesh: MeshShape) -> str:
+    """The strategy behind a name; without others that compute gradients of the same weights there is nobody to divide
+    anything with."""
+    if name in DEEPSPEED:
+        return name
+    if mesh.replicas == 1:
+        return "single"
+    return {"auto": "ddp", "fsdp": "zero3"}.get(name, name)
 
 
 def resolve_grid(config: Config, workers: int) -> LaneGrid:

@@ -48,6 +48,9 @@ class ParallelConfig(Section):
     reshard_after_forward: bool = True
     """With `zero3` and `hsdp`: let go of a layer's weights between its forward and its backward pass. Keeping them
     saves a third of the communication."""
+    prefetch: PositiveInt | None = None
+    """With `zero3` and `hsdp`: how many layers ahead weights are brought together, for the memory of as many whole
+    layers. When not given one, as PyTorch does by itself."""
     tensor: PositiveInt = 1
     """Tensor parallelism: workers that share every matrix, with activations cut by position between them."""
     context: PositiveInt = 1

@@ -17,16 +17,13 @@ from headway.core.errors import HeadwayError
 from headway.core.faults import fault_point
 from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, clock_offset, measurement
 from headway.launch.network import apply_nccl_profile, assert_same_profile
+from headway.parallel.collectives import all_gather, reduce_scatter
 from headway.parallel.world import World, open_world
 
 _WARM_UP = 3
 _FEWEST, _MOST = 5, 200
 _ELEMENT_BYTES = 4  # fp32
 _ROUND_TRIPS = 10
-
-# PyTorch 2.13 gave them new names and warns of the old ones.
-_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
@@ -130,9 +127,9 @@ def _collective(world: World, operation: str, each: int) -> tuple[Callable[[], o
     if operation == "all-reduce":
         return lambda: dist.all_reduce(whole), whole
     if operation == "all-gather":
-        return lambda: _ALL_GATHER(whole, part), part
+        return lambda: all_gather(whole, part), part
     assert operation == "reduce-scatter"
-    return lambda: _REDUCE_SCATTER(part, whole), whole
+    return lambda: reduce_scatter(part, whole), whole
 
 
 def _check(world: World, operation: str, each: int) -> None:
@@ -141,7 +138,7 @@ def _check(world: World, operation: str, each: int) -> None:
     whole = torch.full((each * n,), float(world.rank + 1), device=world.device)
     part = torch.full((each,), float(world.rank + 1), device=world.device)
     if operation == "all-gather":
-        _ALL_GATHER(whole, part)
+        all_gather(whole, part)
         expected = torch.arange(1.0, n + 1.0, device=world.device).repeat_interleave(each)
         right = torch.equal(whole, expected)
     else:
@@ -149,7 +146,7 @@ def _check(world: World, operation: str, each: int) -> None:
         if operation == "all-reduce":
             dist.all_reduce(whole)
         else:
-            _REDUCE_SCATTER(part, whole)
+            reduce_scatter(part, whole)
             result = part
         right = bool((result == n * (n + 1) / 2).all())
     wrong = [rank for rank, (said,) in enumerate(world.gather([float(right)])) if not said]

@@ -23,6 +23,7 @@ from headway.config import (
     LaneGrid,
     MeshShape,
     OptimizerConfig,
+    effective_strategy,
     identity,
     resolve_lanes,
     resolve_mesh,
@@ -36,6 +37,7 @@ from headway.core.format import format_count
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
 from headway.launch.grid import settle_micro_batch
 from headway.launch.network import apply_nccl_profile, assert_same_profile
+from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
@@ -117,12 +119,9 @@ def _train(
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
-    task.model.to(world.device).train()
-    apply_precision(config, task.model)
-    if start is None:
-        world.broadcast_(task.model.parameters())
+    apply_precision(config, task.model.train())
     parameters = task.facts()["parameters"]  # a strategy may leave nothing of them to be counted
-    strategy = make_strategy(config, task.model, world)
+    strategy = _cut(config, task, world, fresh=start is None)
     elastic = config.determinism == "elastic"
     settings, updates_on = _updates(config, world)
     products = muon_products(config.train.precision)
@@ -176,6 +175,19 @@ def _train(
     train_loop(job)
 
 
+def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
+    """The strategy around a model that has weights, the same on every worker if they are the first ones."""
+    if task.first_value is None:
+        task.model.to(world.device)
+        if fresh:
+            world.broadcast_(task.model.parameters())
+        return make_strategy(config, task.model, world)
+    strategy = make_strategy(config, task.model, world)
+    first_value = task.first_value if fresh else None
+    materialize(task.model, world, first_value, in_host_memory=config.optimizer.offload)
+    return strategy
+
+
 def _try_memory(
     config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, grid: LaneGrid
 ) -> None:
@@ -191,9 +203,8 @@ def _try_memory(
 
 def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
     """The optimizer's settings, and where it computes. Some strategies keep moments in host memory themselves."""
-    settings, strategy = config.optimizer, config.parallel.strategy
-    theirs = strategy in DEEPSPEED or (strategy in FULLY_SHARDED and world.mesh.replicas > 1)
-    if settings.offload and theirs:
+    settings, strategy = config.optimizer, effective_strategy(config.parallel.strategy, world.mesh)
+    if settings.offload and strategy in (*DEEPSPEED, *FULLY_SHARDED):
         return settings.model_copy(update={"offload": False}), torch.device("cpu")
     return settings, world.device
 

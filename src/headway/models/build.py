@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from headway.config.experts import resolved_balance
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
-from headway.models.huggingface import import_model, read_model_config
+from headway.models.huggingface import import_model, open_model, read_model_config
 from headway.models.shape import embedding_rows
 
 if TYPE_CHECKING:
@@ -95,10 +95,7 @@ def build_model(
     """
     config = complete(config, vocab_size)
     # Built without memory first: torch's own first weights would be drawn only to be thrown away.
-    with torch.device("meta"):
-        model = Decoder(config)
-    if stages is not None:
-        model.keep_stages(stages)
+    model = _without_memory(config, stages)
     model.to_empty(device="cpu")
     model.make_rotary_tables()
     if initialize and config.from_pretrained is not None:
@@ -106,4 +103,29 @@ def build_model(
         model.load_state_dict({name: weights[name] for name in model.state_dict()})
     elif initialize:
         model.initialize(seed)
+    return model
+
+
+def build_without_memory(
+    config: ModelConfig, *, vocab_size: int, seed: int, stages: Sequence[range] | None = None
+) -> tuple[Decoder, Callable[[str, Sequence[int]], torch.Tensor]]:
+    """`build_model` for whoever never wants a whole model: a decoder on the meta device, and what gives the first value
+    of a tensor of its state by name and size, on the CPU. The rotary tables are to be made, too.
+
+    Raises:
+        ConfigError, CheckpointError: as `build_model`; the latter also while values are taken.
+    """
+    config = complete(config, vocab_size)
+    model = _without_memory(config, stages)
+    if config.from_pretrained is None:
+        return model, lambda name, size: model.first_value(name, size, seed)
+    read = open_model(config.from_pretrained)[1]
+    return model, lambda name, size: read(name)
+
+
+def _without_memory(config: ModelConfig, stages: Sequence[range] | None) -> Decoder:
+    with torch.device("meta"):
+        model = Decoder(config)
+    if stages is not None:
+        model.keep_stages(stages)
     return model

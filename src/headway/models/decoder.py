@@ -173,6 +173,10 @@ class Decoder(nn.Module):
         cos, sin = rotary_tables(self.config.max_sequence_length, self.shape.head_dim, self.config.rope_theta)
         self.cos, self.sin = cos.to(device), sin.to(device)
 
+    def make_buffers(self) -> None:
+        """Compute what is no part of the state, on the device of the weights."""
+        self.make_rotary_tables()
+
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """First weights, a pure function of the seed and each parameter's name, on any device.
@@ -181,22 +185,28 @@ class Decoder(nn.Module):
         residual stream does not grow with depth (Radford et al. 2019, section 2.3). Norms are 1, biases of routers 0.
         The rotary tables are made anew, so a module from the meta device is ready after `to_empty` and this.
         """
-        residual_std = self.config.init_std / math.sqrt(2 * self.shape.layers)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
-                continue
-            generator = torch.Generator().manual_seed(derive_seed(seed, "init", name))
-            std = residual_std if name.endswith(_TO_RESIDUAL) else self.config.init_std
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
-        for mixture in self.mixtures():
-            if mixture.bias_E is not None:
-                mixture.bias_E.zero_()
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(self.first_value(name, tensor.shape, seed))
         self.make_rotary_tables()
+
+    def first_value(self, name: str, size: Sequence[int], seed: int) -> torch.Tensor:
+        """What `initialize` gives one parameter or buffer of the state, on the CPU."""
+        if len(size) == 1:
+            return torch.zeros(size) if name.endswith("selection_bias") else torch.ones(size)
+        generator = torch.Generator().manual_seed(derive_seed(seed, "init", name))
+        to_residual = name.endswith(_TO_RESIDUAL)
+        std = self.config.init_std / (math.sqrt(2 * self.shape.layers) if to_residual else 1)
+        return torch.empty(size).normal_(0.0, std, generator=generator)
 
     def wrap_units(self) -> list[nn.Module]:
         """The parts whose weights are brought together one at a time where weights are sharded."""
         return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    def product_parameters(self) -> list[nn.Parameter]:
+        """The parameters of layers that are used in matrix products alone, so that autocast casts all that is seen of
+        them. Neither norms nor routers, which compute in fp32."""
+        names = (*_TO_RESIDUAL, "qkv.weight", "gate_up_groups.weight", "experts.gate_up", "shared.gate_up.weight")
+        return [p for name, p in self.named_parameters() if name.startswith("layers.") and name.endswith(names)]
 
     def keep_stages(self, stages: Sequence[range]) -> None:
         """Let go of all but some pipeline stages, each given by its layers; what stays keeps its name.

@@ -33,16 +33,32 @@ def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict
     """
     shape = Shape.of(config, vocab_size)
     width, head, vocabulary = (shape.dim,), (shape.head_dim,), (shape.vocab_size, shape.dim)
-    layer: dict[str, tuple[int, ...]] = {
+    mixture: dict[str, tuple[int, ...]] = {
+        "feed_forward.router.weight": (shape.experts, shape.dim),
+        "feed_forward.experts.gate_up": (shape.experts, 2 * shape.expert_ffn_dim, shape.dim),
+        "feed_forward.experts.down": (shape.experts, shape.dim, shape.expert_ffn_dim),
+    }
+    if shape.shared_ffn_dim:
+        mixture |= {
+            "feed_forward.shared.gate_up.weight": (2 * shape.shared_ffn_dim, shape.dim),
+            "feed_forward.shared.down.weight": (shape.dim, shape.shared_ffn_dim),
+        }
+    dense: dict[str, tuple[int, ...]] = {
+        "feed_forward.gate_up_groups.weight": (2 * shape.ffn_dim, shape.dim),
+        "feed_forward.down.weight": (shape.dim, shape.ffn_dim),
+    }
+    attention: dict[str, tuple[int, ...]] = {
         "attention_norm.weight": width,
         "attention.qkv.weight": ((shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.dim),
         "attention.output.weight": (shape.dim, shape.heads * shape.head_dim),
         **({"attention.q_norm.weight": head, "attention.k_norm.weight": head} if config.qk_norm else {}),
         "feed_forward_norm.weight": width,
-        "feed_forward.gate_up_groups.weight": (2 * shape.ffn_dim, shape.dim),
-        "feed_forward.down.weight": (shape.dim, shape.ffn_dim),
     }
-    layers = {f"layers.{index}.{name}": size for index in range(shape.layers) for name, size in layer.items()}
+    layers = {
+        f"layers.{index}.{name}": size
+        for index in range(shape.layers)
+        for name, size in (attention | (dense if index < shape.dense_layers else mixture)).items()
+    }
     head_weight = {} if config.tie_embeddings else {"head.weight": vocabulary}
     return {"embedding.weight": vocabulary, **layers, "norm.weight": width, **head_weight}
 

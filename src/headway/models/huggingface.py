@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,15 +64,26 @@ def import_model(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
         ConfigError: the model is none that the native decoder computes.
         CheckpointError: a file is missing or damaged, or its tensors are not those of the config.
     """
+    config, read = open_model(folder)
+    return config, {name: read(name) for name in weight_names(config)}
+
+
+def open_model(folder: Path) -> tuple[ModelConfig, Callable[[str], torch.Tensor]]:
+    """As `import_model`, a tensor at a time: the config, and what reads the tensor of a name.
+
+    Raises:
+        ConfigError, CheckpointError: as `import_model`.
+    """
     config = read_model_config(folder)
     files = _weight_files(folder)
     _check_tensors(config, folder, files)
-    shape = Shape.of(config)
-    state = {}
-    for name, theirs in weight_names(config).items():
-        parts = [_read_tensor(files[part], part).float() for part in theirs]
-        state[name] = fuse_weights(name, parts, shape)
-    return config, state
+    shape, names = Shape.of(config), weight_names(config)
+
+    def read(name: str) -> torch.Tensor:
+        parts = [_read_tensor(files[part], part).float() for part in names[name]]
+        return fuse_weights(name, parts, shape)
+
+    return config, read
 
 
 def _weight_files(folder: Path) -> dict[str, Path]:

@@ -142,9 +142,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         w_VD = weight_VD.to(x_ND.dtype)
         loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
-        x_grads = []
+        x_grad_ND = torch.empty_like(x_ND)
         w_grad_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
-        for x_CD, targets_C in zip(torch.split(x_ND, chunk_rows), torch.split(targets_N, chunk_rows), strict=True):
+        parts = (torch.split(t, chunk_rows) for t in (x_ND, targets_N, x_grad_ND))
+        for x_CD, targets_C, x_grad_CD in zip(*parts, strict=True):
             chunk_loss, exp_CV, sum_C1, index_C1, here_C1 = _chunk_loss(x_CD @ w_VD.t(), targets_C, part)
             loss = loss + chunk_loss
             if x_ND.dtype == torch.float16:  # the sum over a large vocabulary has no place in it
@@ -155,13 +156,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             row_C = torch.arange(exp_CV.shape[0], device=exp_CV.device)
             grad_CV = exp_CV.to(x_ND.dtype).index_put_((row_C, index_C1.squeeze(1)), one_hot_C.to(x_ND.dtype))
             scale_C1 = (targets_C != IGNORE_TARGET).unsqueeze(1) / sum_C1
-            x_grads.append((grad_CV @ w_VD).mul_(scale_C1))
+            x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
             scaled_CD = (x_CD * scale_C1).to(x_ND.dtype)
             if x_ND.dtype == torch.float32:
                 w_grad_VD.addmm_(grad_CV.t(), scaled_CD)
             else:
                 w_grad_VD.add_(grad_CV.t() @ scaled_CD)
-        ctx.save_for_backward(torch.cat(x_grads), w_grad_VD)
+            del exp_CV, grad_CV  # before the logits of the next chunk
+        ctx.save_for_backward(x_grad_ND, w_grad_VD)
         ctx.weight_dtype = weight_VD.dtype
         return loss
 

@@ -8,15 +8,46 @@ which order three or more workers add it up, so a resumed run would not repeat t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from headway.parallel.blocks import local_part
 
 BUCKET_BYTES = 25 * 2**20
+#: Flat copies that may be on their way at a time: one travels while the next is made.
+BUCKETS_IN_FLIGHT = 2
+
+
+class InFlight:
+    """Flat copies on their way, the oldest first; each is let go of as soon as it has arrived and was made use of."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[dist.Work, Callable[[], None]]] = deque()
+
+    def make_room(self) -> None:
+        """Before another copy is made: wait until there are few enough."""
+        while len(self._waiting) >= BUCKETS_IN_FLIGHT:
+            self._finish_oldest()
+
+    def add(self, work: dist.Work | None, arrived: Callable[[], None]) -> None:
+        """One more; `arrived` holds the copy, and is called and forgotten when the exchange has ended."""
+        assert work is not None, "asynchronous"
+        self._waiting.append((work, arrived))
+
+    def finish(self) -> None:
+        """Wait for all of them."""
+        while self._waiting:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        work, arrived = self._waiting.popleft()
+        work.wait()
+        arrived()
 
 
 class Bucket:

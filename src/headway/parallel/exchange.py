@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from headway.core.random import derive_seed
 from headway.parallel.buckets import Bucket
+from headway.parallel.collectives import all_gather, reduce_scatter
 from headway.parallel.replicas import Replicas
 from headway.parallel.world import World
 
@@ -115,12 +116,12 @@ class TwoLevels:
         size = dist.get_world_size(self._inner)
         padded = torch.nn.functional.pad(bucket.flat, (0, -bucket.flat.numel() % size))
         part = padded.new_empty(padded.numel() // size)
-        wait = _started(dist.reduce_scatter_tensor(part, padded, group=self._inner, async_op=True))
+        wait = _started(reduce_scatter(part, padded, group=self._inner, async_op=True))
 
         def finish() -> None:
             wait()
             dist.all_reduce(part, group=self._outer)
-            dist.all_gather_into_tensor(padded, part, group=self._inner)
+            all_gather(padded, part, group=self._inner)
             bucket.flat.copy_(padded[: bucket.flat.numel()])
 
         return finish

@@ -6,18 +6,19 @@ each unit of the model is brought together for its forward and backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from headway.parallel.blocks import is_first_of_equals, local_part
 from headway.parallel.buffers import BufferWatch
+from headway.parallel.collectives import reduce_scatter
 from headway.parallel.experts import expert_units
 from headway.parallel.replicas import is_dealt_out
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_, tree_reduce_scatter
@@ -25,6 +26,10 @@ from headway.parallel.world import World
 
 if TYPE_CHECKING:
     from headway.config import Config
+
+
+#: The type of matrix products under autocast, by `train.precision`. With fp8 layers cast their weights themselves.
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class FullyShardedDataParallel:
@@ -35,36 +40,27 @@ class FullyShardedDataParallel:
         self._elastic = config.determinism == "elastic"
         self._last = _LastLane()
         self._buffers = BufferWatch(module)
-        shards = world.weights_axis("dp_shard")
-        copies = world.device_mesh["dp_replicate"] if world.mesh.dp_replicate > 1 else None
-        dealt_out = [
-            unit for unit in expert_units(module) or () if any(is_dealt_out(p, world) for p in unit.parameters())
-        ]
+        self._copies = world.device_mesh["dp_replicate"].get_group() if world.mesh.dp_replicate > 1 else None
+        units, experts = wrap_units(module), _dealt_out(module, world)
         self._uncut: list[nn.Parameter] = []
-        # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
-        pinned = world.device.type == "cuda"
-        offload = CPUOffloadPolicy(pin_memory=pinned) if config.optimizer.offload else OffloadPolicy()
-        reshard = config.parallel.reshard_after_forward
-        self._copies = copies.get_group() if copies else None
-        if dealt_out and world.experts_axis("expert_shard").size() == 1:
+        if experts and world.experts_axis("expert_shard").size() == 1:
             # Nobody shares these experts. PyTorch would bring them together all the same, and leave out the sum.
-            self._uncut = [p for unit in dealt_out for p in unit.parameters()]
-            dealt_out = []
-        units = [*dealt_out, *wrap_units(module), module]
-        for unit in units:
-            axis = world.experts_axis("expert_shard") if unit in dealt_out else shards
-            fully_shard(
-                unit,
-                mesh=axis,
-                reshard_after_forward=reshard,
-                offload_policy=offload,
-                ignored_params=set(self._uncut),
-            )
-        self._units = [unit for unit in units if isinstance(unit, FSDPModule)]
-        for unit in self._units:
-            unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, self._copies))
+            self._uncut, experts = [p for unit in experts for p in unit.parameters()], []
+        _shard(module, units, experts, self._uncut, world, config)
         assert isinstance(module, FSDPModule)
         self._root = module
+        self._units = [unit for unit in units if isinstance(unit, FSDPModule) and unit is not module]
+        self._all = [*(unit for unit in experts if isinstance(unit, FSDPModule)), *self._units, self._root]
+        for unit in self._all:
+            unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, self._copies))
+        _prefetch(self._root, self._units, config.parallel.prefetch)
+        module.register_forward_hook(self._after_forward)
+
+    def _after_forward(self, *_: Any) -> None:
+        # What stays whole for a backward pass would stay in place of its shards where there is none.
+        if not torch.is_grad_enabled():
+            for unit in self._all:
+                unit.reshard()
 
     def updates(self, p: torch.Tensor) -> bool:
         return True
@@ -103,6 +99,72 @@ class FullyShardedDataParallel:
         pass
 
 
+def _dealt_out(module: nn.Module, world: World) -> list[nn.Module]:
+    """The modules with experts that are this worker's run of all."""
+    units = expert_units(module) or ()
+    return [unit for unit in units if any(is_dealt_out(p, world) for p in unit.parameters())]
+
+
+def _shard(
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    experts: Sequence[nn.Module],
+    uncut: Iterable[nn.Parameter],
+    world: World,
+    config: Config,
+) -> None:
+    """Cut every unit, and as the root what is in none of them; experts that are dealt out between those who have the
+    same ones; some parameters not at all.
+
+    The root is whole from the beginning of a forward pass to the end of its backward pass: its parameters are the first
+    and the last to be used in either. Under autocast a model can name those of its units that are used in matrix
+    products alone. They travel, and lie together, in half precision, as autocast would cast them; all else of a unit,
+    norms mostly, is little and goes with the root, in fp32.
+    """
+    # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
+    pinned = world.device.type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if config.optimizer.offload else OffloadPolicy()
+    axis = world.weights_axis("dp_shard")
+    axes = dict.fromkeys(experts, world.experts_axis("expert_shard") if experts else axis)
+
+    def shard(unit: nn.Module, ignored: Iterable[nn.Parameter] = (), **options: Any) -> None:
+        fully_shard(
+            unit,
+            mesh=axes.get(unit, axis),
+            offload_policy=offload,
+            ignored_params={*ignored, *uncut},
+            **options,
+        )
+
+    reshard, half = config.parallel.reshard_after_forward, _HALF.get(config.train.precision)
+    declared = getattr(module, "product_parameters", None)
+    if half is None or declared is None:
+        for unit in (*experts, *units):
+            shard(unit, reshard_after_forward=reshard)
+        shard(module, reshard_after_forward=False)
+        return
+    products = set(declared())
+    shard(module, products, reshard_after_forward=False)
+    # Gradients are summed in fp32, over micro-batches too.
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for unit in (*experts, *units):
+        others = [p for p in unit.parameters() if p not in products]
+        shard(unit, others, reshard_after_forward=reshard, mp_policy=policy)
+
+
+def _prefetch(root: FSDPModule, units: Sequence[FSDPModule], ahead: int | None) -> None:
+    """Begin to bring units together that many before they are used; None leaves it to PyTorch: one, and in the forward
+    pass only where kernels are queued ahead."""
+    if ahead is None:
+        return
+    backwards = list(reversed(units))
+    root.set_modules_to_forward_prefetch(list(units[:ahead]))
+    root.set_modules_to_backward_prefetch(backwards[:ahead])
+    for index, (forward, backward) in enumerate(zip(units, backwards, strict=True), start=1):
+        forward.set_modules_to_forward_prefetch(list(units[index : index + ahead]))
+        backward.set_modules_to_backward_prefetch(backwards[index : index + ahead])
+
+
 class _LastLane:
     """Whether the lane under way is the last one of the step."""
 
@@ -132,7 +194,7 @@ class _Sum(ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         if self._lanes is None:
-            dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group)
+            reduce_scatter(output_tensor, input_tensor, group=group)
             if self._copies is not None:
                 dist.all_reduce(output_tensor, group=self._copies)
             return None

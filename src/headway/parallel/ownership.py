@@ -8,6 +8,7 @@ price is that shares are only about equal; no worker has more than its fair shar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch import nn
 
 from headway.core.errors import ConfigError
 from headway.parallel.blocks import local_part
+from headway.parallel.buckets import InFlight
 from headway.parallel.replicas import Replicas
 
 
@@ -52,21 +54,24 @@ class Ownership:
 
     @torch.no_grad()
     def share(self, parameters: Iterable[nn.Parameter], bucket_bytes: int) -> None:
-        """Bring every parameter from its owner to all the others."""
-        waiting = []
+        """Bring every parameter from its owner to all the others, with a few buckets on their way at a time."""
+        sent = InFlight()
         for replicas, owner, bucket in self._buckets(parameters, bucket_bytes):
             if replicas.size == 1:
                 continue
+            sent.make_room()
             flat = torch.cat([local_part(p.detach()).flatten() for p in bucket])
             work = dist.broadcast(flat, src=replicas.global_rank(owner), group=replicas.group, async_op=True)
-            waiting.append((work, owner == replicas.rank, bucket, flat))
-        for work, is_mine, bucket, flat in waiting:
-            assert work is not None
-            work.wait()
-            if not is_mine:
-                for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):
-                    local = local_part(p.detach())
-                    local.copy_(part.view(local.shape))
+            sent.add(work, partial(self._unpack, bucket, flat))
+            del flat
+        sent.finish()
+
+    def _unpack(self, bucket: Sequence[nn.Parameter], flat: torch.Tensor) -> None:
+        """Write what has arrived from another worker."""
+        if not self.is_mine(bucket[0]):
+            for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):
+                local = local_part(p.detach())
+                local.copy_(part.view(local.shape))
 
     def _buckets(
         self, parameters: Iterable[nn.Parameter], bucket_bytes: int

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from headway.config.deepspeed import DEEPSPEED
-from headway.config.mesh import FULLY_SHARDED
+from headway.config.mesh import FULLY_SHARDED, effective_strategy
 from headway.core.errors import ConfigError
 from headway.core.types import Block
 from headway.parallel.blocks import is_first_of_equals
@@ -147,15 +147,14 @@ class Single:
 def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     """The strategy that a config asks for, around a module whose weights are already in place and on their device."""
     _refuse_running_statistics(module, world, config.determinism)
-    elastic, name = config.determinism == "elastic", config.parallel.strategy
+    elastic, name = config.determinism == "elastic", effective_strategy(config.parallel.strategy, world.mesh)
     if name in DEEPSPEED:
         from headway.parallel.deepspeed import DeepSpeed
 
         return DeepSpeed(module, world, config)
     deal_out_experts(module, world)
-    alone = _is_alone(module, world)
-    if name == "auto":
-        name = "single" if alone else "ddp"
+    if name == "single" and not _is_alone(module, world):
+        name = "ddp"  # of experts that tensor-parallel workers have copies of
     if world.mesh.tp > 1:
         from headway.parallel.tensor import cut_matrices
 
@@ -164,7 +163,7 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
         from headway.parallel.context import cut_rows
 
         cut_rows(module, world)
-    if name in FULLY_SHARDED and not alone:
+    if name in FULLY_SHARDED:
         from headway.parallel.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel(module, world, config)
@@ -175,8 +174,7 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     in_tree: dict[str, _Maker] = {"zero1": ElasticZero, "zero2": ElasticZero}
     if elastic:
         return in_tree.get(name, ElasticDataParallel)(module, world, config)
-    # Alone there is nobody to divide anything with.
-    return (Single if alone else plain[name])(module, world, config)
+    return plain[name](module, world, config)
 
 
 def _is_alone(module: nn.Module, world: World) -> bool:

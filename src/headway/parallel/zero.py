@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from headway.parallel.blocks import is_first_of_equals, local_part
-from headway.parallel.buckets import BUCKET_BYTES, like_parameter
+from headway.parallel.buckets import BUCKET_BYTES, InFlight, like_parameter
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.ownership import Ownership
@@ -60,7 +60,8 @@ class ElasticZero(_OwnedUpdate, ElasticDataParallel):
 class Zero2(_OwnedUpdate):
     """Gradients are summed at their owner as soon as the backward pass has them, and freed everywhere else.
 
-    This happens in every micro-batch, so accumulating over micro-batches costs communication and no memory.
+    So there are the open buckets of every owner at a time, those on their way, and what this worker owns. This happens
+    in every micro-batch: accumulating over micro-batches costs communication and no memory.
     """
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
@@ -74,7 +75,7 @@ class Zero2(_OwnedUpdate):
             p.register_post_accumulate_grad_hook(self._filled)
         self._missing: list[set[torch.Tensor]] = []
         self._sent = 0
-        self._pending: list[tuple[dist.Work | None, torch.Tensor, int]] = []
+        self._in_flight = InFlight()
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
 
     def begin(self) -> None:
@@ -90,11 +91,7 @@ class Zero2(_OwnedUpdate):
         self._training = False
         while self._sent < len(self._buckets):  # kept open by a parameter without a gradient
             self._send()
-        for work, flat, index in self._pending:
-            if work is not None:
-                work.wait()
-            self._add(flat, index)
-        self._pending = []
+        self._in_flight.finish()
 
     def end_lane(self) -> None:
         pass
@@ -113,19 +110,21 @@ class Zero2(_OwnedUpdate):
 
     def _send(self) -> None:
         """Send the next bucket to its owner, in the same order on every worker."""
-        index, bucket = self._sent, self._buckets[self._sent]
+        self._in_flight.make_room()
+        bucket = self._buckets[self._sent]
         flat = torch.cat([local_part(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
         for p in bucket:
             p.grad = None
-        replicas, work = self._ownership.replicas_of(bucket[0]), None
-        if replicas.size > 1:
+        replicas = self._ownership.replicas_of(bucket[0])
+        if replicas.size == 1:
+            self._add(flat, bucket)
+        else:
             to = replicas.global_rank(self._ownership.owner(bucket[0]))
             work = dist.reduce(flat, dst=to, group=replicas.group, async_op=True)
-        self._pending.append((work, flat, index))
+            self._in_flight.add(work, partial(self._add, flat, bucket))
         self._sent += 1
 
-    def _add(self, flat: torch.Tensor, index: int) -> None:
-        bucket = self._buckets[index]
+    def _add(self, flat: torch.Tensor, bucket: Sequence[nn.Parameter]) -> None:
         if not self._ownership.is_mine(bucket[0]):
             return
         for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headway.config import DEEPSPEED, MeshShape, resolve_lanes, resolve_mesh
+from headway.config import DEEPSPEED, MeshShape, effective_strategy, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 #: Every strategy, from the one that keeps most on each worker to the one that keeps least.
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp")
+
+#: Kinds of activation checkpointing, from the one that keeps most.
+CHECKPOINTING = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,11 @@ class Layout:
     """Of one worker in one step, over all of its lanes."""
     lanes: int
     """Of one worker."""
-    checkpointing: Literal["none", "full"]
+    checkpointing: Literal["none", "selective", "full"]
     elastic: bool
     reshard_after_forward: bool
+    prefetch: int | None = None
+    """Layers ahead; None for PyTorch's own choice."""
 
     @classmethod
     def of(cls, config: Config, workers: int) -> Layout:
@@ -49,10 +54,16 @@ class Layout:
             micro_batch=grid.micro_batch,
             micro_batches=lanes * grid.micro_batches,
             lanes=lanes,
-            checkpointing="full" if config.train.activation_checkpointing == "full" else "none",
+            checkpointing=config.train.activation_checkpointing,
             elastic=config.determinism == "elastic",
             reshard_after_forward=config.parallel.reshard_after_forward,
+            prefetch=config.parallel.prefetch,
         )
+
+    @property
+    def shards(self) -> int:
+        """Workers that share each weight, where weights are cut; those of one row have the same ones."""
+        return self.mesh.dp_shard * self.mesh.cp
 
     @property
     def is_sharded(self) -> bool:
@@ -62,24 +73,17 @@ class Layout:
 
 def _refuse_uncounted(config: Config) -> None:
     """What no formula here counts is not guessed."""
-    train, optimizer = config.train, config.optimizer
+    train = config.train
     uncounted = {
-        "train.activation_checkpointing": (train.activation_checkpointing == "selective", "full keeps less, none more"),
-        "train.precision": (train.precision not in ("fp32", "bf16"), "fp32 takes as much as tf32, bf16 as fp16"),
-        "optimizer.name": (optimizer.name not in ("adamw", "muon"), "optimizer.name=adamw keeps more than the others"),
-        "optimizer.offload": (optimizer.offload, "optimizer.offload=false counts moments where they would be"),
+        "train.precision": (train.precision == "fp8", "bf16 keeps about as much"),
+        "train.activation_checkpointing": (
+            train.activation_checkpointing == "selective" and config.model.experts is not None,
+            "full keeps less, none more; which products of experts are kept depends on their kernel",
+        ),
         "parallel.strategy": (config.parallel.strategy in DEEPSPEED, "zero1, zero2 and zero3 divide the same"),
-        "model.experts": (config.model.experts is not None, "there is no dense model that takes the same"),
     }
     for key, (yes, near) in uncounted.items():
         if yes:
             raise ConfigError(
                 f"a plan does not count what '{key}' asks for", where=key, fix=f"plan with another: {near}"
             )
-
-
-def effective_strategy(name: str, mesh: MeshShape) -> str:
-    """The strategy behind a name: alone there is nobody to divide anything with."""
-    if mesh.data == 1:
-        return "single"
-    return {"auto": "ddp", "fsdp": "zero3"}.get(name, name)

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from headway.core.errors import ConfigError
 from headway.models.shape import Shape
-from headway.plan.activations import Activations
-from headway.plan.stages import FP32_BYTES, Stage, pipeline_stages
+from headway.plan.activations import Activations, LayerSizes, element_bytes
+from headway.plan.moments import FP32_BYTES, update_bytes
+from headway.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Stage, pipeline_stages
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
     from headway.plan.layout import Layout
-
-#: Gradients travel in pieces of at most this many bytes, or one parameter (`parallel/buckets.py`).
-BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True)
@@ -82,17 +81,28 @@ def plan_memory(
         layout: How the step is spread.
         device: "cpu" or "cuda".
         gloo: Whether collectives go through gloo, which needs buffers of its own; on the CPU when not given.
+
+    Raises:
+        ConfigError: moments are to leave the host for the host.
     """
+    if config.optimizer.offload and device == "cpu" and not layout.is_sharded:
+        raise ConfigError(
+            "moments are in host memory already when training on cpu",
+            where="optimizer.offload",
+            fix="optimizer.offload=false",
+        )
     gloo = device == "cpu" if gloo is None else gloo
     length = config.train.sequence_length // layout.mesh.cp
-    sizes = Activations.of(model, layout.micro_batch, length, config.train.precision, device, layout.mesh.tp)
+    sizes = Activations.of(
+        model, layout.micro_batch, length, config.train.precision, device, layout.mesh.tp, layout.mesh.ep
+    )
     # Ids and targets in int64. On the CPU the batches of a whole step wait where they are computed.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     rotary = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
     moments: list[Moment] = []
     for stage in pipeline_stages(config, model, layout):
         lasting = batches + rotary + stage.received * sizes.gradient
-        step = _Step(stage, layout, sizes, config.optimizer.name == "muon", device == "cpu", gloo, lasting)
+        step = _Step(stage, layout, sizes, config, device == "cpu", gloo, lasting)
         moments += step.sharded() if layout.is_sharded else step.replicated()
     return MemoryPlan(moments)
 
@@ -101,43 +111,62 @@ class _Step:
     """The moments of one stage's step."""
 
     def __init__(
-        self, stage: Stage, layout: Layout, sizes: Activations, muon: bool, on_cpu: bool, gloo: bool, lasting: int
+        self, stage: Stage, layout: Layout, sizes: Activations, config: Config, on_cpu: bool, gloo: bool, lasting: int
     ) -> None:
-        self.stage, self.layout, self.sizes, self.muon = stage, layout, sizes, muon
+        self.stage, self.layout, self.sizes, self.config = stage, layout, sizes, config
         self.on_cpu, self.gloo, self.lasting = on_cpu, gloo, lasting
         self.accumulates = layout.micro_batches > 1
-        full, layers = layout.checkpointing == "full", stage.layers
-        casts = layers * sizes.layer_casts
-        self.kept = sizes.layer_input if full else sizes.layer + sizes.layer_casts
-        waiting = stage.ahead * layers * self.kept
+        #: Weights that are brought together in half precision need no copies; what products save is let go of.
+        self.half = layout.is_sharded and element_bytes(config.train.precision) < FP32_BYTES
+        dense, mixture = self._kept(sizes.dense), self._kept(sizes.mixture)
+        last, first = (sizes.mixture if stage.mixtures else sizes.dense), self._first
+        #: Activations that each layer keeps, in the order of layers.
+        self.kept = [dense] * (stage.layers - stage.mixtures) + [mixture] * stage.mixtures
         self.last_norm = sizes.last_norm if stage.projection else 0
-        #: Activations at the end of the forward pass. Copies of weights stay until then even if not needed any more.
-        self.after_forward = waiting + layers * self.kept + (casts if full else 0) + self.last_norm
-        #: When the backward pass begins.
-        self.backward = self.after_forward - (casts if full else 0)
-        again = sizes.layer - sizes.layer_input + sizes.layer_casts if full else 0
-        #: When that of the last and of the first layer begins.
-        self.last_layer = self.backward - self.last_norm + again
-        self.first_layer = self.last_layer - (layers - 1) * self.kept
+        #: Activations at the end of the forward pass, when the backward pass begins, and that of the last and the
+        #: first layer.
+        self.after_forward = (1 + stage.ahead) * sum(self.kept) + self.last_norm
+        self.last_layer = self.after_forward - self.last_norm + self._whole(last) - self._kept(last)
+        self.first_layer = stage.ahead * sum(self.kept) + self._whole(first)
         #: Comes and goes in a layer's backward pass: also the gradient of one of its matrices, before it is added.
-        self.passing = sizes.gradient + max(sizes.layer_backward + stage.down, stage.gate_up)
+        again = 2 if stage.mixtures else 1  # each expert's gradient, before they are put together
+        matrices = {"down": stage.down, "gate_up": stage.gate_up}
+        if self.half:
+            matrices = {name: count // 2 for name, count in matrices.items()}
+        backward = max(last.backward, first.backward)
+        self.passing = sizes.gradient + max(backward + again * matrices["down"], again * matrices["gate_up"])
         self.loss = sizes.loss_forward if stage.projection else 0
         self.loss_backward = sizes.loss_backward if stage.projection else 0
         self.copies_of_lanes = max(1, (layout.lanes - 1).bit_length()) if layout.elastic else 0
+
+    @property
+    def _first(self) -> LayerSizes:
+        return self.sizes.mixture if self.stage.mixtures == self.stage.layers else self.sizes.dense
+
+    def _kept(self, layer: LayerSizes) -> int:
+        """What a layer keeps until its backward pass."""
+        kept = {"none": self._whole(layer), "selective": layer.selected, "full": self.sizes.layer_input}
+        return kept[self.layout.checkpointing]
+
+    def _whole(self, layer: LayerSizes) -> int:
+        """What it has when its backward pass begins."""
+        return layer.saved + (0 if self.half else layer.casts)
+
+    def _moments_of(self, count: int) -> int:
+        """Moments of an optimizer that keeps so many bytes of them; host memory may have them."""
+        return 0 if self.config.optimizer.offload and not self.on_cpu else count
 
     # Weights whole on every worker ------------------------------------------------------------------------------------
 
     def replicated(self) -> list[Moment]:
         """`single`, `ddp`, `zero1` and `zero2`."""
-        stage, layout = self.stage, self.layout
-        owners = layout.mesh.data if layout.strategy in ("zero1", "zero2") else 1
-        state = Moment("", weights=stage.all, optimizer=stage.largest_moments(owners, self.muon), buffers=self.lasting)
+        stage, layout, name = self.stage, self.layout, self.config.optimizer.name
+        owners = layout.mesh.replicas if layout.strategy in ("zero1", "zero2") else 1
+        optimizer = self._moments_of(stage.largest_moments(owners, name))
+        state = Moment("", weights=stage.all, optimizer=optimizer, buffers=self.lasting)
+        bucket = max(stage.largest, min(BUCKET_BYTES, stage.largest_share(owners)))
         if layout.strategy == "zero2" and not layout.elastic:
-            # Every micro-batch's gradients wait, whole, until its backward pass has ended; then the owner's are added.
-            sums = stage.largest_share(owners) if self.accumulates else 0
-            bucket = max(stage.largest, min(BUCKET_BYTES, stage.largest_share(owners)))
-            moments = self._passes(state.plus("", gradients=sums), growing=True)
-            moments.append(state.plus("gradients sent", gradients=sums, communication=stage.all + bucket))
+            moments = self._handed_over(state, owners)
             gradients = stage.largest_share(owners)
         else:
             in_buckets = layout.strategy != "single" or layout.elastic
@@ -151,9 +180,10 @@ class _Step:
                 lanes = self.copies_of_lanes * stage.all
                 moments.append(state.plus("sum of lanes", gradients=stage.all, buffers=lanes, communication=parts))
             gradients = stage.all
-        moments.append(state.plus("update", gradients=gradients, buffers=self._update(stage.largest)))
+        moments.append(state.plus("update", gradients=gradients, buffers=self._update(owners)))
         if owners > 1:
-            moments.append(state.plus("weights sent", gradients=gradients, communication=stage.all))
+            on_the_way = min(stage.all, BUCKETS_IN_FLIGHT * bucket)
+            moments.append(state.plus("weights sent", gradients=gradients, communication=on_the_way))
         return moments
 
     def _passes(self, base: Moment, growing: bool) -> list[Moment]:
@@ -164,73 +194,109 @@ class _Step:
         table = 0 if growing and stage.own_table else stage.table
         return [
             base.plus("loss", activations=self.after_forward, buffers=self.loss),
-            base.plus("loss, backward", activations=self.backward, buffers=self.loss_backward),
+            base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),
             base.plus("last layer, backward", activations=self.last_layer, gradients=head, buffers=self.passing),
             base.plus("first layer, backward", activations=self.first_layer, gradients=most, buffers=self.passing),
             base.plus("embedding, backward", gradients=stage.all if growing else 0, buffers=table),
         ]
 
-    def _update(self, largest: int) -> int:
-        """Temporaries of the optimizer; fused AdamW has none."""
-        if self.muon:
-            # The update in fp32, three matrices in bf16 (Newton-Schulz): its argument, the last step's and the next.
-            return self.stage.largest_hidden * (FP32_BYTES + 3 * 2) // FP32_BYTES
-        # On the CPU an elastic update is one operation after the other: root, denominator and quotient.
-        return 2 * largest if self.layout.elastic and self.on_cpu else 0
+    def _handed_over(self, base: Moment, owners: int) -> list[Moment]:
+        """`zero2`: gradients wait until their bucket is full, and go to its owner."""
+        stage = self.stage
+        there = stage.handed_over(owners, sums=self.accumulates)
+        before = stage.largest_share(owners) if self.accumulates else 0
+        moments = [
+            base.plus("loss", activations=self.after_forward, buffers=self.loss, gradients=before),
+            base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward, gradients=before),
+        ]
+        for index in reversed(range(stage.layers)):
+            here = [count for name, count in there.items() if name.startswith(f"layers.{index}.")]
+            below = stage.ahead * sum(self.kept) + sum(self.kept[:index])
+            size = self.sizes.mixture if index >= stage.layers - stage.mixtures else self.sizes.dense
+            # At first all is there that the layer keeps; in the end all of its gradients.
+            moments += [
+                base.plus("a layer, backward", activations=below + self._whole(size), buffers=self.passing,
+                          gradients=here[0]),
+                base.plus("gradients sent", activations=below, buffers=self.sizes.gradient, gradients=max(here)),
+            ]  # fmt: skip
+        table = there.get("embedding.weight", 0)
+        moments.append(base.plus("gradients sent", gradients=table))
+        return moments
+
+    def _update(self, owners: int) -> int:
+        """Temporaries of the optimizer on this device."""
+        optimizer, stage = self.config.optimizer, self.stage
+        if optimizer.offload and not self.on_cpu:
+            return 0
+        updated = stage.largest_share(owners) if owners > 1 else stage.all
+        return update_bytes(
+            optimizer.name, updated, stage.largest, stage.largest_hidden, elastic=self.layout.elastic, cpu=self.on_cpu
+        )
 
     # Weights cut between workers --------------------------------------------------------------------------------------
 
     def sharded(self) -> list[Moment]:
-        """`zero3` and `hsdp`: a layer's weights, and those outside of layers, are brought together as units.
+        """`zero3` and `hsdp`: a layer's weights are brought together as a unit, those outside of layers as the root.
 
         A unit arrives in one flat buffer and is copied out of it; the buffer lives until the next unit is copied out.
-        Weights outside of layers (embedding, projection) are there from the beginning to the end of either pass, and
-        their gradients until the end of the backward pass. gloo needs one buffer more where a unit arrives or leaves;
-        the sum in the fixed tree needs the lane's copy, the parts in the tree's order, and half of them that arrive.
+        The root (embedding, projection; in half precision also norms) is there from the beginning of the forward to the
+        end of the backward pass, and its gradients until then too. gloo needs one buffer more where a unit arrives or
+        leaves; the sum in the fixed tree needs the lane's copy, the parts in the tree's order, and half of them that
+        arrive. In half precision a unit and its gradients are half as large, but for the sum, which is in fp32.
         """
-        stage, layout, shards = self.stage, self.layout, self.layout.mesh.dp_shard
-        unit, root, layers = stage.layer, stage.root, stage.layers
+        stage, layout, shards, name = self.stage, self.layout, self.layout.shards, self.config.optimizer.name
+        norms = stage.norms if self.half else 0
+        root, layers, offload = stage.root + norms, stage.layers, self.config.optimizer.offload and not self.on_cpu
+        leaving_unit = stage.layer - norms // layers
+        unit = leaving_unit // 2 if self.half else leaving_unit
         gloo = int(self.gloo)
         leaving = (2.5 if layout.lanes == 1 else 2) if layout.elastic else gloo
+        own = 0 if offload else stage.shard(shards)
         state = Moment(
             "",
-            weights=stage.shard(shards),
-            optimizer=stage.shard_of_moments(shards, self.muon),
+            weights=own,
+            optimizer=self._moments_of(stage.shard_of_moments(shards, name)),
             buffers=self.lasting,
             # Between micro-batches gradients add up whole; they are sent in the last one only, of a lane when elastic.
             gradients=stage.all if layout.micro_batches > (layout.lanes if layout.elastic else 1) else 0,
         )
         if layout.elastic and layout.lanes > 1:
-            state = state.plus("", buffers=self.copies_of_lanes * stage.all, gradients=stage.shard(shards))
+            state = state.plus("", buffers=self.copies_of_lanes * stage.all, gradients=own)
         # What the lane before sent of the root is let go of when this one sends.
         held = root if layout.elastic and layout.lanes > 1 else 0
         growing = not state.gradients
-        stays = 0 if layout.reshard_after_forward else layers * unit
-        kept = 0 if stays else unit
+        stays = 0 if layout.reshard_after_forward else stage.in_layers * unit // stage.layer
+        ahead = ((layout.prefetch or 1) - 1) * unit
+        kept = 0 if stays else unit + ahead
         head = stage.projection if growing else 0
-        grown, done = (unit, stage.shard_of_layer(shards)) if growing else (0, 0)
-        before_last = self.after_forward - self.last_norm - self.kept
-        second = self.last_layer - self.kept if layers > 1 else self.last_layer
+        grown = unit if growing else 0
+        sent = 0 if offload or not growing else stage.shard_of_layers(shards)
+        done = sent // layers
+        second = self.last_layer - self.kept[-1] if layers > 1 else self.last_layer
+        before_last = self.after_forward - self.last_norm - self.kept[-1]
         arriving = max(self.passing, gloo * kept)
+        root_shard = 0 if offload else stage.shard_of_root(shards)
         moments = [
-            state.plus("last layer gathered", activations=before_last, communication=root + 2 * unit + (stays or unit)),
+            state.plus("root gathered", communication=(2 + gloo) * root + unit),
+            state.plus("last layer gathered", activations=before_last,
+                       communication=root + 2 * unit + ahead + (stays or unit)),
             state.plus("loss", activations=self.after_forward, buffers=self.loss,
                        communication=root + unit + held + stays),
-            state.plus("root gathered", activations=self.backward, buffers=self.loss_backward // 2,
-                       communication=2 * root + held + stays),
-            state.plus("loss, backward", activations=self.backward, buffers=self.loss_backward,
+            state.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward,
                        communication=root + kept + held + stays),
             state.plus("last layer, backward", activations=self.last_layer, gradients=head, buffers=arriving,
                        communication=root + 2 * kept + held + stays),
             # From now on the gradients sent last are still in their buffer.
             state.plus("next layer, backward", activations=second, gradients=head + done, buffers=arriving,
-                       communication=root + 2 * kept + unit + stays),
-            state.plus("first layer, backward", gradients=head + grown + layers * done,
-                       communication=root + (kept or unit) + int((1 + leaving) * unit), buffers=self.sizes.gradient),
-            state.plus("root's gradients", gradients=(root if growing else 0) + layers * done,
-                       communication=root + unit, buffers=0 if growing else stage.table),
-            state.plus("root sent", gradients=layers * done + (stage.table if growing else 0),
-                       communication=int((1 + leaving) * root) + stage.shard_of_root(shards)),
+                       communication=root + 2 * kept + leaving_unit + stays),
+            state.plus("first layer, backward", gradients=head + grown + sent,
+                       communication=root + (kept or unit) + int((1 + leaving) * leaving_unit),
+                       buffers=self.sizes.gradient),
+            state.plus("root's gradients", gradients=(root if growing else 0) + sent,
+                       communication=root + leaving_unit, buffers=0 if growing else stage.table),
+            state.plus("root sent", gradients=sent + (stage.table if growing else 0),
+                       communication=int((1 + leaving) * root) + root_shard),
         ]  # fmt: skip
-        update = Moment("update", weights=state.weights, optimizer=state.optimizer, gradients=stage.shard(shards))
-        return [*moments, update.plus("update", buffers=self.lasting + self._update(stage.largest // shards))]
+        update = Moment("update", weights=state.weights, optimizer=state.optimizer, gradients=own)
+        temporaries = 0 if offload else self._update(1) // shards
+        return [*moments, update.plus("update", buffers=self.lasting + temporaries)]

@@ -10,7 +10,7 @@ from headway.config import MeshShape, override
 from headway.config.lanes import divisors
 from headway.core.errors import HeadwayError
 from headway.core.format import format_bytes, format_count
-from headway.plan.layout import STRATEGIES, Layout
+from headway.plan.layout import CHECKPOINTING, STRATEGIES, Layout
 from headway.plan.memory import MemoryPlan, plan_memory
 from headway.plan.speed import Speed, plan_speed
 
@@ -62,10 +62,11 @@ def usable_bytes(machines: Machines) -> float | None:
 
 
 def options(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
-    """Every strategy with and without activation checkpointing, the config being the same otherwise."""
+    """Every strategy with every kind of activation checkpointing, the config being the same otherwise."""
     workers = machines.count
     names = [name for name in STRATEGIES if (name == "single") == (_data_workers(config, workers) == 1)]
-    return [option(config, model, machines, name, mode) for name in names for mode in ("none", "full")]
+    modes = [mode for mode in CHECKPOINTING if mode != "selective" or model.experts is None]
+    return [option(config, model, machines, name, mode) for name in names for mode in modes]
 
 
 def _data_workers(config: Config, workers: int) -> int:
@@ -135,11 +136,13 @@ def recommend(config: Config, model: ModelConfig, machines: Machines, table: Seq
         return Recommendation(None, _nothing_fits(config, model, machines, tried))
     timed = [option for option in fitting if option.speed is not None]
     if not timed:
-        best = min(fitting, key=lambda o: (o.checkpointing == "full", STRATEGIES.index(o.strategy), _rows_order(o)))
+        best = min(
+            fitting, key=lambda o: (CHECKPOINTING.index(o.checkpointing), STRATEGIES.index(o.strategy), _rows_order(o))
+        )
         return Recommendation(best, f"the simplest that fits; its speed is unknown. {_what_does_not(possible)}".strip())
     fastest = min(_seconds(option) for option in timed)
     near = [option for option in timed if _seconds(option) <= fastest * _SLACK]
-    best = min(near, key=lambda o: (STRATEGIES.index(o.strategy), o.checkpointing == "full", _seconds(o)))
+    best = min(near, key=lambda o: (STRATEGIES.index(o.strategy), CHECKPOINTING.index(o.checkpointing), _seconds(o)))
     others = "the fastest that fits" if _seconds(best) == fastest else "as fast as any that fits, and the simplest"
     return Recommendation(best, f"{others}. {_what_does_not(possible)}".strip())
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.shape import Shape
-from headway.plan.activations import Activations
-from headway.plan.stages import FP32_BYTES, Stage, pipeline_stages
+from headway.plan.activations import Activations, element_bytes
+from headway.plan.moments import FP32_BYTES
+from headway.plan.stages import Stage, pipeline_stages
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
@@ -108,9 +109,10 @@ def _computed_flops_per_token(model: ModelConfig, length: int, layout: Layout) -
     shape, counts = Shape.of(model), count_parameters(model)
     attended = min(length, model.sliding_window or length)
     attention = 12 * shape.layers * shape.heads * shape.head_dim * attended / 2
-    layers = 6 * counts.non_embedding + attention
-    again = layers / 3 if layout.checkpointing == "full" else 0
-    return layers + again + 6 * shape.vocab_size * shape.dim
+    layers = 6 * (counts.active - counts.embedding) + attention
+    # A third of a pass is forward; `selective` computes one of four products again, and no attention.
+    again = {"none": 0.0, "selective": 6 * (counts.active - counts.embedding) / 3 / 4, "full": layers / 3}
+    return layers + again[layout.checkpointing] + 6 * shape.vocab_size * shape.dim
 
 
 def _update_bytes(layout: Layout, stage: Stage) -> float:
@@ -123,13 +125,17 @@ def _update_bytes(layout: Layout, stage: Stage) -> float:
 def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stage) -> float:
     """Through one accelerator's memory in one step, besides what products read and write."""
     length = config.train.sequence_length // layout.mesh.cp
-    sizes = Activations.of(model, layout.micro_batch, length, config.train.precision, "cuda", layout.mesh.tp)
+    sizes = Activations.of(
+        model, layout.micro_batch, length, config.train.precision, "cuda", layout.mesh.tp, layout.mesh.ep
+    )
     passes = PASSES_COMPILED if config.train.compile else PASSES_EAGER
-    if layout.checkpointing == "full":
+    if layout.checkpointing != "none":
         passes += passes // 3
     logits = layout.micro_batch * length * Shape.of(model).vocab_size / layout.mesh.tp / layout.mesh.pp
     micro_batch = (
-        passes * sizes.layer * stage.layers + BYTES_PER_LOGIT * logits + BYTES_PER_MICRO_BATCH * stage.all / FP32_BYTES
+        passes * (sizes.dense.saved * (stage.layers - stage.mixtures) + sizes.mixture.saved * stage.mixtures)
+        + BYTES_PER_LOGIT * logits
+        + BYTES_PER_MICRO_BATCH * stage.all / FP32_BYTES
     )
     return layout.micro_batches * micro_batch + _update_bytes(layout, stage)
 
@@ -148,7 +154,7 @@ class _Collectives:
 
     def __init__(self, config: Config, model: ModelConfig, layout: Layout, machines: Machines, stage: Stage) -> None:
         self.layout, self.machines, self.stage = layout, machines, stage
-        self.element = 2 if config.train.precision == "bf16" else FP32_BYTES
+        self.element = element_bytes(config.train.precision)
         self.shape, self.length = Shape.of(model), config.train.sequence_length
 
     def exposed_seconds(self, micro_batch_seconds: float) -> float:
@@ -174,15 +180,20 @@ class _Collectives:
     def _sharded(self, shards: _Group, copies: _Group, micro_batch_seconds: float) -> float:
         layout, stage = self.layout, self.stage
         units = stage.layers
-        layers = self._ring(stage.all - stage.root, shards, units)
+        layers = self._ring(self._gathered(stage.in_layers), shards, units)
         # The first unit of either pass is what is outside of layers; there is nothing to hide it behind.
         root = self._ring(stage.root, shards, 1)
+        sent = self._ring(stage.in_layers, shards, units)
         forward, backward = micro_batch_seconds * (1 - _BACKWARD), micro_batch_seconds * _BACKWARD
         again = layers if layout.reshard_after_forward else 0.0
-        per_micro_batch = max(0.0, layers - forward) + root * (2 if layout.reshard_after_forward else 1)
-        sends = layers + 2 * self._ring(stage.all // layout.mesh.dp_shard, copies, units)
+        per_micro_batch = max(0.0, layers - forward) + root
+        sends = sent + 2 * self._ring(stage.all // layout.mesh.dp_shard, copies, units)
         total = layout.micro_batches * per_micro_batch + (layout.micro_batches - 1) * max(0.0, again - backward)
         return total + max(0.0, again + sends - backward) + root
+
+    def _gathered(self, count: int) -> int:
+        """Bytes of layers' weights as they are brought together: under autocast in half precision."""
+        return count * self.element // FP32_BYTES
 
     def _tensor(self) -> float:
         """Activations gathered before and summed after attention and feed-forward, forward and backward."""

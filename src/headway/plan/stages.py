@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING
 
 from headway.models.facts import parameter_shapes, part_costs
 from headway.parallel.stages import plan_stages
+from headway.plan.moments import FP32_BYTES, moment_bytes
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
     from headway.plan.layout import Layout
 
-#: Weights and gradients are kept in fp32 whatever the precision of products.
-FP32_BYTES = 4
-_ADAMW_MOMENTS, _MUON_MOMENTS = 2, 1
+#: Gradients and weights travel in pieces of at most this many bytes, or one parameter, so many at a time
+#: (`parallel/buckets.py`).
+BUCKET_BYTES = 25 * 2**20
+BUCKETS_IN_FLIGHT = 2
 
 
 def pipeline_stages(config: Config, model: ModelConfig, layout: Layout) -> list[Stage]:
@@ -28,8 +31,8 @@ def pipeline_stages(config: Config, model: ModelConfig, layout: Layout) -> list[
         model: Complete.
         layout: How the step is spread.
     """
-    workers, tensor = layout.mesh.pp, layout.mesh.tp
-    whole = {name: _cut(size, tensor) for name, size in parameter_shapes(model).items()}
+    workers = layout.mesh.pp
+    whole = {name: _cut(name, size, layout) for name, size in parameter_shapes(model).items()}
     if workers == 1:
         return [Stage(whole, tied=model.tie_embeddings)]
     costs = part_costs(model, config.train.sequence_length)
@@ -62,9 +65,10 @@ def _stage(
     return Stage(shapes, ahead=ahead, received=received)
 
 
-def _cut(size: tuple[int, ...], tensor: int) -> tuple[int, ...]:
-    """Every matrix is cut between tensor-parallel workers, vectors are not."""
-    return size if len(size) == 1 else (size[0] // tensor, *size[1:])
+def _cut(name: str, size: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Tensor-parallel workers share every matrix, expert-parallel ones the experts; vectors are whole."""
+    workers = layout.mesh.ep if ".experts." in name else layout.mesh.tp
+    return size if len(size) == 1 else (size[0] // workers, *size[1:])
 
 
 def _index(name: str) -> int:
@@ -92,22 +96,49 @@ class Stage:
     @cached_property
     def layers(self) -> int:
         """How many."""
-        return len({_index(name) for name in self.shapes if name.startswith("layers.")})
+        return len(self._layer_bytes)
+
+    @cached_property
+    def mixtures(self) -> int:
+        """How many of them have experts; they are the last ones."""
+        return sum(name.endswith("router.weight") for name in self.shapes)
 
     @cached_property
     def all(self) -> int:
         """All parameters."""
         return sum(self.bytes.values())
 
+    @cached_property
+    def _layer_bytes(self) -> list[int]:
+        sizes: dict[int, int] = {}
+        for name, count in self.bytes.items():
+            if name.startswith("layers."):
+                sizes[_index(name)] = sizes.get(_index(name), 0) + count
+        return list(sizes.values())
+
     @property
     def layer(self) -> int:
-        """One layer."""
-        return sum(count for name, count in self.bytes.items() if name.startswith("layers.0."))
+        """The largest layer."""
+        return max(self._layer_bytes)
+
+    @property
+    def in_layers(self) -> int:
+        """All layers."""
+        return sum(self._layer_bytes)
+
+    @cached_property
+    def norms(self) -> int:
+        """What in layers is used in fp32 whatever the precision of products (`Decoder.product_parameters`)."""
+        return sum(
+            count
+            for name, count in self.bytes.items()
+            if name.startswith("layers.") and (len(self.shapes[name]) == 1 or name.endswith("router.weight"))
+        )
 
     @property
     def root(self) -> int:
         """What is outside of layers."""
-        return self.all - self.layers * self.layer
+        return self.all - self.in_layers
 
     @property
     def table(self) -> int:
@@ -126,13 +157,16 @@ class Stage:
 
     @property
     def down(self) -> int:
-        """The second matrix of a feed-forward layer."""
-        return self.bytes["layers.0.feed_forward.down.weight"]
+        """The second matrix of a feed-forward layer, the largest there is."""
+        return self._largest_of("feed_forward.down.weight", "experts.down")
 
     @property
     def gate_up(self) -> int:
         """The first one."""
-        return self.bytes["layers.0.feed_forward.gate_up_groups.weight"]
+        return self._largest_of("gate_up_groups.weight", "experts.gate_up")
+
+    def _largest_of(self, *endings: str) -> int:
+        return max(count for name, count in self.bytes.items() if name.endswith(endings))
 
     @property
     def largest(self) -> int:
@@ -143,11 +177,6 @@ class Stage:
     def largest_hidden(self) -> int:
         """The largest matrix between layers."""
         return max(count for name, count in self.bytes.items() if name.startswith("layers."))
-
-    def moments(self, name: str, muon: bool) -> int:
-        """The optimizer's moments of a parameter: two, or Muon's one of a matrix between layers."""
-        hidden = name.startswith("layers.") and len(self.shapes[name]) == 2
-        return self.bytes[name] * (_MUON_MOMENTS if muon and hidden else _ADAMW_MOMENTS)
 
     def owners(self, workers: int) -> list[list[str]]:
         """The parameters of each worker, as `parallel/ownership.py` deals them out."""
@@ -163,26 +192,76 @@ class Stage:
         """Parameters of the worker that owns most."""
         return max(sum(self.bytes[name] for name in names) for names in self.owners(workers))
 
-    def largest_moments(self, workers: int, muon: bool) -> int:
+    def largest_moments(self, workers: int, optimizer: str) -> int:
         """Moments of the worker that has most."""
-        return max(sum(self.moments(name, muon) for name in names) for names in self.owners(workers))
+        return max(sum(self._moments(name, optimizer) for name in names) for names in self.owners(workers))
+
+    def _moments(self, name: str, optimizer: str) -> int:
+        return moment_bytes(optimizer, name, self.shapes[name])
+
+    def handed_over(self, workers: int, *, sums: bool) -> dict[str, int]:
+        """Gradients where each goes to its owner as soon as a bucket is full (`parallel/zero.py`), on the worker that
+        owns most: those that wait, those on their way, those that have been summed here.
+
+        Args:
+            sums: Whether earlier micro-batches have left sums of all that is owned.
+
+        Returns:
+            By parameter, in the order of the backward pass, the most there is until the next one has its gradient.
+        """
+        dealt = self.owners(workers)
+        owner = {name: rank for rank, names in enumerate(dealt) for name in names}
+        most_owned = max(range(workers), key=lambda rank: sum(self.bytes[name] for name in dealt[rank]))
+        order = list(reversed(self.bytes))
+        buckets = self._buckets_by_owner(order, owner)
+        waiting, arrived, sent = 0, sum(self.bytes[name] for name in dealt[most_owned]) if sums else 0, 0
+        on_the_way: deque[tuple[int, bool]] = deque()
+        done: set[str] = set()
+        found: dict[str, int] = {}
+        for name in order:
+            done.add(name)
+            waiting += self.bytes[name]
+            most = waiting + arrived + sum(size for size, _ in on_the_way)
+            while sent < len(buckets) and done.issuperset(buckets[sent]):
+                if len(on_the_way) == BUCKETS_IN_FLIGHT:
+                    size, mine = on_the_way.popleft()
+                    arrived += size if mine and not sums else 0
+                size = sum(self.bytes[member] for member in buckets[sent])
+                on_the_way.append((size, owner[buckets[sent][0]] == most_owned))
+                most = max(most, waiting + arrived + sum(size for size, _ in on_the_way))
+                waiting -= size
+                sent += 1
+            found[name] = most
+        return found
+
+    def _buckets_by_owner(self, order: list[str], owner: dict[str, int]) -> list[list[str]]:
+        buckets: list[list[str]] = []
+        open_buckets: dict[int, list[str]] = {}
+        for name in order:
+            bucket = open_buckets.get(owner[name])
+            if bucket is None or sum(self.bytes[member] for member in (*bucket, name)) > BUCKET_BYTES:
+                bucket = open_buckets[owner[name]] = []
+                buckets.append(bucket)
+            bucket.append(name)
+        return buckets
 
     def shard(self, shards: int) -> int:
         """The first worker's part of everything, each parameter being cut along its first dimension."""
         return sum(self._shard(name, shards) for name in self.bytes)
 
-    def shard_of_moments(self, shards: int, muon: bool) -> int:
+    def shard_of_moments(self, shards: int, optimizer: str) -> int:
         """The first worker's part of the moments."""
-        parts = {name: self._shard(name, shards) for name in self.bytes}
-        return sum(part * self.moments(name, muon) // self.bytes[name] for name, part in parts.items())
+        return sum(
+            moment_bytes(optimizer, name, (-(-rows // shards), *rest)) for name, (rows, *rest) in self.shapes.items()
+        )
 
-    def shard_of_layer(self, shards: int) -> int:
-        """The first worker's part of one layer."""
-        return sum(self._shard(name, shards) for name in self.bytes if name.startswith("layers.0."))
+    def shard_of_layers(self, shards: int) -> int:
+        """The first worker's part of all layers."""
+        return sum(self._shard(name, shards) for name in self.bytes if name.startswith("layers."))
 
     def shard_of_root(self, shards: int) -> int:
         """The first worker's part of what is outside of layers."""
-        return self.shard(shards) - self.layers * self.shard_of_layer(shards)
+        return self.shard(shards) - self.shard_of_layers(shards)
 
     def _shard(self, name: str, shards: int) -> int:
         rows, *rest = self.shapes[name]

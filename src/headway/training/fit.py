@@ -97,6 +97,10 @@ def _peak(attempt: Callable[[int], None], rows: int, state: TrainState, world: W
     return int(live.peak) + sum(tensor.nbytes for tensor in kept)
 
 
+#: What has a storage of its own; wrappers consist of these.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of tensors that come into being in a block, while they live."""
 
@@ -107,9 +111,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = operator(*args, **(kwargs or {}))
-        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if type(t) is torch.Tensor}
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if type(t) in _PLAIN}
         for tensor in tree_leaves(result):
-            if type(tensor) is torch.Tensor:
+            if type(tensor) in _PLAIN:
                 storage = tensor.untyped_storage()
                 if id(storage) not in given and storage not in self._known:
                     self._known.add(storage)

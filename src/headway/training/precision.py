@@ -26,7 +26,8 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat1
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Around a forward pass: matrix products in bf16 or fp16; with fp8, all that is left of them in bf16."""
     dtype = _AUTOCAST.get(precision)
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    # The cache would keep a copy of every weight until the forward pass has ended, for those that are used twice.
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=False)
 
 
 def muon_products(precision: str) -> torch.dtype:

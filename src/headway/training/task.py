@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from headway.config import FULLY_SHARDED, effective_strategy
 from headway.core.console import notice
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
 from headway.parallel.stages import plan_stages, stages_of_worker
@@ -74,6 +75,9 @@ class Task:
     """Of the whole model, where this worker has a part of it."""
     stages: Sequence[range] | None = None
     """The layers of every pipeline stage; the model has only those of this worker."""
+    first_value: Callable[[str, Sequence[int]], torch.Tensor] | None = None
+    """(name, size) -> first value of a tensor of the model's state, where the model is on the meta device until a
+    strategy has cut it (`parallel.materialize`). Such a model has a method `make_buffers` for what is no state."""
 
     def facts(self) -> dict[str, int]:
         """What the run's record says about the model."""
@@ -120,13 +124,13 @@ LANGUAGE_MODELLING = Objective(language_model_loss, count_targets, StagedLoss(la
 def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None = None, rank: int = 0) -> Task:
     """The native decoder on a token store, as the config says; with pipeline stages, those of one worker.
 
-    The model is on the CPU.
+    The model is on the CPU, or on the meta device where its weights will be cut (`Task.first_value`).
     """
     from headway.data.feeding.feed import EvaluationFeed, TokenFeed
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
     from headway.data.remote_store import open_store
-    from headway.models.build import build_model
+    from headway.models.build import build_model, build_without_memory
     from headway.models.facts import count_parameters, flops_per_token
 
     store = open_store(config.data)
@@ -134,7 +138,13 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     mine = None
     if mesh is not None and stages is not None:
         mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
-    model = build_model(config.model, vocab_size=store.vocab_size, seed=config.seed, stages=mine)
+    first_value = None
+    if mesh is not None and effective_strategy(config.parallel.strategy, mesh) in FULLY_SHARDED:
+        model, first_value = build_without_memory(
+            config.model, vocab_size=store.vocab_size, seed=config.seed, stages=mine
+        )
+    else:
+        model = build_model(config.model, vocab_size=store.vocab_size, seed=config.seed, stages=mine)
     model.set_activation_checkpointing(config.train.activation_checkpointing)
     length = config.train.sequence_length
 
@@ -170,6 +180,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
         recut=cut,
         parameters=count_parameters(model.config).total,
         stages=stages,
+        first_value=first_value,
     )
 
 

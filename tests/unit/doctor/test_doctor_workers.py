@@ -63,12 +63,12 @@ def test_a_wrong_result_is_no_result(operation: str, monkeypatch: pytest.MonkeyP
     # The second of two workers, whose numbers are 2 where the first one's are 1.
     monkeypatch.setattr(communication.dist, "all_reduce", lambda whole: whole.fill_(3.0))
     monkeypatch.setattr(
-        communication, "_ALL_GATHER", lambda whole, part: whole.copy_(torch.tensor([1.0, 1.0, 2.0, 2.0]))
+        communication, "all_gather", lambda whole, part: whole.copy_(torch.tensor([1.0, 1.0, 2.0, 2.0]))
     )
-    monkeypatch.setattr(communication, "_REDUCE_SCATTER", lambda part, whole: part.fill_(3.0))
+    monkeypatch.setattr(communication, "reduce_scatter", lambda part, whole: part.fill_(3.0))
     communication._check(world, operation, 2)
     assert said == [[1.0]]
-    for name in ("_ALL_GATHER", "_REDUCE_SCATTER"):
+    for name in ("all_gather", "reduce_scatter"):
         monkeypatch.setattr(communication, name, lambda out, given: None)
     monkeypatch.setattr(communication.dist, "all_reduce", lambda whole: None)
     with pytest.raises(CommunicationFailed, match=f"{operation} of 16 bytes gave a wrong result on worker 1"):

@@ -9,8 +9,10 @@ import torch
 
 from headway.config import ModelConfig
 from headway.models.build import build_model
+from headway.models.loss import linear_cross_entropy
 from headway.plan.activations import Activations
-from headway.training.step import autocast
+from headway.training.fit import LiveBytes
+from headway.training.precision import autocast
 
 SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "ffn_dim": 160, "vocab_size": 640}
 ROWS, LENGTH = 2, 48
@@ -36,29 +38,54 @@ def saved_bytes(model: ModelConfig, precision: str, checkpointing: str) -> int:
     return sum(seen.values())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"qk_norm": True}, {"head_dim": 8}, {"dropout": 0.1}])
 def test_a_layer_saves_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
     model = ModelConfig(**{**SHAPE, **changes})
     sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu")
-    expected = model.layers * (sizes.layer + sizes.layer_casts) + sizes.last_norm  # type: ignore[operator]
+    expected = model.layers * (sizes.dense.saved + sizes.dense.casts) + sizes.last_norm  # type: ignore[operator]
     assert saved_bytes(model, precision, "none") == expected
 
 
-def test_logits_of_two_chunks_are_there_at_a_time() -> None:
-    model = ModelConfig(**SHAPE)
-    chunk = Activations.of(model, 1, 6553, "fp32", "cpu").loss_forward  # 16 MiB of logits
-    two = Activations.of(model, 1, 2 * 6553, "fp32", "cpu").loss_forward
-    three = Activations.of(model, 1, 3 * 6553, "fp32", "cpu").loss_forward
-    rows = 3 * 4 * 6553 * 64
-    assert two - chunk == rows + 4 * 6553 * 640
-    assert three - two == rows
+EXPERTS = {"experts": 6, "experts_per_token": 2, "expert_ffn_dim": 48, "dense_layers": 1}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"shared_experts": 2}, {"router_score": "sigmoid"}])
+def test_a_layer_with_experts_saves_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
+    model = ModelConfig(**{**SHAPE, **EXPERTS, **changes})
+    sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu")
+    mixtures = 2 * (sizes.mixture.saved + sizes.mixture.casts)
+    expected = sizes.dense.saved + sizes.dense.casts + mixtures + sizes.last_norm
+    assert abs(saved_bytes(model, precision, "none") - expected) < 0.01 * mixtures
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_loss_has_the_logits_of_one_chunk_at_a_time(precision: str) -> None:
+    element = 4 if precision == "fp32" else 2
+    model = ModelConfig(**{**SHAPE, "dim": 16, "heads": 2, "vocab_size": 16384})  # 256 rows are 16 MiB of logits
+    decoder = build_model(model, vocab_size=16384, seed=0)
+    peaks = {}
+    for rows in (256, 768):
+        x, targets = torch.randn(rows, 16, requires_grad=True), torch.randint(16384, (rows,))
+        with LiveBytes() as live, autocast(precision, torch.device("cpu")):
+            linear_cross_entropy(x, decoder.projection, targets)
+        peaks[rows] = live.peak
+    # Two more chunks add their rows' gradients, and what is as small as the rows themselves.
+    assert peaks[768] - peaks[256] < 8 * 512 * 16 * element < 2**20, peaks
+    planned = {rows: Activations.of(model, 1, rows, precision, "cpu").loss_forward for rows in (256, 768)}
+    for rows, peak in peaks.items():  # hidden states were there before
+        assert abs(planned[rows] - 4 * rows * 16 - peak) < 0.05 * peak, (
+            rows,
+            planned,
+            peaks,
+        )
 
 
 def test_a_gpu_keeps_less_of_norms_and_repeats_heads_in_fp32() -> None:
     grouped = ModelConfig(**{**SHAPE, "kv_heads": 2})
     stream, queries = ROWS * LENGTH * 64 * 4, ROWS * LENGTH * 64 * 4
-    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "fp32", device).layer for device in ("cpu", "cuda"))
+    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "fp32", device).dense.saved for device in ("cpu", "cuda"))
     assert cpu - gpu == 2 * stream - 2 * queries
-    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "bf16", device).layer for device in ("cpu", "cuda"))
+    cpu, gpu = (Activations.of(grouped, ROWS, LENGTH, "bf16", device).dense.saved for device in ("cpu", "cuda"))
     assert cpu - gpu == 2 * stream

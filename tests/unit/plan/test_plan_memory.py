@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from headway.config import Config
+from headway.core.errors import ConfigError
 from headway.parallel.world import World
+from headway.plan.accelerators import parse_machines
 from headway.plan.layout import Layout
 from headway.plan.memory import MemoryPlan, plan_memory
+from headway.plan.prepare import make_plan
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks" / "plan"
 needs_benchmarks = pytest.mark.skipif(not BENCHMARKS.exists(), reason="the benchmarks are not part of this copy")
@@ -33,13 +36,14 @@ def benchmark(name: str) -> ModuleType:
 @pytest.mark.parametrize(
     ("precision", "checkpointing", "micro_batches", "optimizer"),
     [("fp32", "none", 1, "adamw"), ("fp32", "full", 2, "adamw"), ("bf16", "full", 1, "adamw"),
-     ("fp32", "full", 1, "muon")],
+     ("fp32", "full", 1, "muon"), ("fp32", "selective", 1, "lion"), ("fp32", "full", 1, "adafactor")],
 )  # fmt: skip
 def test_one_worker_takes_what_is_planned(
     precision: str, checkpointing: str, micro_batches: int, optimizer: str
 ) -> None:
     memory = benchmark("memory")
-    case = memory.Case("single", "tiny", precision, checkpointing, micro_batches, optimizer)
+    model = "tiny-experts" if optimizer == "adafactor" else "tiny"
+    case = memory.Case("single", model, precision, checkpointing, micro_batches, optimizer)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -66,8 +70,7 @@ def plan(strategy: str, workers: int = 8, *, device: str = "cuda", **sections: d
     parallel = {"strategy": strategy, "workers": workers, **sections.get("parallel", {})}
     model = {"preset": "350m", "vocab_size": 32000, **sections.get("model", {})}
     values = {"model": model, "train": train, "parallel": parallel}
-    if "determinism" in sections:
-        values["determinism"] = sections["determinism"]
+    values |= {name: sections[name] for name in ("determinism", "optimizer") if name in sections}
     config = Config.model_validate(values).resolved()
     return plan_memory(config, config.model, Layout.of(config, workers), device)
 
@@ -101,6 +104,50 @@ def test_gradients_of_sharded_weights_are_whole_while_micro_batches_add_up() -> 
     one = plan("zero3", train={"global_batch": 16})
     several = plan("zero3")
     assert max(moment.gradients for moment in several.moments) > 3 * max(moment.gradients for moment in one.moments)
+
+
+def test_half_precision_brings_half_the_bytes_of_layers_together() -> None:
+    once: dict[str, Any] = {"global_batch": 16, "activation_checkpointing": "full"}
+    full = {m.name: m for m in plan("zero3", train=once).moments}
+    half = {m.name: m for m in plan("zero3", train={**once, "precision": "bf16"}).moments}
+    units = full["loss"].communication - half["loss"].communication
+    assert units > 0.45 * 4 * 12 * 1024**2  # a layer of the 350m preset has about 12 dim^2 elements
+    assert half["last layer, backward"].activations < full["last layer, backward"].activations
+    ahead = {m.name: m for m in plan("zero3", train=once, parallel={"prefetch": 3}).moments}
+    unit = 2 * units
+    assert ahead["loss, backward"].communication - full["loss, backward"].communication == pytest.approx(
+        2 * unit, rel=0.01
+    )
+
+
+def test_zero2_lets_go_of_what_it_has_handed_over() -> None:
+    model = {"preset": "1b"}
+    once: dict[str, Any] = {"global_batch": 16}
+    zero1, zero2 = (plan(name, 8, model=model, train=once) for name in ("zero1", "zero2"))
+    gradients = max(moment.gradients for moment in zero2.moments)
+    assert gradients < 0.35 * zero1.peak.gradients  # an eighth, a table, and the open buckets of eight owners
+    sent = next(m for m in zero1.moments if m.name == "weights sent")
+    assert sent.communication < 0.2 * zero1.peak.weights
+
+
+def test_moments_in_host_memory_leave_the_gpu() -> None:
+    for strategy in ("ddp", "zero2", "zero3"):
+        here, there = (plan(strategy, optimizer={"offload": offload}) for offload in (False, True))
+        assert all(moment.optimizer == 0 for moment in there.moments), strategy
+        assert there.peak.weights == (0 if strategy == "zero3" else here.peak.weights)
+    with pytest.raises(ConfigError, match="host memory already"):
+        plan("ddp", device="cpu", optimizer={"offload": True})
+
+
+def test_experts_count_whole_in_memory_and_as_far_as_they_are_active_in_speed() -> None:
+    model = {"preset": "16m-moe", "vocab_size": 8192}
+    made = make_plan(
+        Config.model_validate({"model": model, "train": {"steps": 1}}).resolved(), parse_machines("8xH100")
+    )
+    option = next(option for option in made.table if option.strategy == "ddp")
+    assert option.memory is not None and option.memory.peak.weights == 4 * made.counts.total
+    assert made.counts.active < 0.8 * made.counts.total
+    assert made.flops_per_token < 6.5 * made.counts.total
 
 
 def test_degrees_divide_what_they_cut() -> None:

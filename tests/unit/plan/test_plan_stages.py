@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ import torch
 from headway.config import Config, MeshShape, ModelConfig
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.parallel.buckets import BUCKET_BYTES
+from headway.parallel.buckets import BUCKET_BYTES, BUCKETS_IN_FLIGHT
 from headway.parallel.ownership import Ownership
 from headway.parallel.replicas import Replicas
-from headway.plan import memory
+from headway.parallel.zero import _buckets_by_owner
+from headway.plan import stages
 from headway.plan.layout import Layout
 from headway.plan.stages import Stage, pipeline_stages
-from headway.training.optimizer import build_optimizer, materialize
+from headway.training.optimizer import build_optimizer, materialize, optimizer_tensors
+from headway.training.state import parameter_names
 
 SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "kv_heads": 2, "ffn_dim": 160, "vocab_size": 640}
 
@@ -34,19 +37,25 @@ def run(**parallel: Any) -> Config:
     return Config.model_validate({"train": {"steps": 1, "sequence_length": 32}, "parallel": parallel})
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_weights_and_moments_are_those_of_the_real_ones(tied: bool, optimizer: str) -> None:
+EXPERTS = {"experts": 4, "shared_experts": 1, "dense_layers": 1, "expert_ffn_dim": 48}
+OPTIMIZERS = ["adamw", "muon", "lion", "adafactor", *(["adamw8bit"] if find_spec("torchao") else [])]
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True}, EXPERTS])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_weights_and_moments_are_those_of_the_real_ones(changes: dict[str, Any], optimizer: str) -> None:
     config = Config.model_validate(
-        {"model": {**SHAPE, "tie_embeddings": tied}, "optimizer": {"name": optimizer}, "train": {"steps": 1}}
+        {"model": {**SHAPE, **changes}, "optimizer": {"name": optimizer}, "train": {"steps": 1}}
     )
     model = build_model(config.model, vocab_size=640, seed=0)
     real = build_optimizer(config.optimizer, model, torch.device("cpu"))
     materialize(real)
-    state = [t for moments in real.state.values() for t in moments.values() if t.ndim]  # without counts of steps
+    kept = optimizer_tensors(real, parameter_names(model))
+    state = [t for name, t in kept.items() if t.ndim and ".qmap." not in name]  # no counts of steps, no shared tables
     stage = whole(config.model)
+    assert stage.shapes == {name: tuple(p.shape) for name, p in model.named_parameters()}
     assert stage.all == sum(p.nbytes for p in model.parameters())
-    assert stage.largest_moments(1, optimizer == "muon") == sum(tensor.nbytes for tensor in state)
+    assert stage.largest_moments(1, optimizer) == sum(tensor.nbytes for tensor in state)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 7])
@@ -100,4 +109,24 @@ def test_tensor_parallelism_cuts_matrices_and_no_vectors() -> None:
 
 
 def test_buckets_are_as_large_as_those_that_are_sent() -> None:
-    assert memory.BUCKET_BYTES == BUCKET_BYTES
+    assert (stages.BUCKET_BYTES, stages.BUCKETS_IN_FLIGHT) == (BUCKET_BYTES, BUCKETS_IN_FLIGHT)
+
+
+def test_gradients_wait_as_zero2_lets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the strategy's own buckets, filled one parameter after the other."""
+    monkeypatch.setattr(stages, "BUCKET_BYTES", 2**16)
+    config = ModelConfig(**SHAPE)
+    with torch.device("meta"):
+        model = Decoder(config)
+    owned = Ownership(model, lambda p: Replicas(None, 0, 2))
+    monkeypatch.setattr("headway.parallel.zero.BUCKET_BYTES", 2**16)
+    names = {p: name for name, p in model.named_parameters()}
+    real = [[names[p] for p in bucket] for bucket in _buckets_by_owner(model, owned)]
+    stage = whole(config)
+    owner = {name: rank for rank, owns in enumerate(stage.owners(2)) for name in owns}
+    assert stage._buckets_by_owner(list(reversed(stage.bytes)), owner) == real and len(real) > 6
+    once, again = (stage.handed_over(2, sums=sums) for sums in (False, True))
+    assert list(once) == list(reversed(names.values()))
+    assert max(once.values()) < stage.all and min(again.values()) >= stage.largest_share(2)
+    last = next(reversed(once.values()))
+    assert stage.largest_share(2) <= last <= stage.largest_share(2) + 3 * max(2**16, stage.largest)

@@ -150,6 +150,10 @@ def test_live_bytes_are_those_of_tensors_that_live() -> None:
         c.mul_(2)
         del b, c
     assert (live.now, live.peak) == (0, 8000)
+    weight = torch.nn.Parameter(torch.ones(10, 10))
+    with LiveBytes() as live:
+        weight.t().sum()
+    assert live.peak == 4, "a view of a parameter is no memory of its own"
 
 
 def activations(rows: int) -> int:
