@@ -153,7 +153,7 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
 
         return DeepSpeed(module, world, config)
     deal_out_experts(module, world)
-    if name == "single" and world.mesh.replicas == 1 and not _is_alone(module, world):
+    if name == "single" != config.parallel.strategy and not _is_alone(module, world):
         name = "ddp"  # of experts that tensor-parallel workers have copies of
     if world.mesh.tp > 1:
         from headway.parallel.tensor import cut_matrices
