@@ -29,7 +29,7 @@ wait = dist.Work.wait
 
 def patient(work: dist.Work, *arguments: Any) -> Any:
     result = wait(work, *arguments)
-    time.sleep(0.003)
+    time.sleep(0.01)
     return result
 
 
