@@ -22,9 +22,9 @@ DIVIDED = [
     ("muon", "zero3"),
     ("adafactor", "zero1"),
     ("adafactor", "zero2"),
-    *([("adamw8bit", "zero2")] if find_spec("torchao") else []),
+    *([("adamw8bit", "zero2"), ("adamw8bit", "zero3")] if find_spec("torchao") else []),
 ]
-RESUMED = [(o, s) for o, s in DIVIDED if (o, s) in (("muon", "zero3"), ("adamw8bit", "zero2"))]
+RESUMED = [(o, s) for o, s in DIVIDED if (o, s) in (("muon", "zero3"), ("adamw8bit", "zero3"))]
 
 
 def run(folder: Path, workers: int, jobs: list[dict[str, Any]]) -> None:
@@ -52,8 +52,8 @@ def test_divided_optimizers_have_the_bits_of_one_worker(corpus: Path, tmp_path: 
         tmp_path,
         data=data,
         determinism="elastic",
-        # Matrices of 8 bits and more: 64 x 96 elements; 3 key-value heads cut unevenly between two workers.
-        model={"dim": 48, "layers": 1, "heads": 3, "kv_heads": 3, "ffn_dim": 96},
+        # Matrices of 8 bits: rows of 192 elements.
+        model={"dim": 192, "layers": 1, "heads": 6, "kv_heads": 3, "ffn_dim": 64},
         train={"steps": STEPS, "micro_batch": 1, "lanes": 2, "global_batch": 4},
         checkpoint={"every": f"{STEPS // 2} steps"},
         evaluation={"rows": 2},
@@ -96,3 +96,32 @@ def test_trials_leave_no_trace_under_any_strategy(corpus: Path, tmp_path: Path) 
         assert state_hash(runs / f"{strategy}-plain") == state_hash(runs / f"{strategy}-tried"), strategy
         assert state_hash(runs / f"{strategy}-four") == state_hash(runs / f"{strategy}-fitted"), strategy
         assert manifest(runs / f"{strategy}-fitted")["context"]["micro_batch"] == 4
+
+
+def test_adafactor_learns_on_shards_what_it_does_on_whole_matrices(corpus: Path, tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path,
+        data={"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]},
+        # 3 key-value heads: the rows of a matrix are cut unevenly.
+        model={"dim": 48, "layers": 1, "heads": 3, "kv_heads": 3, "ffn_dim": 96},
+        train={"steps": STEPS, "global_batch": 4},
+        optimizer={"learning_rate": 0.01},
+        checkpoint={"every": f"{STEPS // 2} steps"},
+    )
+    whole, cut = (job(config, s, "adafactor", f"parallel.strategy={s}") for s in ("zero2", "zero3"))
+    runs = tmp_path / "runs"
+    ways = {"on": "zero3", "whole": "zero2"}
+    goes_on = [
+        job(config, name, "adafactor", f"parallel.strategy={s}", copy_of=runs / "zero3") for name, s in ways.items()
+    ]
+    run(tmp_path, 2, [whole, cut, *goes_on])
+    expected = losses(runs / "zero2")
+    assert expected[-1] < expected[0] - 0.03
+    assert losses(runs / "zero3") == pytest.approx(expected, abs=1e-5)
+    assert losses(runs / "whole")[-2:] == pytest.approx(expected[-2:], abs=1e-5)
+    assert state_hash(runs / "on") == state_hash(runs / "zero3")
+
+
+def losses(folder: Path) -> list[float]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record["train/loss"] for record in records if "train/loss" in record]

@@ -242,26 +242,33 @@ def _communication(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def needs_whole_matrices(optimizer: OptimizerConfig) -> str | None:
-    """Why an optimizer cannot update the shards of a matrix one by one; None when it can."""
+def needs_whole_rows(optimizer: OptimizerConfig) -> str | None:
+    """Why an optimizer cannot update parts of a matrix that are not whole rows of it; None when it can."""
     if optimizer.name == "adafactor":
-        return "adafactor keeps means of whole rows and columns, which a shard of a matrix does not have"
+        return "adafactor keeps means of whole rows, which a part of a matrix does not have"
     if optimizer.name == "adamw8bit":
-        return "adamw8bit quantises blocks of 256 neighbours, which are others in every cut of a matrix"
+        return "adamw8bit quantises blocks of up to 256 neighbours in a row, which are others when rows are cut"
     return None
 
 
 def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
     """Optimizers and precisions that want whole matrices, where those are cut."""
-    parallel, reason = config.parallel, needs_whole_matrices(config.optimizer)
+    parallel, reason = config.parallel, needs_whole_rows(config.optimizer)
     shards = parallel.strategy in FULLY_SHARDED and data > 1
     parts = "tensor" if parallel.tensor > 1 else "expert" if parallel.expert > 1 else None
-    if reason is not None and (shards or parts):
-        zero2 = "parallel.strategy=zero2, which divides moments and gradients by whole parameters, or "
+    if reason is not None and parts:
+        yield ConfigError(reason, where=f"optimizer.name, parallel.{parts}", fix="optimizer.name=lion")
+    if config.optimizer.name == "adafactor" and shards and config.determinism == "elastic":
         yield ConfigError(
-            reason,
-            where=f"optimizer.name, parallel.{'strategy' if shards else parts}",
-            fix=("" if parts else zero2) + "optimizer.name=lion",
+            "adafactor adds up the rows of a matrix, and sums over workers round otherwise than sums on one",
+            where="optimizer.name, parallel.strategy, determinism",
+            fix="parallel.strategy=zero2, or determinism=run",
+        )
+    if config.optimizer.name == "adafactor" and shards and config.optimizer.offload:
+        yield ConfigError(
+            "adafactor adds up what workers have of a matrix, which does not go from host memory",
+            where="optimizer.name, optimizer.offload",
+            fix="optimizer.offload=false, or parallel.strategy=zero2",
         )
     if config.optimizer.offload and parallel.tensor > 1 and not shards:
         yield ConfigError(

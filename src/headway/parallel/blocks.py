@@ -6,6 +6,7 @@ reads or writes a state knows those only, and a checkpoint has no trace of the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,6 +68,15 @@ def is_first_of_equals(tensor: torch.Tensor, world: World) -> bool:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The live elements of a tensor that are here."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(tensor: torch.Tensor, local: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """This worker's part of something of a shape that is cut along the same dimensions as a tensor, as a box of it."""
+    if not isinstance(tensor, DTensor):
+        return local
+    size = torch.Size(shape)
+    stride = torch.empty(size, device="meta").stride()
+    return DTensor.from_local(local, tensor.device_mesh, tensor.placements, run_check=False, shape=size, stride=stride)
 
 
 @torch.no_grad()

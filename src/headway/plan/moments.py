@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
+from headway.core.eight_bit import block_size
+
 FP32_BYTES = 4
 #: Lion's directions exist for so many elements at a time (`training/optimizer/lion.py`).
 _LION_ELEMENTS = 2**25
-#: `torchao.optim`: smaller parameters, and those that blocks do not fill, keep moments in fp32.
-_8BIT_LEAST, _8BIT_BLOCK = 4096, 256
 
 
 def moment_bytes(optimizer: str, name: str, size: tuple[int, ...]) -> int:
@@ -30,8 +30,8 @@ def moment_bytes(optimizer: str, name: str, size: tuple[int, ...]) -> int:
         return FP32_BYTES * (rows + columns)
     if optimizer == "adafactor":
         return FP32_BYTES * elements
-    if optimizer == "adamw8bit" and elements >= _8BIT_LEAST and elements % _8BIT_BLOCK == 0:
-        return 2 * (elements + FP32_BYTES * elements // _8BIT_BLOCK)
+    if optimizer == "adamw8bit" and (block := block_size(size)):
+        return 2 * (elements + FP32_BYTES * elements // block)
     return 2 * FP32_BYTES * elements
 
 

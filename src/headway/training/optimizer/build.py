@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from headway.core.errors import ConfigError
+from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.eight_bit import eight_bit_adamw
 from headway.training.optimizer.lion import Lion
@@ -111,11 +112,15 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 def _refuse_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> None:
     """The same as `config.mesh` refuses, for whoever shards a model in another way."""
-    from headway.config.mesh import needs_whole_matrices
+    from headway.config.mesh import needs_whole_rows
 
-    reason = needs_whole_matrices(config)
-    if reason is not None and any(isinstance(p, DTensor) for p in parameters):
+    reason = needs_whole_rows(config)
+    if reason is not None and any(isinstance(p, DTensor) and _cuts_rows(p) for p in parameters):
         raise ConfigError(reason, where="optimizer, parallel", fix="optimizer.name=lion, or parallel.strategy=zero2")
+
+
+def _cuts_rows(p: DTensor) -> bool:
+    return any(getattr(placement, "dim", 0) != 0 for placement in p.placements)
 
 
 def _adamw(order: _Order) -> Optimizer:
@@ -159,7 +164,8 @@ def _lion(order: _Order) -> Optimizer:
 def _adafactor(order: _Order) -> Optimizer:
     # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
     # (Shazeer & Stern 2018, algorithm 4).
-    return torch.optim.Adafactor(order.groups(), lr=order.config.learning_rate)
+    cut = any(isinstance(p, DTensor) for p in order.parameters)
+    return (ShardedAdafactor if cut else torch.optim.Adafactor)(order.groups(), lr=order.config.learning_rate)
 
 
 def _adamw8bit(order: _Order) -> Optimizer:

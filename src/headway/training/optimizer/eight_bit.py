@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
+from headway.core.eight_bit import block_size
+from headway.parallel.blocks import cut_like, local_part
 from headway.training.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], device: torch.device) -> Optimizer:
     """AdamW whose moments are quantised in blocks of 256 values (Dettmers et al. 2022, "8-bit optimizers").
 
-    Parameters of fewer than 4,096 elements, and those whose size is no multiple of 256, keep moments in fp32. On the
-    CPU updates run without compilation: nothing is gained there but memory.
+    A block never goes on in the next row, so that shards, which are whole rows, have the blocks of the whole matrix:
+    rows that 256 does not divide have blocks of the largest power of two that does. On the CPU updates run without
+    compilation: nothing is gained there but memory.
 
     Raises:
         ConfigError: torchao is not installed.
@@ -30,7 +33,14 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
     compiled = device.type == "cuda"
 
     class EightBitAdamW(AdamW8bit):  # type: ignore[misc]
-        """torchao's, compiled only where that is worth its time."""
+        """torchao's, compiled only where that is worth its time, and with blocks of rows."""
+
+        def _new_buffer(self, p: torch.Tensor, signed: bool) -> torch.Tensor:
+            block, local = block_size(tuple(p.shape)), local_part(p)
+            if block is None or not local.numel():
+                return torch.zeros_like(p)
+            moment: torch.Tensor = self._subclass_zeros(local, signed, block)
+            return cut_like(p, moment, p.shape)
 
         def step(self, closure: None = None) -> None:
             with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
@@ -38,3 +48,12 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
 
     optimizer: Optimizer = EightBitAdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps)
     return optimizer
+
+
+def quantised_parts(moment: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The plain tensors that a quantised moment is made of, cut as it is; scales are (..., rows, blocks of a row)."""
+    local: Any = local_part(moment)
+    yield "codes", cut_like(moment, local.codes, moment.shape)
+    scales = local.scale.view(*local.shape[:-1], -1)
+    yield "scale", cut_like(moment, scales, (*moment.shape[:-1], scales.shape[-1]))
+    yield "qmap", local.qmap

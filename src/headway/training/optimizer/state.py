@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from headway.core.types import StateTensors
+from headway.parallel.blocks import local_part
+from headway.training.optimizer.eight_bit import quantised_parts
 
 
 def materialize(optimizer: Optimizer) -> None:
@@ -66,12 +67,18 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 def _plain(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that one is made of; a sharded one stays one, since it is a box of a whole."""
-    if isinstance(tensor, DTensor) or not is_traceable_wrapper_subclass(tensor):
+    local = local_part(tensor)
+    if not local.numel():
+        return  # a worker without any row of a matrix has nothing to save or load of it
+    if hasattr(local, "codes"):
+        for part, plain in quantised_parts(tensor):
+            yield f"{name}.{part}", plain
+    elif is_traceable_wrapper_subclass(local):
+        raise TypeError(
+            f"'{name}' is a {type(local).__name__}; only plain and quantised tensors can be resumed exactly"
+        )
+    else:
         yield name, tensor
-        return
-    parts, _ = tensor.__tensor_flatten__()
-    for part in parts:
-        yield from _plain(f"{name}.{part}", getattr(tensor, str(part)))
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
