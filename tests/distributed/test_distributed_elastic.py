@@ -15,7 +15,7 @@ ELASTIC = {"determinism": "elastic"}
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_one_two_and_four_workers_and_a_change_between_them(
     tiny: Callable[..., Path], tmp_path: Path, precision: str
 ) -> None:
@@ -33,6 +33,7 @@ def test_one_two_and_four_workers_and_a_change_between_them(
     assert len(set(hashes.values())) == 1, hashes
 
 
+@pytest.mark.slow
 def test_run_determinism_differs_between_workers_and_says_so(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Otherwise the test above would prove nothing about the tree."""
     config = tiny()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headway.telemetry.metrics import read_metrics
 from support import headway
 
@@ -21,6 +23,7 @@ def test_every_way_gives_the_sum_within_what_it_promises() -> None:
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_runs_learn_with_every_way(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Rounded gradients give other losses, which shows that they were rounded, but hardly worse ones."""
     config = tiny(model={"dropout": 0.0}, train={"lanes": 4})

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from support import headway, manifest, state_hash
 from support_trials import STEPS, Trials, close
 
@@ -76,6 +78,7 @@ def test_several_stages_per_worker_and_micro_batches_of_uneven_weight(trials: Ca
     assert len(set(runs.metric("single-packed", "train/items"))) > 1
 
 
+@pytest.mark.slow
 def test_stages_times_workers_that_share_the_data(trials: Callable[..., Trials]) -> None:
     runs = trials(model=LAYERS, train={"lanes": 2})
     runs.add("single", 1)
@@ -106,6 +109,7 @@ def test_a_run_goes_on_with_other_stages(trials: Callable[..., Trials]) -> None:
     assert not [(name, runs.losses(name)) for name in names if not close(runs.losses(name), runs.losses("single"))]
 
 
+@pytest.mark.slow
 def test_both_copies_of_a_tied_matrix_stay_the_same_bits(trials: Callable[..., Trials]) -> None:
     runs = trials(model={"dropout": 0.1, "layers": 4, "tie_embeddings": True}, train={"lanes": 2})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
@@ -116,6 +120,7 @@ def test_both_copies_of_a_tied_matrix_stay_the_same_bits(trials: Callable[..., T
     assert result.returncode == 0, result.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """With dropout: every stage draws from a stream of its own, a function of the step alone."""
     config = tiny(parallel={"threads": 1, "pipeline": 2})

@@ -127,6 +127,7 @@ def test_a_run_of_shards_of_parts_goes_on_alone(trials: Callable[..., Trials]) -
     assert_like_single(runs, names)
 
 
+@pytest.mark.slow
 def test_another_arrangement_of_as_many_workers_is_told(tiny: Callable[..., Path]) -> None:
     """Each of these trains as one worker would, but not with the bits of the other."""
     config = tiny(model={"dropout": 0.0}, train={"steps": 10})

@@ -64,6 +64,7 @@ def test_a_run_goes_on_under_any_other_strategy(trials: Callable[..., Trials]) -
     assert not [(name, runs.losses(name), expected) for name in names if not close(runs.losses(name), expected)]
 
 
+@pytest.mark.slow
 def test_muon_goes_on_under_any_other_strategy_with_the_same_bits(trials: Callable[..., Trials]) -> None:
     """It rounds to bf16 on its way, which blows up the last bits of a gradient: only bits can be compared."""
     runs = trials(optimizer={"name": "muon"}, determinism="elastic")
@@ -94,6 +95,7 @@ def test_experts_learn_under_every_strategy_what_they_do_on_one_worker(trials: C
     assert not [(name, runs.losses(name), expected) for name in names if not close(runs.losses(name), expected)]
 
 
+@pytest.mark.slow
 def test_experts_and_their_biases_have_the_same_bits_under_every_strategy(trials: Callable[..., Trials]) -> None:
     runs = trials(determinism="elastic", model={**EXPERTS, "dropout": 0.1}, train={"activation_checkpointing": "full"})
     runs.add("single", 1)

@@ -160,7 +160,8 @@ def test_a_run_that_is_in_use_is_left_alone(place: Path) -> None:
     before = state_hash(run)
     lock = OwnerLock.take(run)
     try:
-        refused("train", place / "config.yaml", code=4, says="the run is in use by", where=str(run))
+        longer = ["train", place / "config.yaml", "train.steps=12"]
+        refused(*longer, code=4, says="the run is in use by", where=str(run))
         refused("train", place / "config.yaml", "--restart", code=4, says="the run is in use by", where=str(run))
     finally:
         lock.release()

@@ -11,7 +11,10 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]])
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize("launcher", [[], pytest.param(TORCHRUN, marks=pytest.mark.slow)])
 def test_image_classifier_learns(tmp_path: Path, launcher: list[str]) -> None:
     result = subprocess.run(
         [sys.executable, *launcher, str(EXAMPLES / "image_classifier.py"), f"runs={tmp_path}", "train.device=cpu"],

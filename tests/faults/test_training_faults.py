@@ -14,7 +14,7 @@ import pytest
 from support import headway, state_hash
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_the_same_command_goes_on(tiny: Callable[..., Path], tmp_path: Path, workers: int) -> None:
     config = tiny(checkpoint={"every": "1000 steps"})
     assert headway("train", config, "name=whole", "-w", str(workers)).returncode == 0
@@ -28,7 +28,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny: Callable[..., Path], 
     assert state_hash(tmp_path / "runs" / "stopped") == state_hash(tmp_path / "runs" / "whole")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_full_disk_ends_with_code_4_and_loses_nothing(
     tiny: Callable[..., Path], tmp_path: Path, workers: int
 ) -> None:

@@ -40,7 +40,7 @@ def _kill_group_after(config: Path, workers: int, seconds: float) -> bool:
     return running
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_kills_of_the_process_group_at_random_moments(
     tiny: Callable[..., Path], tmp_path: Path, workers: int
 ) -> None:
