@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support import headway
 
 
+@pytest.mark.slow
 def test_three_workers_measure_every_collective() -> None:
     result = headway("doctor", "--communication", "-w", "3", "--device", "cpu", "--sizes", "1Ki,100000", "--json")
     assert result.returncode == 0, result.stderr

@@ -74,6 +74,7 @@ def test_divided_optimizers_have_the_bits_of_one_worker(corpus: Path, tmp_path: 
     assert not [name for optimizer, name in names if state_hash(runs / name) != expected[optimizer]]
 
 
+@pytest.mark.slow
 def test_trials_leave_no_trace_under_any_strategy(corpus: Path, tmp_path: Path) -> None:
     data = {"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]}
     config = write_config(

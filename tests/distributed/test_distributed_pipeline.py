@@ -97,6 +97,7 @@ def test_tied_embeddings(trials: Callable[..., Trials]) -> None:
     assert not different(runs, names)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_stages(trials: Callable[..., Trials]) -> None:
     runs = trials(model={**LAYERS, "tie_embeddings": True}, train={"lanes": 2}, optimizer=SLOW)
     ways = {"single": (1,), "ddp": (2,), "pp": (2, TWO), "interleaved": (2, TWO, INTERLEAVED)}

@@ -160,7 +160,7 @@ def test_a_run_that_is_in_use_is_left_alone(place: Path) -> None:
     before = state_hash(run)
     lock = OwnerLock.take(run)
     try:
-        longer = ["train", place / "config.yaml", "train.steps=12"]
+        longer = ["train", place / "config.yaml", "train.steps=12", "--accept-changes"]
         refused(*longer, code=4, says="the run is in use by", where=str(run))
         refused("train", place / "config.yaml", "--restart", code=4, says="the run is in use by", where=str(run))
     finally:

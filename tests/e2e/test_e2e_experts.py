@@ -24,6 +24,7 @@ EXPERTS = {
 }
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_has_the_same_state_and_transformers_computes_it(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_what_is_missing_or_another_is_not_proven(copy: Path, tmp_path: Path) ->
     assert headway("ledger", tmp_path).returncode == 4
 
 
+@pytest.mark.slow
 def test_a_mixture_is_the_same_on_any_number_of_workers_and_through_kills(run: Path, tmp_path: Path) -> None:
     values = yaml.safe_load((run.parents[1] / "config.yaml").read_text())
     values |= {"runs": str(tmp_path), "determinism": "elastic", "train": {**values["train"], "lanes": 4}}

@@ -93,6 +93,7 @@ def _copies(folder: Path) -> int:
     return total
 
 
+@pytest.mark.slow
 def test_a_run_from_object_storage_is_the_local_one_through_a_kill(origin: Path, tmp_path: Path, url: str) -> None:
     limit = _limit(origin)
     local, remote = _configs(origin, tmp_path, url, limit)
