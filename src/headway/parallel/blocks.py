@@ -70,13 +70,20 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def cut_like(tensor: torch.Tensor, local: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """This worker's part of something of a shape that is cut along the same dimensions as a tensor, as a box of it."""
+def cut_like(tensor: torch.Tensor, local: torch.Tensor, shape: Sequence[int] | None = None) -> torch.Tensor:
+    """This worker's part of something that is cut as a tensor is: the part itself if that is whole, else a `DTensor`.
+
+    Args:
+        tensor: What is cut.
+        local: The part.
+        shape: Of the whole that it is a part of, in the order of rows; the tensor's own, in its layout, when not given.
+    """
     if not isinstance(tensor, DTensor):
         return local
-    size = torch.Size(shape)
-    stride = torch.empty(size, device="meta").stride()
-    return DTensor.from_local(local, tensor.device_mesh, tensor.placements, run_check=False, shape=size, stride=stride)
+    whole = tensor if shape is None else torch.empty(tuple(shape), device="meta")
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
 
 
 @torch.no_grad()

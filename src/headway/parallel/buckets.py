@@ -14,9 +14,8 @@ from collections.abc import Callable, Hashable
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from headway.parallel.blocks import local_part
+from headway.parallel.blocks import cut_like, local_part
 
 BUCKET_BYTES = 25 * 2**20
 #: Flat copies that may be on their way at a time: one travels while the next is made.
@@ -61,15 +60,8 @@ class Bucket:
         start = 0
         for p in parameters:
             local = local_part(p.detach())
-            p.grad = like_parameter(_view(self.flat[start : start + local.numel()], local), p)
+            p.grad = cut_like(p, _view(self.flat[start : start + local.numel()], local))
             start += local.numel()
-
-
-def like_parameter(local: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """A tensor for this worker's part of a parameter, as the parameter itself is: whole, or part of a `DTensor`."""
-    if not isinstance(p, DTensor):
-        return local
-    return DTensor.from_local(local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
 def _view(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:

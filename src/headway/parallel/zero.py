@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway.parallel.blocks import is_first_of_equals, local_part
-from headway.parallel.buckets import BUCKET_BYTES, InFlight, like_parameter
+from headway.parallel.blocks import cut_like, is_first_of_equals, local_part
+from headway.parallel.buckets import BUCKET_BYTES, InFlight
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.ownership import Ownership
@@ -99,7 +99,7 @@ class Zero2(_OwnedUpdate):
     def reduce(self) -> None:
         self._buffers.check()
         for p in self._bucket_of:
-            p.grad = like_parameter(self._sums[p], p) if self._ownership.is_mine(p) else None
+            p.grad = cut_like(p, self._sums[p]) if self._ownership.is_mine(p) else None
 
     def _filled(self, p: Any) -> None:
         if not self._training:

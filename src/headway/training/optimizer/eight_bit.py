@@ -40,7 +40,7 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
             if block is None or not local.numel():
                 return torch.zeros_like(p)
             moment: torch.Tensor = self._subclass_zeros(local, signed, block)
-            return cut_like(p, moment, p.shape)
+            return cut_like(p, moment)
 
         def step(self, closure: None = None) -> None:
             with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
@@ -53,7 +53,7 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
 def quantised_parts(moment: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The plain tensors that a quantised moment is made of, cut as it is; scales are (..., rows, blocks of a row)."""
     local: Any = local_part(moment)
-    yield "codes", cut_like(moment, local.codes, moment.shape)
+    yield "codes", cut_like(moment, local.codes)
     scales = local.scale.view(*local.shape[:-1], -1)
     yield "scale", cut_like(moment, scales, (*moment.shape[:-1], scales.shape[-1]))
     yield "qmap", local.qmap

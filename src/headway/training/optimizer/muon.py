@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
-from headway.parallel.blocks import block_of, local_part
+from headway.parallel.blocks import block_of, cut_like, local_part
 
 
 class ShardedMuon(torch.optim.Muon):
@@ -61,11 +61,7 @@ class ShardedMuon(torch.optim.Muon):
         momentum, gradient = local_part(self.state[p]["momentum_buffer"]), local_part(p.grad)
         momentum.lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-        if not isinstance(p, DTensor):
-            return update
-        return DTensor.from_local(
-            update, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-        )
+        return cut_like(p, update)
 
     def _shared(self, direction: torch.Tensor | None, p: Any, turn: int) -> torch.Tensor:
         """The owner's result, on every worker."""
