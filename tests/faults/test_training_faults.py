@@ -29,16 +29,30 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny: Callable[..., Path], 
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_full_disk_ends_with_code_4_and_loses_nothing(
-    tiny: Callable[..., Path], tmp_path: Path, workers: int
+@pytest.mark.parametrize("fault", ["enospc@checkpoint.shard:2", "kill@checkpoint.manifest:2"])
+def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
+    tiny: Callable[..., Path], tmp_path: Path, fault: str, workers: int
 ) -> None:
     config = tiny()
     assert headway("train", config, "name=whole", "-w", str(workers)).returncode == 0
-    full = headway("train", config, "name=full", "-w", str(workers), faults="enospc@checkpoint.shard:2")
+    full = headway("train", config, "name=full", "-w", str(workers), faults=fault)
+    assert full.returncode == 0, full.stderr
+    assert "training goes on without a checkpoint of step 4" in full.stderr
+    assert ("No space left" if "enospc" in fault else "died (signal 9)") in full.stderr
+    run = tmp_path / "runs" / "full"
+    assert '"step":4' in next(line for line in (run / "metrics.jsonl").open() if "checkpoint/failed" in line)
+    assert headway("checkpoints", "verify", run).returncode == 0
+    assert headway("ledger", run).returncode == 0, "the ledger has no commit of a checkpoint that is not there"
+    assert state_hash(run) == state_hash(tmp_path / "runs" / "whole")
+
+
+def test_a_last_checkpoint_that_cannot_be_written_ends_with_code_4(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny()
+    assert headway("train", config, "name=whole").returncode == 0
+    full = headway("train", config, "name=full", faults="enospc@checkpoint.shard:5")
     assert full.returncode == 4, full.stderr
     assert "No space left" in full.stderr and "fix:" in full.stderr
-    assert headway("checkpoints", "verify", tmp_path / "runs" / "full").returncode == 0
-    assert headway("train", config, "name=full", "-w", str(workers)).returncode == 0
+    assert headway("train", config, "name=full").returncode == 0
     assert state_hash(tmp_path / "runs" / "full") == state_hash(tmp_path / "runs" / "whole")
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint format, version 1: what `manifest.json` says, and the hash that names a state.
+"""The checkpoint format, version 2: what `manifest.json` says, and the hash that names a state.
 
 A checkpoint is a folder `step-00001000/` of safetensors files and this manifest, which is written last. The format is
 described for readers in other languages in docs/checkpoint-format.md.
@@ -7,7 +7,6 @@ described for readers in other languages in docs/checkpoint-format.md.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -45,6 +44,9 @@ DTYPES = {
     "bool": "BOOL",
 }
 
+#: Bytes of an element, by the name that safetensors files have for its type.
+ITEM_BYTES = {name: int(re.findall(r"[0-9]+", name)[0]) // 8 if name != "BOOL" else 1 for name in DTYPES.values()}
+
 _STEP_NAME = re.compile(r"step-[0-9]{8,}")
 
 
@@ -60,17 +62,16 @@ Shape = tuple[NonNegativeInt, ...]
 
 
 class Slice(_Part):
-    """A block of a tensor: the tensor of the same name in one file."""
+    """A part of a tensor: the tensor of the same name in one file.
+
+    It is a box of the whole, or, where it has one dimension and the whole has not, a run of neighbours in row-major
+    order. Version 1 had boxes only.
+    """
 
     file: FileName
     offset: Shape
-    """Where the block begins, per dimension."""
+    """Where the box begins, per dimension; of a run, the number of its first element."""
     shape: Shape
-
-    def overlaps(self, other: Slice) -> bool:
-        """Whether the two blocks share an element."""
-        sides = zip(self.offset, self.shape, other.offset, other.shape, strict=True)
-        return all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in sides)
 
 
 class TensorEntry(_Part):
@@ -87,16 +88,38 @@ class TensorEntry(_Part):
     def _is_a_tensor(self) -> Self:
         if self.dtype not in DTYPES.values():
             raise ValueError(f"unknown dtype '{self.dtype}'")
+        runs = all(len(part.shape) == 1 for part in self.slices)
+        whole = (math.prod(self.shape),) if runs else self.shape
         for part in self.slices:
-            if not len(part.offset) == len(part.shape) == len(self.shape):
+            if not len(part.offset) == len(part.shape) == len(whole):
                 raise ValueError("a slice has another number of dimensions than its tensor")
-            if any(o + n > size for o, n, size in zip(part.offset, part.shape, self.shape, strict=True)):
+            if any(o + n > size for o, n, size in zip(part.offset, part.shape, whole, strict=True)):
                 raise ValueError("a slice reaches beyond its tensor")
-        if any(a.overlaps(b) for a, b in itertools.combinations(self.slices, 2)):
+        if _any_overlap(self.slices):
             raise ValueError("two slices overlap")
-        if sum(math.prod(part.shape) for part in self.slices) != math.prod(self.shape):
+        if sum(math.prod(part.shape) for part in self.slices) != math.prod(whole):
             raise ValueError("the slices do not cover the tensor")
         return self
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole tensor."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def _any_overlap(slices: Iterable[Slice]) -> bool:
+    """Whether two boxes share an element. They are gone through by where they begin, each compared with those that
+    reach that far: a tensor of thousands of slices must not take millions of comparisons."""
+    reaching: list[Slice] = []
+    for part in sorted((part for part in slices if 0 not in part.shape), key=lambda part: part.offset):
+        if part.offset:
+            reaching = [other for other in reaching if other.offset[0] + other.shape[0] > part.offset[0]]
+        for other in reaching:
+            sides = zip(part.offset, part.shape, other.offset, other.shape, strict=True)
+            if all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in sides):
+                return True
+        reaching.append(part)
+    return False
 
 
 class FileEntry(_Part):
@@ -110,7 +133,7 @@ class Manifest(_Part):
     """Everything a checkpoint says about itself."""
 
     format: Literal["headway-checkpoint"] = "headway-checkpoint"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
     step: NonNegativeInt
     cursor: dict[str, int]
     """Where the run is: `step` and what else the training loop counts."""
@@ -158,9 +181,8 @@ class Manifest(_Part):
             raise ValueError(f"is not JSON: {error}") from None
         if not isinstance(record, dict) or record.get("format") != cls.model_fields["format"].default:
             raise ValueError("is not the manifest of a Headway checkpoint")
-        known = cls.model_fields["version"].default
-        if record.get("version") != known:
-            raise ValueError(f"has format version {record.get('version')!r}; this Headway reads version {known}")
+        if record.get("version") not in (1, 2):
+            raise ValueError(f"has format version {record.get('version')!r}; this Headway reads versions 1 and 2")
         if record.pop("manifest_sha256", None) != fingerprint(record):
             raise ValueError("has changed since it was written (manifest_sha256 differs)")
         try:

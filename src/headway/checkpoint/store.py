@@ -1,49 +1,29 @@
-"""All checkpoints of a run: save, find the newest that verifies, load, keep a few.
-
-A save becomes visible by one rename of a complete, flushed folder. Whatever kills it, on whichever line, leaves the
-checkpoints that were there before, plus at most a hidden folder that the next save clears away.
-"""
+"""All checkpoints of a run: save, find the newest that verifies, load, keep a few."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.format import (
-    MANIFEST,
-    FileEntry,
-    Manifest,
-    Slice,
-    TensorEntry,
-    read_manifest,
-    state_hash,
-    step_name,
-    step_of,
-)
-from headway.checkpoint.shards import dtype_name, plan_shards, read_tensors, write_shard
+from headway.checkpoint.format import Manifest, read_manifest, step_name, step_of, tensor_bytes
+from headway.checkpoint.images import Piece, dtype_name, plan_images
+from headway.checkpoint.publish import REPLACED, Publisher, remove, write_part
+from headway.checkpoint.reading import SavedTensors, read_tensors
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
-from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
-from headway.core.files import sync_folder
 from headway.core.format import format_bytes
+from headway.core.types import Block
 
 if TYPE_CHECKING:
-    import torch
-
     from headway.core.types import StateBlocks, StateTensors
-
-#: A save in progress, or a checkpoint on its way out. Nobody reads these.
-_TEMPORARY = ".tmp-"
-#: A checkpoint that steps aside while another of the same step takes its place. It counts as long as that is not there.
-_REPLACED = ".replaced-"
 
 
 @dataclass(frozen=True)
@@ -94,7 +74,8 @@ class CheckpointStore:
         if keep < 1:
             raise ValueError("at least one checkpoint must be kept")
         self.directory, self.keep = Path(directory), keep
-        self._may_write, self._max_shard_bytes = may_write, max_shard_bytes
+        self.publisher = Publisher(self.directory, may_write)
+        self._max_shard_bytes = max_shard_bytes
 
     # Reading
 
@@ -112,7 +93,7 @@ class CheckpointStore:
             ) from error
         found = {step: name for name in names if (step := step_of(name)) is not None}
         # A replacement that was killed between its two renames.
-        aside = {step: name for name in names if (step := step_of(name.removeprefix(_REPLACED))) is not None}
+        aside = {step: name for name in names if (step := step_of(name.removeprefix(REPLACED))) is not None}
         return [self.directory / name for _, name in sorted({**aside, **found}.items())]
 
     def list(self) -> Sequence[CheckpointInfo]:
@@ -204,20 +185,26 @@ class CheckpointStore:
         for worker in gather({n: (dtype_name(n, b.local), b.shape) for n, b in blocks.items()}):
             here |= worker
         _refuse_differences(info, here)
-        saved = self.load(info)
+        saved = SavedTensors(info.path, info.manifest)
         with torch.no_grad():
             for name, block in blocks.items():
-                block.local.copy_(block.of(saved[name]))
+                saved.copy_into(name, block)
 
     def _folder(self, step: int) -> Path:
-        aside = self.directory / (_REPLACED + step_name(step))
+        aside = self.directory / (REPLACED + step_name(step))
         folder = self.directory / step_name(step)
         return aside if aside.exists() and not folder.exists() else folder
 
     # Writing
 
-    def save(self, step: int, tensors: StateTensors, cursor: Mapping[str, int], context: Mapping[str, Any]) -> Manifest:
-        """Write a checkpoint, make it visible, and remove those that are too old.
+    def save(
+        self,
+        step: int,
+        tensors: StateTensors,
+        cursor: Mapping[str, int],
+        context: Mapping[str, Any],
+    ) -> Manifest:
+        """Save a whole state at once, in this process, and remove checkpoints that are too old.
 
         A good checkpoint of the same step and state is left as it is. One of another state, or a damaged one, is
         replaced.
@@ -231,114 +218,51 @@ class CheckpointStore:
         Raises:
             CheckpointError: it cannot be written, or `may_write` forbids it. Earlier checkpoints are intact.
         """
-        temporary = self.directory / f"{_TEMPORARY}{step_name(step)}-{os.getpid()}"
-        self._may_write()  # or a process that lost the run would clear away the save of the one that has it
+        pieces = [Piece.of(name, Block.whole(tensor)) for name, tensor in tensors.items()]
+        images = plan_images(pieces, 0, self._max_shard_bytes)
+        with self.saving(step, os.getpid(), sum(image.nbytes for image in images)) as folder:
+            part = write_part(folder, images, lambda piece: tensor_bytes(tensors[piece.name]))
+            manifest = self.publisher.finish(folder, [part], {**cursor, "step": step}, {**context, "time": time.time()})
+        self.prune(step)
+        return manifest
+
+    @contextmanager
+    def saving(self, step: int, tag: object, nbytes: int) -> Iterator[Path]:
+        """A folder to save a step in, for the length of a block; whatever goes wrong in it, nothing is left.
+
+        Args:
+            step: Finished steps.
+            tag: Tells saves of the same step apart.
+            nbytes: Size of the state, for the message.
+
+        Raises:
+            CheckpointError: it cannot be written, or `may_write` forbids it. Earlier checkpoints are intact.
+        """
+        temporary = self.publisher.folder(step, tag)
         try:
-            if not self.directory.exists():
-                self.directory.mkdir(parents=True)
-                sync_folder(self.directory.parent)
-            self._clear_leftovers()
-            written = self._write(temporary, step, tensors, dict(cursor), {**context, "time": time.time()})
-            manifest = self._publish(temporary, written)
+            yield self.publisher.begin(step, tag)
         except OSError as error:
-            _remove(temporary)
-            raise self._cannot_write(step, tensors, error) from error
+            remove(temporary)
+            raise self._cannot_write(step, nbytes, error) from error
         except BaseException:
-            _remove(temporary)
+            remove(temporary)
             raise
-        self._prune(step)
-        return manifest
 
-    def _write(
-        self,
-        folder: Path,
-        step: int,
-        tensors: StateTensors,
-        cursor: dict[str, int],
-        context: dict[str, Any],
-    ) -> Manifest:
-        """A complete checkpoint under a name that nobody reads: tensors first, the manifest last, all flushed."""
-        folder.mkdir()
-        shards = {f"shard-{i:05d}.safetensors": s for i, s in enumerate(plan_shards(tensors, self._max_shard_bytes))}
-        # Hashing and writing let go of the interpreter's lock; more threads than this only wait for the disk.
-        with ThreadPoolExecutor(min(4, usable_cores())) as pool:
-            written = pool.map(lambda s: write_shard(folder / s[0], {n: tensors[n] for n in s[1]}), shards.items())
-            files: dict[str, FileEntry] = {}
-            entries: dict[str, TensorEntry] = {}
-            for (name, members), (files[name], hashes) in zip(shards.items(), written, strict=True):
-                entries |= {member: _entry(name, member, tensors[member], hashes[member]) for member in members}
-        manifest = Manifest(
-            step=step,
-            cursor=cursor,
-            context=context,
-            state_sha256=state_hash(entries, cursor),
-            files=files,
-            tensors=entries,
-        )
-        fault_point("checkpoint.manifest")
-        with (folder / MANIFEST).open("wb") as file:
-            file.write(manifest.render())
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(folder)
-        return manifest
-
-    def _publish(self, temporary: Path, manifest: Manifest) -> Manifest:
-        """Give a complete folder its name; returns the manifest that is there afterwards."""
-        target = self.directory / step_name(manifest.step)
-        aside = self.directory / (_REPLACED + target.name)
-        occupied = os.path.lexists(target)
-        if occupied:
-            there = verify_checkpoint(target)
-            if there.good and there.manifest and there.manifest.state_sha256 == manifest.state_sha256:
-                _remove(temporary)
-                return there.manifest
-            why = "; ".join(map(str, there.damage)) or "it holds another state"
-            console.warning(f"replacing {target}: {why}")
-        fault_point("checkpoint.rename")
-        self._may_write()
-        if occupied:
-            target.rename(aside)
-            fault_point("checkpoint.replace")
-        temporary.rename(target)
-        sync_folder(self.directory)
-        return manifest
-
-    def _clear_leftovers(self) -> None:
-        """Remove what killed saves have left, and put back a checkpoint that a killed replacement has put aside."""
-        for path in self.directory.glob(f"{_TEMPORARY}*"):
-            _remove(path)
-        for path in self.directory.glob(f"{_REPLACED}*"):
-            name = self.directory / path.name.removeprefix(_REPLACED)
-            if os.path.lexists(name):
-                self._discard(path)
-            else:
-                path.rename(name)
-
-    def _prune(self, saved: int) -> None:
+    def prune(self, saved: int) -> None:
         """Remove all but the newest `keep` checkpoints up to the one just saved, which is good and so among them.
 
         Folders of later steps were passed over when the run resumed; they are evidence, and their turn comes when the
         run gets there.
         """
         folders = [folder for folder in self.folders() if (step_of(folder.name) or 0) <= saved]
-        for folder in (*self.directory.glob(f"{_REPLACED}*"), *folders[: -self.keep]):
+        for folder in (*self.directory.glob(f"{REPLACED}*"), *folders[: -self.keep]):
             try:
                 fault_point("checkpoint.prune")
-                self._discard(folder)
+                self.publisher.discard(folder)
             except OSError as error:
                 console.warning(f"the old checkpoint {folder} cannot be removed: {error.strerror}")
 
-    def _discard(self, folder: Path) -> None:
-        """Remove a checkpoint, out of sight first, so that a kill never leaves half of one to be found."""
-        hidden = self.directory / f"{_TEMPORARY}discarded-{folder.name}"
-        _remove(hidden)
-        folder.rename(hidden)
-        fault_point("checkpoint.discard")
-        _remove(hidden)
-
-    def _cannot_write(self, step: int, tensors: StateTensors, error: OSError) -> CheckpointError:
-        needed = sum(tensor.nbytes for tensor in tensors.values())
+    def _cannot_write(self, step: int, needed: int, error: OSError) -> CheckpointError:
         try:
             free = format_bytes(shutil.disk_usage(self.directory).free)
         except OSError:
@@ -350,13 +274,6 @@ class CheckpointStore:
             where=f"{self.directory} ({format_bytes(needed)} needed, {free} free)",
             fix="make room there or mend the disk, then run the same command again",
         )
-
-
-def _entry(file: str, name: str, tensor: torch.Tensor, sha256: str) -> TensorEntry:
-    """A tensor that lies in one file in one piece."""
-    shape = tuple(tensor.shape)
-    part = Slice(file=file, offset=(0,) * len(shape), shape=shape)
-    return TensorEntry(dtype=dtype_name(name, tensor), shape=shape, sha256=sha256, slices=(part,))
 
 
 def _refuse_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]]) -> None:
@@ -375,11 +292,3 @@ def _refuse_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]])
             where=str(info.path),
             fix="resume with the config that the run was made with",
         )
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, a link (not what it leads to) or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.checkpoint.format import Manifest, hash_tensors, read_manifest, step_of
-from headway.checkpoint.shards import contradiction, open_shard, read_tensors
+from headway.checkpoint.reading import contradiction, open_shard, read_tensors
 from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
 from headway.core.files import sha256_file

@@ -1,58 +1,264 @@
-"""How the training loop hands over its state: one small protocol, so that where and when it is written can change."""
+"""How the training loop hands over its state, so that it waits for a copy in memory and for nothing else."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.fence import Fence, Fenced
+from headway.checkpoint.images import Image, Piece, plan_images
+from headway.checkpoint.sharing import share_out
+from headway.checkpoint.staging import Slot
+from headway.core import console
+from headway.core.errors import CheckpointError
+from headway.core.faults import fault_point
 
 if TYPE_CHECKING:
-    from headway.core.types import StateTensors
+    from headway.core.types import StateBlocks
 
 
-class CheckpointWriter(Protocol):
-    """Takes states and makes checkpoints of them, in the order they come in."""
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a save."""
 
-    def submit(self, step: int, tensors: StateTensors, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
-        """Hand over a state; when this returns, the tensors may change again.
+    step: int
+    seconds: float = 0.0
+    """From the order until it was visible; training went on meanwhile."""
+    bytes: int = 0
+    error: CheckpointError | None = None
+    """Why there is no such checkpoint."""
+
+
+@dataclass(frozen=True)
+class WriterSettings:
+    """What does not change from save to save."""
+
+    directory: Path
+    """The run's `checkpoints` folder."""
+    keep: int = 3
+    """Newest checkpoints that are kept."""
+    fence: Fence | None = None
+    rank: int = 0
+    workers: int = 1
+    patience_seconds: float = 600.0
+    """How long the first worker's process waits for the others' parts."""
+    max_shard_bytes: int = 2 * 1024**3
+    """Size of a file, roughly; a larger tensor gets one of its own."""
+
+    def record(self) -> dict[str, Any]:
+        """Its JSON form."""
+        fence = self.fence and {"path": str(self.fence.path), "owner": dict(self.fence.owner), "name": self.fence.name}
+        return {**vars(self), "directory": str(self.directory), "fence": fence}
+
+
+class CheckpointWriter:
+    """Makes checkpoints of a state that several workers hold, each writing a part, in a process beside each worker.
+
+    All workers submit together. What came of a save is known to the first worker; the others know of their part.
+
+    Args:
+        settings: Where to, and who this worker is.
+        gather: Gives what every worker says, by rank.
+    """
+
+    def __init__(self, settings: WriterSettings, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]) -> None:
+        self._settings, self._gather = settings, gather
+        self._slots = (Slot(), Slot())
+        self._mine: list[Piece] | None = None
+        self._pieces: list[Piece] = []
+        self._images: list[Image] = []
+        self._outcomes: deque[Outcome] = deque()
+        self._outstanding: dict[int, tuple[Slot, _Process]] = {}
+        self._changed = threading.Condition(threading.RLock())
+        self._last_error: CheckpointError | None = None
+        self._process: _Process | None = None
+        self._ready_process()
+
+    def submit(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
+        """Copy a state and order it to be written; when this returns, the state may change again.
+
+        Args:
+            step: Finished steps.
+            blocks: What this worker has of the state.
+            cursor: Where the run is.
+            context: What the state belongs to, as JSON values; the time is added.
 
         Returns:
             Seconds that training had to wait.
 
         Raises:
-            CheckpointError: this or an earlier checkpoint cannot be written.
+            CheckpointError: a tensor has no place in the format.
         """
-        ...
+        start = time.monotonic()
+        slot = self.get_ready(blocks)
+        slot.fill(blocks)
+        fault_point("checkpoint.stage")
+        order = {
+            "step": step,
+            "descriptor": slot.descriptor,
+            "pieces": [piece.record() for piece in self._pieces],
+            "cursor": {**cursor, "step": step},
+            "context": {**context, "time": time.time()},
+            "tag": f"attempt-{context.get('attempt', os.getpid())}",
+        }
+        with self._changed:
+            process = self._ready_process()
+            self._outstanding[step] = (slot, process)
+        process.tell(order)
+        return time.monotonic() - start
+
+    def get_ready(self, blocks: StateBlocks) -> Slot:
+        """Agree on who writes what of a state, and make room for a copy of it; all workers together.
+
+        The first save is as fast as the others if this was called some time before.
+        """
+        self._plan(blocks)
+        slot = self._free_slot()
+        slot.prepare(self._images, any(block.local.is_cuda for block in blocks.values()))
+        return slot
+
+    def outcomes(self) -> list[Outcome]:
+        """What came of saves since this was last asked, in their order.
+
+        Raises:
+            Fenced: the run belongs to somebody else now.
+        """
+        found = []
+        while self._outcomes:
+            found.append(self._outcomes.popleft())
+        for outcome in found:
+            if isinstance(outcome.error, Fenced):
+                raise outcome.error
+        return found
 
     def wait(self) -> None:
         """Return when all that was handed over is on disk.
 
         Raises:
-            CheckpointError: a checkpoint cannot be written.
+            CheckpointError: the newest checkpoint cannot be written.
         """
-        ...
+        with self._changed:
+            self._changed.wait_for(lambda: not self._outstanding)
+        if self._last_error is not None:
+            raise self._last_error
 
     def close(self) -> None:
         """Finish what was handed over and let go of all resources. Safe to call twice."""
-        ...
+        if self._process is not None:
+            self._process.finish()
+        for slot in self._slots:
+            slot.close()
+
+    def _plan(self, blocks: StateBlocks) -> None:
+        """Agree on who writes what; again only when somebody's parts have changed."""
+        mine = [Piece.of(name, block) for name, block in blocks.items()]
+        if not any(self._gather(mine != self._mine)):
+            return
+        self._mine = mine
+        everyone = self._gather([piece.record() for piece in mine])
+        shares = share_out([[Piece.parse(record) for record in worker] for worker in everyone])
+        self._pieces = shares[self._settings.rank]
+        self._images = plan_images(self._pieces, self._settings.rank, self._settings.max_shard_bytes)
+
+    def _free_slot(self) -> Slot:
+        """One that nothing is written from; the second only if need be, since it costs as much memory again."""
+
+        def free() -> Slot | None:
+            used = [slot for slot, _ in self._outstanding.values()]
+            return next((slot for slot in self._slots if slot not in used), None)
+
+        with self._changed:
+            slot = self._changed.wait_for(free)
+        assert slot is not None
+        return slot
+
+    def _ready_process(self) -> _Process:
+        if self._process is None or self._process.ended:
+            environment = dict(os.environ)
+            if self._process is not None:  # a fault that was ordered for the first one is not for its successor
+                environment.pop("HEADWAY_FAULTS", None)
+            descriptors = [slot.descriptor for slot in self._slots]
+            self._process = _Process(self._settings, descriptors, environment, self._settle, self._ended)
+        return self._process
+
+    def _settle(self, outcome: Outcome) -> None:
+        """A save is over."""
+        with self._changed:
+            del self._outstanding[outcome.step]
+            self._last_error = outcome.error
+            self._outcomes.append(outcome)
+            self._changed.notify_all()
+
+    def _ended(self, process: _Process, how: str) -> None:
+        """A process is gone, and with it what it still had to write."""
+        with self._changed:
+            process.ended = True
+            for step in [step for step, (_, writing) in self._outstanding.items() if writing is process]:
+                what = f"the process that writes checkpoints died ({how}) before step {step} was saved"
+                self._settle(Outcome(step, error=CheckpointError(what, where=str(self._settings.directory))))
 
 
-class SynchronousWriter:
-    """Writes at once, in the caller's thread: a checkpoint that was submitted is on disk."""
+class _Process:
+    """The process beside this worker, and the thread that takes its answers."""
 
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
+    def __init__(
+        self,
+        settings: WriterSettings,
+        descriptors: Sequence[int],
+        environment: Mapping[str, str],
+        settle: Callable[[Outcome], None],
+        at_end: Callable[[_Process, str], None],
+    ) -> None:
+        self.ended = False
+        self._settle, self._at_end = settle, at_end
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "headway.checkpoint.write_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            pass_fds=descriptors,
+            env=environment,
+        )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        self.tell(settings.record())
 
-    def submit(self, step: int, tensors: StateTensors, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
-        """Save; all of the time is a wait."""
-        start = time.monotonic()
-        self._store.save(step, tensors, cursor, context)
-        return time.monotonic() - start
+    def tell(self, record: Mapping[str, Any]) -> None:
+        """Send a line."""
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):  # it has died, which the listener notices
+            self._popen.stdin.write(json.dumps(record) + "\n")
+            self._popen.stdin.flush()
 
-    def wait(self) -> None:
-        """Nothing is ever outstanding."""
+    def finish(self) -> None:
+        """Let it do what it has been told, and wait for its end."""
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        self._listener.join()
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def _listen(self) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            answer = json.loads(line)
+            if answer["kind"] == "said":
+                console.say(answer["text"])
+            elif answer["kind"] == "saved":
+                self._settle(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
+            elif answer["kind"] == "failed":
+                kind = Fenced if answer["fatal"] else CheckpointError
+                error = kind(answer["what"], where=answer["where"], fix=answer["fix"])
+                self._settle(Outcome(answer["step"], error=error))
+        code = self._popen.wait()
+        self._at_end(self, f"signal {-code}" if code < 0 else f"exit code {code}")

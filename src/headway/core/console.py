@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from headway.core.format import format_bytes, format_count, format_seconds
 _CLEAR = "\r\x1b[2K"
 
 _log: IO[str] | None = None
+_receiver: Callable[[str], None] | None = None
 _live = ""
 
 
@@ -36,6 +37,12 @@ def log_to(path: Path) -> Iterator[None]:
             _log = None
 
 
+def hand_over(receiver: Callable[[str], None]) -> None:
+    """Give lines to somebody else from now on: two processes on one terminal would spoil each other's live line."""
+    global _receiver
+    _receiver = receiver
+
+
 def is_first_worker() -> bool:
     """Whether this process speaks for the run (rank 0, or no distributed run at all)."""
     return os.environ.get("RANK", "0") == "0"
@@ -44,12 +51,12 @@ def is_first_worker() -> bool:
 def notice(text: str) -> None:
     """One line of information."""
     if is_first_worker():
-        _say(text)
+        say(text)
 
 
 def warning(text: str) -> None:
     """One line that a person should act on sooner or later; every worker may say it."""
-    _say(f"warning: {text}")
+    say(f"warning: {text}")
 
 
 def write_log(text: str) -> None:
@@ -75,7 +82,11 @@ def _fitted(text: str) -> str:
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """One line as it is, from whom it was handed over (`hand_over`)."""
+    if _receiver is not None:
+        _receiver(text)
+        return
     # One write, so that a notice from another thread does not end up inside the live line.
     _write(f"{_CLEAR}{text}\n{_fitted(_live)}" if _live else f"{text}\n")
     write_log(text)

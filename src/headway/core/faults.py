@@ -5,6 +5,7 @@
 and are addressed as `POINT=STEP`. For example `HEADWAY_FAULTS=kill@step=17,enospc@checkpoint.shard:2`. Actions:
 
 - `kill`: SIGKILL to itself, as the kernel's out-of-memory killer does;
+- `kill-group`: SIGKILL to all processes of its group, as when a machine goes;
 - `stop`: SIGTERM to itself, as a scheduler does;
 - `enospc`: a full disk;
 - `nan`: reported to the caller, who poisons the value.
@@ -23,7 +24,7 @@ from functools import cache
 
 from headway.core.errors import ConfigError
 
-_ORDER = re.compile(r"(kill|stop|enospc|nan)@([^:@]+)(?::([1-9][0-9]*))?")
+_ORDER = re.compile(r"(kill|kill-group|stop|enospc|nan)@([^:@]+)(?::([1-9][0-9]*))?")
 _passed: Counter[str] = Counter()
 
 
@@ -44,6 +45,8 @@ def fault_point(point: str, step: int | None = None) -> str | None:
             continue
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if action == "kill-group":
+            os.killpg(os.getpgrp(), signal.SIGKILL)
         if action == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
         if action == "enospc":
@@ -62,7 +65,7 @@ def _parsed(orders: str) -> list[tuple[str, str, int]]:
             raise ConfigError(
                 f"there is no such fault: '{order.strip()}'",
                 where="HEADWAY_FAULTS",
-                fix="kill, stop, enospc or nan, as in kill@step=17 or enospc@checkpoint.shard:2",
+                fix="kill, kill-group, stop, enospc or nan, as in kill@step=17 or enospc@checkpoint.shard:2",
             )
         parsed.append((match[1], match[2], int(match[3] or 1)))
     return parsed

@@ -15,7 +15,7 @@ import torch
 
 from headway import __version__
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.checkpoint.writer import SynchronousWriter
+from headway.checkpoint.writer import CheckpointWriter, WriterSettings
 from headway.config import (
     DEEPSPEED,
     FULLY_SHARDED,
@@ -166,7 +166,17 @@ def _train(
         strategy=strategy,
         world=world,
         grid=grid,
-        writer=SynchronousWriter(store) if world.is_first else None,
+        writer=CheckpointWriter(
+            WriterSettings(
+                directory=run.checkpoints,
+                keep=config.checkpoint.keep,
+                fence=attempt.fence,
+                rank=world.rank,
+                workers=world.size,
+                patience_seconds=config.parallel.timeout_seconds,
+            ),
+            world.gather_json,
+        ),
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
         pipeline=make_pipeline(config, task, world),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.store import CheckpointInfo
+from headway.checkpoint.writer import Outcome
 from headway.supervise.ledger import Ledger, plan_fingerprint
 from headway.training.callbacks import Callback
 
@@ -27,9 +28,10 @@ class LedgerKeeper(Callback):
             # The attempt before was killed after it published the checkpoint and before it told the ledger.
             self._commit(job, step, int(self._start.context.get("attempt", self._attempt)))
 
-    def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
-        """The steps since the last checkpoint are safe now."""
-        self._commit(job, step, self._attempt)
+    def on_saved(self, job: Job, outcome: Outcome) -> None:
+        """The steps up to a checkpoint are safe now."""
+        if outcome.error is None:
+            self._commit(job, outcome.step, self._attempt)
 
     def _commit(self, job: Job, step: int, attempt: int) -> None:
         first = self._ledger.committed_step

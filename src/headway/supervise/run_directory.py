@@ -6,10 +6,11 @@ import errno
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoint.fence import Fence
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError
@@ -181,7 +182,8 @@ class Attempt:
         """
         owner = read_owner(run)
         if owner is None or owner.attempt != number:
-            raise _taken_over(run, number, owner)
+            Fence(run / OWNER_FILE, {}, f"attempt {number}").assert_held()
+        assert owner is not None
         return cls(run, owner)
 
     @property
@@ -200,9 +202,12 @@ class Attempt:
         Raises:
             CheckpointError: another attempt has taken over, or the run was moved away.
         """
-        owner = read_owner(self.run)
-        if owner != self.owner:
-            raise _taken_over(self.run, self.number, owner)
+        self.fence.assert_held()
+
+    @property
+    def fence(self) -> Fence:
+        """The same for a process that writes on behalf of this one."""
+        return Fence(self.run / OWNER_FILE, asdict(self.owner), f"attempt {self.number}")
 
     def finish(self, outcome: str, exit_code: int, first_step: int | None = None, last_step: int | None = None) -> None:
         """Write down why this attempt ended, and let the run go. For the attempt's owner.
@@ -219,14 +224,6 @@ class Attempt:
         finally:
             if self._lock is not None:
                 self._lock.release()
-
-
-def _taken_over(run: Path, number: int, owner: Owner | None) -> CheckpointError:
-    return CheckpointError(
-        f"attempt {number} no longer owns this run; it is now with {owner or 'nobody'}",
-        where=str(run),
-        fix="stop this process; the other one goes on with the run",
-    )
 
 
 def _read_record(attempt: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headway.checkpoint.writer import Outcome
 from headway.training.evaluate import Evaluation
 
 if TYPE_CHECKING:
@@ -26,7 +27,13 @@ class Callback:
         """After an evaluation."""
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
-        """After a checkpoint has been handed to the writer."""
+        """After the state has been handed over to be saved, which took so long; training goes on meanwhile."""
+
+    def on_saved(self, job: Job, outcome: Outcome) -> None:
+        """After a checkpoint has become visible, or could not be made: between steps, some after its own.
+
+        The first worker is told of checkpoints, the others of their part.
+        """
 
     def on_end(self, job: Job) -> None:
         """After the last step of an attempt, also when an error ends it."""

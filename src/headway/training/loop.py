@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,6 @@ from headway.config import Config, LaneGrid
 from headway.core.errors import DivergedError, Preempted
 from headway.core.faults import fault_point
 from headway.data.feeding.prefetch import Prefetcher
-from headway.parallel.blocks import gather_whole
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
@@ -33,8 +33,8 @@ class Job:
     strategy: Strategy
     world: World
     grid: LaneGrid
-    writer: CheckpointWriter | None
-    """Where checkpoints go; None on workers that do not write."""
+    writer: CheckpointWriter
+    """Where checkpoints go."""
     checkpoint_context: dict[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     pipeline: Pipeline | None = None
@@ -62,36 +62,47 @@ def train_loop(job: Job) -> None:
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps)
     watch, clock = Stopwatch(job, feed), SaveClock(config.checkpoint.every)
-    with feed, StopSignals() as signals:
+    with feed, StopSignals() as signals, _observed(job):
+        for ready, (_, batches) in enumerate(feed):  # fetch
+            flags = (signals.stop, clock.due())
+            result = train_step(  # step
+                config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
+            )
+            stop, save = result.flags
+            step, last = state.cursor.step, state.cursor.step == job.total_steps
+            metrics = watch.metrics(result)
+            for callback in job.callbacks:  # observe
+                callback.on_step(job, step, metrics)
+            if job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
+                _evaluate(job)
+            fault_point("step", step)
+            if save or stop or last or job.due(config.checkpoint.every):  # checkpoint
+                _checkpoint(job)
+                clock.restart()
+            elif ready == 0:  # all moments are there now
+                job.writer.get_ready(state.blocks())
+            _tell_outcomes(job)
+            if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
+                raise _diverged(job)
+            if stop or last:
+                job.writer.wait()
+            if stop and not last:
+                raise _stopped(job, signals)
+            watch.restart()
+
+
+@contextmanager
+def _observed(job: Job) -> Iterator[None]:
+    """Callbacks around all steps; whatever ends them, what was handed over is saved before."""
+    try:
         for callback in job.callbacks:
             callback.on_start(job)
-        try:
-            for _, batches in feed:  # fetch
-                flags = (signals.stop, clock.due())
-                result = train_step(  # step
-                    config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
-                )
-                stop, save = result.flags
-                step, last = state.cursor.step, state.cursor.step == job.total_steps
-                metrics = watch.metrics(result)
-                for callback in job.callbacks:  # observe
-                    callback.on_step(job, step, metrics)
-                if job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
-                    _evaluate(job)
-                fault_point("step", step)
-                if save or stop or last or job.due(config.checkpoint.every):  # checkpoint
-                    _checkpoint(job)
-                    clock.restart()
-                if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
-                    raise _diverged(job)
-                if stop and not last:
-                    raise _stopped(job, signals)
-                watch.restart()
-        finally:
-            if job.writer is not None:
-                job.writer.close()
-            for callback in job.callbacks:
-                callback.on_end(job)
+        yield
+    finally:
+        job.writer.close()
+        _tell_outcomes(job)
+        for callback in job.callbacks:
+            callback.on_end(job)
 
 
 def _evaluate(job: Job) -> Evaluation:
@@ -104,14 +115,17 @@ def _evaluate(job: Job) -> Evaluation:
 
 
 def _checkpoint(job: Job) -> None:
-    """Save on the writing worker; the others wait, so that none runs ahead of a save that may fail."""
-    state, stall = job.state, 0.0
-    tensors = gather_whole(state.blocks(), job.world)
-    if job.writer is not None:
-        stall = job.writer.submit(state.cursor.step, tensors, state.cursor_record(), job.checkpoint_context)
-    job.world.barrier()
+    """Hand over the state; it is written while training goes on."""
+    state = job.state
+    stall = job.writer.submit(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
     for callback in job.callbacks:
         callback.on_checkpoint(job, state.cursor.step, stall)
+
+
+def _tell_outcomes(job: Job) -> None:
+    for outcome in job.writer.outcomes():
+        for callback in job.callbacks:
+            callback.on_saved(job, outcome)
 
 
 def _diverged(job: Job) -> DivergedError:

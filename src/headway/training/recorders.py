@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.format import hash_tensors
+from headway.checkpoint.writer import Outcome
+from headway.core.console import warning
 from headway.core.files import append_json_line
 from headway.parallel.blocks import gather_whole
 from headway.telemetry.line import StatusLine
@@ -55,7 +57,15 @@ class Recorder(Callback):
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
         """Adds to the step's record."""
         self._log.write(step, {"checkpoint/stall_seconds": stall_seconds})
-        self._line.saved()
+
+    def on_saved(self, job: Job, outcome: Outcome) -> None:
+        """Adds to the record of the checkpoint's step; a failure is said loudly, for training goes on."""
+        if outcome.error is None:
+            self._log.write(outcome.step, {"checkpoint/write_seconds": outcome.seconds})
+            self._line.saved()
+        else:
+            self._log.write(outcome.step, {"checkpoint/failed": 1.0})
+            warning(f"training goes on without a checkpoint of step {outcome.step}: {outcome.error.what}")
 
     def on_end(self, job: Job) -> None:
         """Close the files."""

@@ -52,7 +52,7 @@ def test_a_manifest_reads_back_as_it_was_written() -> None:
     ("edit", "complaint"),
     [
         ({"format": "other"}, "is not the manifest of a Headway checkpoint"),
-        ({"version": 2}, "format version 2; this Headway reads version 1"),
+        ({"version": 3}, "format version 3; this Headway reads versions 1 and 2"),
         ({"files": {"../a.safetensors": {"bytes": 1, "sha256": SHA}}}, "files"),
         ({"files": {"a.pkl": {"bytes": 1, "sha256": SHA}}}, "files"),
         ({"files": {}}, "not among the files"),
@@ -93,6 +93,8 @@ def part(offset: tuple[int, ...], shape: tuple[int, ...]) -> Slice:
 def test_slices_must_tile_their_tensor() -> None:
     entry(slices=(part((0, 0), (1, 6)), part((1, 0), (3, 6))))
     entry(slices=(part((0, 0), (4, 2)), part((0, 2), (4, 4))))
+    entry(slices=(part((0, 0), (2, 3)), part((0, 3), (3, 3)), part((2, 0), (2, 3)), part((3, 3), (1, 3))))
+    entry(slices=(part((17,), (7,)), part((0,), (17,)), part((24,), (0,))))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,11 @@ def test_slices_must_tile_their_tensor() -> None:
         ((part((0, 0), (3, 6)),), "do not cover"),
         ((part((0, 0), (2, 6)), part((1, 0), (2, 6))), "overlap"),
         ((part((0, 0), (4, 7)),), "beyond"),
-        ((part((0,), (4,)),), "dimensions"),
+        ((part((0,), (4,)),), "do not cover"),
+        ((part((0,), (12,)), part((2, 0), (2, 6))), "dimensions"),
+        ((part((0,), (13,)), part((12,), (12,))), "overlap"),
+        ((part((0, 0), (4, 3)), part((1, 2), (3, 4))), "overlap"),
+        ((part((12,), (13,)), part((0,), (12,))), "beyond"),
     ],
 )
 def test_slices_that_do_not_tile_are_refused(slices: tuple[Slice, ...], complaint: str) -> None:

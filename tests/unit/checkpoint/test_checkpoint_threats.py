@@ -56,7 +56,7 @@ def delete(folder: Path) -> None:
 
 def swap(folder: Path) -> None:
     """Two files of the same checkpoint."""
-    other = folder / "shard-00001.safetensors"
+    other = folder / "shard-00000-001.safetensors"
     (folder / SHARD).rename(folder / "x")
     other.rename(folder / SHARD)
     (folder / "x").rename(other)

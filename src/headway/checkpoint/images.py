@@ -1,0 +1,168 @@
+"""Files of a checkpoint, planned before they are written: what lies where in each, and their bytes on the way to disk.
+
+A file is a safetensors file, whose layout follows from names, types and sizes alone. So a worker can lay out its state
+in memory as it will lie on the disk, and whoever writes it needs to know nothing of tensors. The library's own writer
+wants all tensors of a file in its hands, and tells neither hashes nor a full disk by its number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.checkpoint.format import DTYPES, ITEM_BYTES, FileEntry
+from headway.core.errors import CheckpointError
+from headway.core.faults import fault_point
+
+if TYPE_CHECKING:
+    import torch
+
+    from headway.core.types import Block
+
+#: One call writes no more than this; the kernel takes at most 2 GiB.
+_WRITE_BYTES = 16 * 1024**2
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one worker writes of a tensor; see `core.types.Block`."""
+
+    name: str
+    dtype: str
+    """As safetensors writes it."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, block: Block) -> Piece:
+        """The piece that a block is."""
+        return cls(name, dtype_name(name, block.local), block.shape, block.offset, tuple(block.local.shape))
+
+    @classmethod
+    def parse(cls, record: dict[str, Any]) -> Piece:
+        """From its JSON form, which has lists."""
+        shape, offset, size = (tuple(record[key]) for key in ("shape", "offset", "size"))
+        return cls(record["name"], record["dtype"], shape, offset, size)
+
+    def record(self) -> dict[str, Any]:
+        """Its JSON form."""
+        return asdict(self)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the tensor."""
+        return self.size == self.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its elements."""
+        return math.prod(self.size) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Image:
+    """One file, byte for byte, but for the tensors' elements."""
+
+    file: str
+    preamble: bytes
+    """Everything before the elements."""
+    pieces: tuple[Piece, ...]
+    """Whose elements follow, one after the other without a gap."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return len(self.preamble) + sum(piece.nbytes for piece in self.pieces)
+
+
+def plan_images(pieces: Sequence[Piece], rank: int, max_bytes: int) -> list[Image]:
+    """The files of one worker, in the order of tensor names; a tensor larger than `max_bytes` gets one of its own."""
+    files: list[list[Piece]] = []
+    room = 0
+    for piece in sorted(pieces, key=lambda piece: piece.name):
+        if piece.nbytes > room or not files:
+            files.append([])
+            room = max_bytes
+        files[-1].append(piece)
+        room -= piece.nbytes
+    names = (f"shard-{rank:05d}{f'-{i:03d}' if i else ''}.safetensors" for i in range(len(files)))
+    return [_image(name, members) for name, members in zip(names, files, strict=True)]
+
+
+def _image(file: str, pieces: Sequence[Piece]) -> Image:
+    # Wide elements first, as the library does, so that every tensor is aligned when the file is mapped.
+    ordered = sorted(pieces, key=lambda piece: (-ITEM_BYTES[piece.dtype], piece.name))
+    header: dict[str, Any] = {}
+    end = 0
+    for piece in ordered:
+        start, end = end, end + piece.nbytes
+        header[piece.name] = {"dtype": piece.dtype, "shape": list(piece.size), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return Image(file, len(text).to_bytes(8, "little") + text, tuple(ordered))
+
+
+def write_image(
+    folder: Path, image: Image, elements: Callable[[Piece], memoryview], pool: Executor
+) -> tuple[FileEntry, dict[str, str]]:
+    """Write one file and flush it to disk.
+
+    Args:
+        folder: Where to.
+        image: What.
+        elements: Gives the bytes of a piece.
+        pool: Hashes while this thread writes; hashing lets go of the interpreter's lock.
+
+    Returns:
+        The file's size and hash, and the SHA-256 of each piece; both of the bytes as they were in memory, so that what
+        a disk or its driver changes on the way is found later.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    data = [elements(piece) for piece in image.pieces]
+    whole = pool.submit(_digest, image.preamble, *data)
+    hashes = {piece.name: pool.submit(_digest, view) for piece, view in zip(image.pieces, data, strict=True)}
+    with (folder / image.file).open("wb", buffering=0) as file:
+        for view in (memoryview(image.preamble), *data):
+            _write_all(file.fileno(), view)
+        fault_point("checkpoint.shard")
+        os.fsync(file.fileno())
+    entry = FileEntry(bytes=image.nbytes, sha256=whole.result())
+    return entry, {name: digest.result() for name, digest in hashes.items()}
+
+
+def _digest(*parts: bytes | memoryview) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    view = view.cast("B")
+    while view:
+        view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
+
+
+def dtype_name(name: str, tensor: torch.Tensor) -> str:
+    """The safetensors name of a tensor's type.
+
+    Raises:
+        CheckpointError: it has no place in the format.
+    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"tensors of type {dtype} have no place in a checkpoint", where=f"tensor '{name}'", fix="convert it"
+        )
+    return DTYPES[dtype]

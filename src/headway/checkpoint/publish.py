@@ -1,0 +1,266 @@
+"""Making a checkpoint: parts are written under a name that nobody reads, and one rename makes them visible.
+
+Whatever kills a save, on whichever line, leaves the checkpoints that were there before, plus at most a hidden folder
+that the next save clears away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.checkpoint.format import (
+    ITEM_BYTES,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    Slice,
+    TensorEntry,
+    state_hash,
+    step_name,
+)
+from headway.checkpoint.images import Image, Piece, write_image
+from headway.checkpoint.verify import verify_checkpoint
+from headway.core import console
+from headway.core.cores import usable_cores
+from headway.core.faults import fault_point
+from headway.core.files import sync_folder
+
+#: A save in progress, or a checkpoint on its way out. Nobody reads these.
+TEMPORARY = ".tmp-"
+#: A checkpoint that steps aside while another of the same step takes its place. It counts as long as that is not there.
+REPLACED = ".replaced-"
+
+
+@dataclass(frozen=True)
+class WrittenPiece:
+    """A piece as it lies in a file."""
+
+    piece: Piece
+    file: str
+    begin: int
+    """Where its elements begin, in bytes from the start of the file."""
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker has written of a checkpoint."""
+
+    files: dict[str, FileEntry]
+    pieces: list[WrittenPiece]
+
+    def record(self) -> dict[str, Any]:
+        """Its JSON form."""
+        files = {name: entry.model_dump() for name, entry in self.files.items()}
+        return {"files": files, "pieces": [{**vars(p), "piece": p.piece.record()} for p in self.pieces]}
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Part:
+        """From its JSON form."""
+        files = {name: FileEntry(**entry) for name, entry in record["files"].items()}
+        return cls(files, [WrittenPiece(**{**p, "piece": Piece.parse(p["piece"])}) for p in record["pieces"]])
+
+
+def write_part(folder: Path, images: Iterable[Image], elements: Callable[[Piece], memoryview]) -> Part:
+    """Write the files of one worker into an existing folder and flush them; nothing is visible yet.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    files: dict[str, FileEntry] = {}
+    pieces: list[WrittenPiece] = []
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for image in images:
+            files[image.file], hashes = write_image(folder, image, elements, pool)
+            begin = len(image.preamble)
+            for piece in image.pieces:
+                pieces.append(WrittenPiece(piece, image.file, begin, hashes[piece.name]))
+                begin += piece.nbytes
+    return Part(files, pieces)
+
+
+class Publisher:
+    """Gives finished checkpoints their place among the others of a run.
+
+    Args:
+        directory: The `checkpoints` folder; it is made when it is needed.
+        may_write: Called before anything is touched and right before a save becomes visible; raises when this process
+            no longer owns the run.
+    """
+
+    def __init__(self, directory: Path, may_write: Callable[[], None] = lambda: None) -> None:
+        self.directory, self._may_write = directory, may_write
+
+    def begin(self, step: int, tag: object) -> Path:
+        """An empty folder for a save; `tag` tells saves of the same step apart.
+
+        Raises:
+            CheckpointError: this process does not own the run.
+            OSError: it cannot be made.
+        """
+        # Or a process that lost the run would clear away the save of the one that has it.
+        self._may_write()
+        if not self.directory.exists():
+            self.directory.mkdir(parents=True)
+            sync_folder(self.directory.parent)
+        self.clear_leftovers()
+        folder = self.folder(step, tag)
+        folder.mkdir()
+        return folder
+
+    def folder(self, step: int, tag: object) -> Path:
+        """Where a save is made."""
+        return self.directory / f"{TEMPORARY}{step_name(step)}-{tag}"
+
+    def finish(
+        self, folder: Path, parts: Sequence[Part], cursor: Mapping[str, int], context: Mapping[str, Any]
+    ) -> Manifest:
+        """Write the manifest of a folder whose files are all there, last, and publish it.
+
+        Returns:
+            What is there afterwards.
+
+        Raises:
+            CheckpointError: this process no longer owns the run.
+            OSError: it cannot be written.
+        """
+        tensors = _entries(folder, [piece for part in parts for piece in part.pieces])
+        manifest = Manifest(
+            step=cursor["step"],
+            cursor=dict(cursor),
+            context=dict(context),
+            state_sha256=state_hash(tensors, cursor),
+            files={name: entry for part in parts for name, entry in part.files.items()},
+            tensors=tensors,
+        )
+        fault_point("checkpoint.manifest")
+        with (folder / MANIFEST).open("wb") as file:
+            file.write(manifest.render())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(folder)
+        return self._publish(folder, manifest)
+
+    def _publish(self, temporary: Path, manifest: Manifest) -> Manifest:
+        target = self.directory / step_name(manifest.step)
+        aside = self.directory / (REPLACED + target.name)
+        occupied = os.path.lexists(target)
+        if occupied:
+            there = verify_checkpoint(target)
+            if there.good and there.manifest and there.manifest.state_sha256 == manifest.state_sha256:
+                remove(temporary)
+                return there.manifest
+            why = "; ".join(map(str, there.damage)) or "it holds another state"
+            console.warning(f"replacing {target}: {why}")
+        fault_point("checkpoint.rename")
+        self._may_write()
+        if occupied:
+            target.rename(aside)
+            fault_point("checkpoint.replace")
+        temporary.rename(target)
+        sync_folder(self.directory)
+        return manifest
+
+    def clear_leftovers(self) -> None:
+        """Remove what killed saves have left, and put back a checkpoint that a killed replacement has put aside."""
+        for path in self.directory.glob(f"{TEMPORARY}*"):
+            remove(path)
+        for path in self.directory.glob(f"{REPLACED}*"):
+            name = self.directory / path.name.removeprefix(REPLACED)
+            if os.path.lexists(name):
+                self.discard(path)
+            else:
+                path.rename(name)
+
+    def discard(self, folder: Path) -> None:
+        """Remove a checkpoint, out of sight first, so that a kill never leaves half of one to be found."""
+        hidden = self.directory / f"{TEMPORARY}discarded-{folder.name}"
+        remove(hidden)
+        folder.rename(hidden)
+        fault_point("checkpoint.discard")
+        remove(hidden)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (not what it leads to) or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _entries(folder: Path, written: Iterable[WrittenPiece]) -> dict[str, TensorEntry]:
+    """The manifest's tensors. Of those in several pieces the hash is taken from the files, which are in memory still:
+    no worker has ever had them whole."""
+    by_name: dict[str, list[WrittenPiece]] = {}
+    for piece in written:
+        by_name.setdefault(piece.piece.name, []).append(piece)
+    cut = [pieces for pieces in by_name.values() if len(pieces) > 1]
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        hashes = dict(zip((pieces[0].piece.name for pieces in cut), pool.map(_cut_hash(folder), cut), strict=True))
+    return {
+        name: TensorEntry(
+            dtype=pieces[0].piece.dtype,
+            shape=pieces[0].piece.shape,
+            sha256=hashes.get(name) or pieces[0].sha256,
+            slices=tuple(Slice(file=p.file, offset=p.piece.offset, shape=p.piece.size) for p in pieces),
+        )
+        for name, pieces in sorted(by_name.items())
+    }
+
+
+def _cut_hash(folder: Path) -> Callable[[list[WrittenPiece]], str]:
+    def digest(pieces: list[WrittenPiece]) -> str:
+        ordered = sorted(pieces, key=lambda p: p.piece.offset)
+        hasher = hashlib.sha256()
+        if all(_is_stretch(p.piece) for p in ordered):
+            for piece in ordered:
+                with _mapped(folder, piece) as view:
+                    hasher.update(view)
+        else:
+            hasher.update(_put_together(folder, ordered))
+        return hasher.hexdigest()
+
+    return digest
+
+
+def _is_stretch(piece: Piece) -> bool:
+    """Whether its elements are neighbours in the whole: a run, or a box that spans all dimensions but the first."""
+    return len(piece.size) != len(piece.shape) or piece.size[1:] == piece.shape[1:]
+
+
+def _put_together(folder: Path, pieces: Sequence[WrittenPiece]) -> memoryview:
+    import numpy as np
+
+    first = pieces[0].piece
+    # The type does not matter, only the size of an element.
+    kind = np.dtype(f"V{ITEM_BYTES[first.dtype]}")
+    whole = np.empty(first.shape, kind)
+    for piece in pieces:
+        box = tuple(slice(o, o + n) for o, n in zip(piece.piece.offset, piece.piece.size, strict=True))
+        with _mapped(folder, piece) as view:
+            whole[box] = np.frombuffer(view, kind).reshape(piece.piece.size)  # copied before the mapping closes
+    return whole.reshape(-1).view(np.uint8).data
+
+
+@contextmanager
+def _mapped(folder: Path, piece: WrittenPiece) -> Iterator[memoryview]:
+    """The elements of a piece, out of its file."""
+    start = piece.begin - piece.begin % mmap.ALLOCATIONGRANULARITY  # where a mapping can begin
+    length = piece.begin - start + piece.piece.nbytes
+    with (
+        (folder / piece.file).open("rb") as file,
+        mmap.mmap(file.fileno(), length, offset=start, access=mmap.ACCESS_READ) as mapping,
+        memoryview(mapping) as view,
+        view[piece.begin - start :] as elements,
+    ):
+        yield elements

@@ -1,0 +1,139 @@
+"""Reading tensors that may be spread over several safetensors files, and cut in other ways than they are wanted.
+
+Files are mapped, so that what is read is what is needed. Which parts of which slices make up what a worker wants is
+worked out by PyTorch's distributed checkpointing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.checkpoint.format import Manifest, Slice, TensorEntry
+from headway.core.errors import CheckpointError
+from headway.core.types import part_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from headway.core.types import Block, StateTensors
+
+
+@contextmanager
+def open_shard(path: Path, framework: str = "pt") -> Iterator[Any]:
+    """A safetensors file, mapped.
+
+    Raises:
+        CheckpointError: it is missing or is no such file.
+    """
+    import safetensors
+
+    try:
+        with safetensors.safe_open(str(path), framework) as file:
+            yield file
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(
+            f"{path.name} cannot be read: {error}", where=str(path), fix="restore it from a copy"
+        ) from None
+
+
+def contradiction(manifest: Manifest, name: str, file: Any) -> str | None:
+    """How an open file (`open_shard`) differs from what the manifest says is in it, in words; None if it does not."""
+    expected = {tensor: (manifest.tensors[tensor].dtype, part.shape) for tensor, part in manifest.slices_of(name)}
+    names = set(file.keys())
+    if names != expected.keys():
+        return f"holds other tensors than the manifest says: {', '.join(sorted(names ^ expected.keys())[:5])}"
+    for tensor, (dtype, shape) in expected.items():
+        block = file.get_slice(tensor)
+        found = (str(block.get_dtype()), tuple(block.get_shape()))
+        if found != (dtype, shape):
+            return f"holds '{tensor}' as {found}, the manifest says {(dtype, shape)}"
+    return None
+
+
+class SavedTensors:
+    """The tensors of a checkpoint. A file is opened, and compared with the manifest, when something in it is wanted."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder, self._manifest = folder, manifest
+        self._opened: dict[str, StateTensors] = {}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU; mapped if it lies in one piece.
+
+        Raises:
+            CheckpointError: a file is missing, unreadable or does not hold what the manifest says.
+        """
+        import torch
+
+        entry = self._manifest.tensors[name]
+        parts = [(part, self._slice(name, part)) for part in entry.slices]
+        if len(parts) == 1:
+            return parts[0][1].reshape(entry.shape)
+        whole = torch.empty(entry.shape, dtype=parts[0][1].dtype)
+        for part, elements in parts:
+            part_of(whole, part.offset, part.shape).copy_(elements)
+        return whole
+
+    def copy_into(self, name: str, block: Block) -> None:
+        """Overwrite a part of the state, on whatever device it is; nothing else is read.
+
+        Raises:
+            CheckpointError: as `whole`.
+        """
+        entry, size = self._manifest.tensors[name], tuple(block.local.shape)
+        if 0 in size:
+            return
+        same = next((s for s in entry.slices if (s.offset, s.shape) == (block.offset, size)), None)
+        if same is not None:
+            block.local.copy_(self._slice(name, same))
+        elif len(entry.slices) == 1 or len(size) != len(entry.slices[0].shape):
+            # Of one mapped piece only what is touched is read. A run out of boxes, or a box out of runs, is rare enough
+            # (DeepSpeed and another strategy) to go by way of the whole.
+            block.local.copy_(block.of(self.whole(name)))
+        else:
+            for part, here, there in _overlaps(name, entry, block):
+                block.local[there].copy_(self._slice(name, part)[here])
+
+    def _slice(self, name: str, part: Slice) -> torch.Tensor:
+        if part.file not in self._opened:
+            with open_shard(self._folder / part.file) as file:
+                difference = contradiction(self._manifest, part.file, file)
+                if difference:
+                    raise CheckpointError(
+                        f"{part.file} {difference}", where=str(self._folder), fix="use another checkpoint"
+                    )
+                tensors = {tensor: file.get_tensor(tensor) for tensor, _ in self._manifest.slices_of(part.file)}
+            self._opened[part.file] = tensors
+        return self._opened[part.file][name]
+
+
+_Index = tuple[slice, ...]
+
+
+def _overlaps(name: str, entry: TensorEntry, block: Block) -> Iterator[tuple[Slice, _Index, _Index]]:
+    """The slices that share elements with a block that is cut alike, and which: in the slice, and in the block."""
+    import torch
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+    chunks = [ChunkStorageMetadata(torch.Size(s.offset), torch.Size(s.shape)) for s in entry.slices]
+    saved = TensorStorageMetadata(TensorProperties(block.local.dtype), torch.Size(entry.shape), chunks)
+    wanted = ChunkStorageMetadata(torch.Size(block.offset), block.local.shape)
+    for item in create_read_items_for_chunk_list(name, saved, [wanted]):
+        assert item.storage_index.index is not None, "it says which chunk"
+        here = tuple(slice(o, o + n) for o, n in zip(item.storage_offsets, item.lengths, strict=True))
+        there = tuple(slice(o, o + n) for o, n in zip(item.dest_offsets, item.lengths, strict=True))
+        yield entry.slices[item.storage_index.index], here, there
+
+
+def read_tensors(folder: Path, manifest: Manifest) -> StateTensors:
+    """All tensors, whole, on the CPU; those in one piece are mapped and read when touched.
+
+    Raises:
+        CheckpointError: a file is missing, unreadable or does not hold what the manifest says.
+    """
+    saved = SavedTensors(folder, manifest)
+    return {name: saved.whole(name) for name in manifest.tensors}

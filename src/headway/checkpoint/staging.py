@@ -1,0 +1,138 @@
+"""Host memory between training and the process that writes: a state as it will lie on the disk.
+
+The copy is all that training waits for. It is a file in memory rather than a shared segment with a name: it goes when
+the last process that has it open goes, so no death leaves anything behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from headway.checkpoint.images import Image
+
+if TYPE_CHECKING:
+    import torch
+
+    from headway.core.types import StateBlocks
+
+#: Images begin at multiples of this, so that copies run at full speed.
+_ALIGNMENT = 4096
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
+
+
+def image_offsets(images: Sequence[Image]) -> list[int]:
+    """Where each image begins in a slot; the last number is the size of all."""
+    offsets = [0]
+    for image in images:
+        offsets.append(offsets[-1] + -(-image.nbytes // _ALIGNMENT) * _ALIGNMENT)
+    return offsets
+
+
+class Slot:
+    """Room for one state of one worker."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("headway-checkpoint")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
+        self._images: Sequence[Image] = ()
+        self._views: dict[str, torch.Tensor] = {}
+        self._pinned: torch.Tensor | None = None
+
+    def prepare(self, images: Sequence[Image], pinned: bool) -> None:
+        """Make room for these images, and lay out all but the elements.
+
+        The pages are fetched from the kernel on a thread: the first copy would wait for each of them.
+
+        Args:
+            pinned: The state is on a GPU, which copies faster to memory that stays in its place.
+        """
+        import torch
+
+        if self._images == images:
+            return
+        self._release()
+        offsets = image_offsets(images)
+        os.ftruncate(self.descriptor, max(offsets[-1], 1))
+        mapping = mmap.mmap(self.descriptor, max(offsets[-1], 1))
+        content = torch.frombuffer(mapping, dtype=torch.uint8)
+        threading.Thread(target=_populate, args=(content,), daemon=True).start()
+        for image, begin in zip(images, offsets, strict=False):
+            mapping[begin : begin + len(image.preamble)] = image.preamble
+            begin += len(image.preamble)
+            for piece in image.pieces:
+                self._views[piece.name] = content[begin : begin + piece.nbytes]
+                begin += piece.nbytes
+        if pinned:
+            self._pinned = _pin(content)
+        self._images = images
+
+    def fill(self, blocks: StateBlocks) -> None:
+        """Copy the elements of the pieces that were prepared for; when this returns, the state may change again."""
+        import torch
+
+        on_gpu = False
+        with torch.no_grad():
+            for name, view in self._views.items():
+                local = blocks[name].local
+                view.view(local.dtype).view(local.shape).copy_(local, non_blocking=local.is_cuda)
+                on_gpu |= local.is_cuda
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    def _release(self) -> None:
+        if self._pinned is not None:
+            _unpin(self._pinned)
+            self._pinned = None
+        self._images, self._views = (), {}
+
+    def close(self) -> None:
+        """Let go of it. Safe to call twice."""
+        self._release()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _populate(content: torch.Tensor, step_bytes: int = 64 * 1024**2) -> None:
+    """Have the kernel provide all pages now. Only time is lost where it cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for begin in range(0, content.numel(), step_bytes):
+        address = ctypes.c_void_p(content.data_ptr() + begin)
+        length = ctypes.c_size_t(min(step_bytes, content.numel() - begin))
+        if libc.madvise(address, length, _MADV_POPULATE_WRITE) != 0:
+            return
+
+
+def _pin(content: torch.Tensor) -> torch.Tensor | None:
+    """Have CUDA keep the memory in its place; None where it will not, which costs speed only."""
+    import torch
+
+    status = torch.cuda.cudart().cudaHostRegister(content.data_ptr(), content.numel(), 0)
+    return content if int(status) == 0 else None
+
+
+def _unpin(content: torch.Tensor) -> None:
+    import torch
+
+    torch.cuda.cudart().cudaHostUnregister(content.data_ptr())
+
+
+def views_of(mapping: mmap.mmap, images: Sequence[Image]) -> Mapping[str, memoryview]:
+    """The elements of every piece in a mapped slot, by name: for who writes them."""
+    views: dict[str, memoryview] = {}
+    content = memoryview(mapping)
+    for image, begin in zip(images, image_offsets(images), strict=False):
+        begin += len(image.preamble)
+        for piece in image.pieces:
+            views[piece.name] = content[begin : begin + piece.nbytes]
+            begin += piece.nbytes
+    return views

@@ -1,0 +1,166 @@
+"""The process that writes checkpoints of one worker: `python -m headway.checkpoint.write_process`, started by it.
+
+Orders come as JSON lines on standard input, states in files in memory that both have open. It ends when its input does,
+after what was ordered: a worker's death in mid-save costs nothing that was handed over before. It imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from headway.checkpoint.fence import Fence, Fenced
+from headway.checkpoint.format import Manifest
+from headway.checkpoint.images import Piece, plan_images
+from headway.checkpoint.publish import Part, write_part
+from headway.checkpoint.staging import image_offsets, views_of
+from headway.checkpoint.store import CheckpointStore
+from headway.core import console
+from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.files import write_json
+from headway.core.signals import STOPPING
+
+#: How often the first worker's process looks for what the others have written.
+_LOOK_SECONDS = 0.02
+#: How long it waits for others when the worker is gone.
+_PATIENCE_ALONE_SECONDS = 5.0
+
+
+class WriteProcess:
+    """Carries out the orders of one worker.
+
+    Args:
+        settings: What does not change: `directory`, `keep`, `max_shard_bytes`, `fence`, `rank`, `workers`,
+            `patience_seconds`.
+        answers: Where outcomes go, as JSON lines.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
+        fence = settings["fence"]
+        self._fence = Fence(Path(fence["path"]), fence["owner"], fence["name"]) if fence else None
+        self._may_write = self._fence.assert_held if self._fence else lambda: None
+        self._store = CheckpointStore(Path(settings["directory"]), settings["keep"], self._may_write)
+        self._max_shard_bytes: int = settings["max_shard_bytes"]
+        self._rank: int = settings["rank"]
+        self._workers: int = settings["workers"]
+        self._patience_seconds: float = settings["patience_seconds"]
+        self._answers, self._worker = answers, os.getppid()
+
+    def tell(self, kind: str, **content: Any) -> None:
+        """Answer the worker; it may be gone."""
+        with suppress(BrokenPipeError):
+            print(json.dumps({"kind": kind, **content}), file=self._answers, flush=True)
+
+    def write(self, order: Mapping[str, Any]) -> None:
+        """Write this worker's part of a state; of the first worker also wait for the others and publish."""
+        step, start = order["step"], time.monotonic()
+        pieces = [Piece.parse(piece) for piece in order["pieces"]]
+        images = plan_images(pieces, self._rank, self._max_shard_bytes)
+        nbytes = image_offsets(images)[-1]
+        try:
+            # Closed when the last view of it goes.
+            views = views_of(mmap.mmap(order["descriptor"], max(nbytes, 1), access=mmap.ACCESS_READ), images)
+            if self._rank == 0:
+                nbytes = self._publish(order, images, views, nbytes).total_bytes
+            else:
+                self._contribute(order, images, views)
+        except (HeadwayError, OSError) as error:
+            self.tell("failed", step=step, fatal=isinstance(error, Fenced), **_in_words(error, step))
+        else:
+            self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)
+
+    def _publish(
+        self, order: Mapping[str, Any], images: list[Any], views: Mapping[str, memoryview], nbytes: int
+    ) -> Manifest:
+        step, cursor = order["step"], order["cursor"]
+        with self._store.saving(step, order["tag"], nbytes) as folder:
+            mine = write_part(folder, images, lambda piece: views[piece.name])
+            parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
+            manifest = self._store.publisher.finish(folder, parts, cursor, order["context"])
+        self._store.prune(step)
+        return manifest
+
+    def _contribute(self, order: Mapping[str, Any], images: list[Any], views: Mapping[str, memoryview]) -> None:
+        """Write beside the first worker's files, and leave a note of what was written."""
+        folder = self._store.publisher.folder(order["step"], order["tag"])
+        self._wait_for(folder, "the first worker's folder did not come")
+        try:
+            self._may_write()
+            part = write_part(folder, images, lambda piece: views[piece.name])
+            write_json(folder / _note(self._rank), part.record())
+        except (HeadwayError, OSError) as error:
+            with suppress(OSError):
+                leave_failure(folder, self._rank, str(error))
+            raise
+
+    def _part_of(self, folder: Path, rank: int) -> Part:
+        """What another worker has written, when it has."""
+        note, failure = folder / _note(rank), folder / _failure(rank)
+        self._wait_for(note, f"worker {rank} has not written its part", failure)
+        part = Part.parse(json.loads(note.read_bytes()))
+        note.unlink()
+        return part
+
+    def _wait_for(self, path: Path, otherwise: str, failure: Path | None = None) -> None:
+        deadline = time.monotonic() + self._patience_seconds
+        while not path.exists():
+            if failure is not None and failure.exists():
+                said = failure.read_text(encoding="utf-8") or "it left no reason, as on a full disk"
+                raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
+            if os.getppid() != self._worker:  # it died, and the others with it perhaps
+                deadline = min(deadline, time.monotonic() + _PATIENCE_ALONE_SECONDS)
+                self._worker = os.getppid()
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"{otherwise} in time", where=str(path.parent))
+            time.sleep(_LOOK_SECONDS)
+
+
+def leave_failure(folder: Path, rank: int, why: str) -> None:
+    """Tell the first worker's process that a part will not come. The file's name says it even on a full disk."""
+    path = folder / _failure(rank)
+    path.touch()
+    path.write_text(why, encoding="utf-8")
+
+
+def _note(rank: int) -> str:
+    return f"part-{rank:05d}.json"
+
+
+def _failure(rank: int) -> str:
+    return f"failed-{rank:05d}.txt"
+
+
+def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]:
+    if isinstance(error, HeadwayError):
+        return {"what": error.what, "where": error.where, "fix": error.fix}
+    return {
+        "what": f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
+        "where": str(error.filename) if error.filename else None,
+        "fix": "make room there or mend the disk",
+    }
+
+
+def main() -> None:
+    """Read orders until there are no more."""
+    for number in STOPPING:  # they are for the worker, which says when it is over
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(5)  # on the CPU, training comes first
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    process = WriteProcess(json.loads(sys.stdin.readline()), answers)
+    console.hand_over(lambda text: process.tell("said", text=text))
+    process.tell("ready")
+    for line in sys.stdin:
+        process.write(json.loads(line))
+
+
+if __name__ == "__main__":
+    main()

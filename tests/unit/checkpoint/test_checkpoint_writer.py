@@ -1,0 +1,231 @@
+"""The process beside a worker: training goes on while it writes, and whatever happens to it."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.checkpoint.fence import Fence, Fenced
+from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.writer import CheckpointWriter, WriterSettings
+from headway.core.errors import CheckpointError
+from headway.core.types import Block, StateBlocks
+from states import equal, make_state, names
+
+
+def blocks(state: dict[str, torch.Tensor]) -> StateBlocks:
+    return {name: Block.whole(tensor) for name, tensor in state.items()}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> WriterSettings:
+    return WriterSettings(tmp_path / "checkpoints", patience_seconds=20.0)
+
+
+@pytest.fixture
+def writer(settings: WriterSettings) -> Iterator[CheckpointWriter]:
+    writer = CheckpointWriter(settings)
+    yield writer
+    writer.close()
+
+
+def submit(writer: CheckpointWriter, step: int) -> None:
+    assert writer.submit(step, blocks(make_state(step)), {"step": step}, {"attempt": 1}) >= 0
+
+
+def test_states_are_saved_as_they_were_when_they_were_handed_over(
+    writer: CheckpointWriter, settings: WriterSettings
+) -> None:
+    """The third has to wait until one of two slots is free; the state changes at once."""
+    state = make_state(0)
+    for step in (1, 2, 3, 4):
+        for name, tensor in make_state(step).items():
+            state[name].copy_(tensor)
+        writer.submit(step, blocks(state), {"step": step}, {"attempt": 1})
+        for tensor in state.values():
+            tensor.zero_()
+    writer.wait()
+    outcomes = writer.outcomes()
+    assert [(o.step, o.error) for o in outcomes] == [(step, None) for step in (1, 2, 3, 4)]
+    assert all(o.seconds > 0 and o.bytes > 0 for o in outcomes) and writer.outcomes() == []
+    store = CheckpointStore(settings.directory)
+    assert [info.step for info in store.list()] == [2, 3, 4], "as many are kept as are asked for"
+    for info in store.list():
+        assert store.verify(info.step).good and equal(store.load(info), make_state(info.step))
+
+
+def test_a_state_that_grows_is_saved_whole(writer: CheckpointWriter, settings: WriterSettings) -> None:
+    writer.submit(1, blocks({"a": torch.ones(3)}), {"step": 1}, {})
+    larger = {"a": torch.ones(3), "b": torch.arange(10_000)}
+    writer.submit(2, blocks(larger), {"step": 2}, {})
+    writer.close()
+    store = CheckpointStore(settings.directory)
+    assert equal(store.load(store.info(2)), larger) and equal(store.load(store.info(1)), {"a": torch.ones(3)})
+
+
+def test_closing_saves_what_was_handed_over(settings: WriterSettings) -> None:
+    writer = CheckpointWriter(settings)
+    submit(writer, 1)
+    writer.close()
+    writer.close()
+    assert [o.error for o in writer.outcomes()] == [None] and CheckpointStore(settings.directory).verify(1).good
+
+
+@pytest.mark.parametrize("fault", ["kill@checkpoint.shard", "kill@checkpoint.rename", "enospc@checkpoint.manifest"])
+def test_a_save_that_fails_is_told_and_the_next_one_is_tried(
+    settings: WriterSettings, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", fault)
+    writer = CheckpointWriter(settings)
+    submit(writer, 1)
+    with pytest.raises(CheckpointError, match="died" if "kill" in fault else "No space left"):
+        writer.wait()
+    assert [o.error is None for o in writer.outcomes()] == [False]
+    submit(writer, 2)
+    writer.wait()
+    assert [o.error for o in writer.outcomes()] == [None]
+    writer.close()
+    assert names(settings.directory) == ["step-00000002"], "and clears away what the other left"
+
+
+def test_a_process_that_was_killed_between_saves_is_replaced(writer: CheckpointWriter) -> None:
+    submit(writer, 1)
+    writer.wait()
+    first = writer._process
+    os.kill(_process(writer), signal.SIGKILL)
+    while first is not None and not first.ended:
+        time.sleep(0.001)
+    submit(writer, 2)
+    writer.wait()
+    assert [o.error for o in writer.outcomes()] == [None, None]
+
+
+def _process(writer: CheckpointWriter) -> int:
+    assert writer._process is not None
+    return writer._process._popen.pid
+
+
+def test_signals_that_stop_a_worker_do_not_stop_its_writing(writer: CheckpointWriter) -> None:
+    submit(writer, 1)
+    writer.wait()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(_process(writer), number)
+    submit(writer, 2)
+    writer.wait()
+    assert [o.error for o in writer.outcomes()] == [None, None]
+
+
+def test_the_process_ends_its_work_when_its_worker_is_gone(settings: WriterSettings, tmp_path: Path) -> None:
+    """The worker is killed right after it has handed over a state."""
+    pid = os.fork()
+    if pid == 0:
+        writer = CheckpointWriter(settings)
+        submit(writer, 7)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    store, deadline = CheckpointStore(settings.directory), time.monotonic() + 60
+    while not store.list() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [info.step for info in store.list()] == [7] and store.verify(7).good
+
+
+def test_who_lost_the_run_writes_nothing_and_stops(settings: WriterSettings, tmp_path: Path) -> None:
+    owner_file = tmp_path / ".owner"
+    owner = {"attempt": 1, "token": "a", "pid": 1, "host": "h"}
+    owner_file.write_text(json.dumps(owner))
+    writer = CheckpointWriter(replace(settings, fence=Fence(owner_file, owner, "attempt 1")))
+    submit(writer, 1)
+    writer.wait()
+    assert len(writer.outcomes()) == 1
+    owner_file.write_text(json.dumps({**owner, "attempt": 2, "token": "b"}))
+    submit(writer, 2)
+    writer.close()
+    with pytest.raises(Fenced, match="attempt 1 no longer owns this run; it is now with attempt 2"):
+        writer.outcomes()
+    assert names(settings.directory) == ["step-00000001"]
+
+
+def together(settings: WriterSettings, act: Callable[[CheckpointWriter, int], Any], workers: int = 3) -> list[Any]:
+    """Workers as threads, which say things to each other at a barrier."""
+    barrier, said, results = threading.Barrier(workers), [None] * workers, [None] * workers
+
+    def gather(rank: int) -> Callable[[Any], list[Any]]:
+        def say(value: Any) -> list[Any]:
+            said[rank] = json.loads(json.dumps(value))
+            barrier.wait()
+            everyone = list(said)
+            barrier.wait()
+            return everyone
+
+        return say
+
+    def work(rank: int) -> None:
+        writer = CheckpointWriter(replace(settings, rank=rank, workers=workers), gather(rank))
+        try:
+            results[rank] = act(writer, rank)
+        finally:
+            writer.close()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def shard(state: dict[str, torch.Tensor], rank: int, workers: int = 3) -> StateBlocks:
+    """Rows of matrices are dealt out; the rest is everybody's."""
+    found = blocks(state)
+    for name, tensor in state.items():
+        if tensor.ndim == 2 and len(tensor):
+            rows = -(-len(tensor) // workers)
+            part = tensor[rank * rows : (rank + 1) * rows]
+            found[name] = Block(part, (min(rank * rows, len(tensor)), 0), tuple(tensor.shape))
+    return found
+
+
+def test_several_workers_write_one_checkpoint(settings: WriterSettings) -> None:
+    def save_twice(writer: CheckpointWriter, rank: int) -> list[Any]:
+        for step in (1, 2):
+            writer.submit(step, shard(make_state(step), rank), {"step": step}, {"attempt": 1})
+        writer.wait()
+        return [outcome.error for outcome in writer.outcomes()]
+
+    assert together(settings, save_twice) == [[None, None]] * 3
+    store = CheckpointStore(settings.directory)
+    for step in (1, 2):
+        assert equal(store.load(store.info(step)), make_state(step)) and store.verify(step).good
+    files = ["manifest.json", *(f"shard-{rank:05d}.safetensors" for rank in range(3))]
+    assert names(store.info(2).path) == files
+    whole = CheckpointStore(settings.directory.parent / "other").save(2, make_state(2), {"step": 2}, {})
+    assert store.info(2).state_sha256 == whole.state_sha256, "the name of a state does not tell who saved it"
+
+
+def test_the_failure_of_one_worker_is_known_to_the_first(
+    settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(writer: CheckpointWriter, rank: int) -> str:
+        if rank == 2:
+            os.kill(_process(writer), signal.SIGSTOP)
+        writer.submit(1, shard(make_state(1), rank), {"step": 1}, {"attempt": 1})
+        if rank == 2:  # it dies with the order in its hands
+            os.kill(_process(writer), signal.SIGKILL)
+        try:
+            writer.wait()
+        except CheckpointError as error:
+            return str(error.what)
+        return "saved"
+
+    first, _, last = together(replace(settings, patience_seconds=2.0), save)
+    assert "died (signal 9)" in last
+    assert "worker 2 has not written its part" in first
+    assert names(settings.directory) == []
