@@ -26,6 +26,7 @@ from headway.checkpoint.format import (
     TensorEntry,
     state_hash,
     step_name,
+    step_of,
 )
 from headway.checkpoint.images import Image, Piece, write_image
 from headway.checkpoint.verify import verify_checkpoint
@@ -120,6 +121,12 @@ class Publisher:
     def folder(self, step: int, tag: object) -> Path:
         """Where a save is made."""
         return self.directory / f"{TEMPORARY}{step_name(step)}-{tag}"
+
+    def is_past(self, step: int, tag: object) -> bool:
+        """Whether a save of a later step with this tag is in the making."""
+        folders = self.directory.glob(f"{TEMPORARY}step-*-{tag}")
+        steps = (step_of(path.name.removeprefix(TEMPORARY).removesuffix(f"-{tag}")) for path in folders)
+        return any(found is not None and found > step for found in steps)
 
     def finish(
         self, folder: Path, parts: Sequence[Part], cursor: Mapping[str, int], context: Mapping[str, Any]

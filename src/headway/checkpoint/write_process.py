@@ -91,7 +91,7 @@ class WriteProcess:
     def _contribute(self, order: Mapping[str, Any], images: list[Any], views: Mapping[str, memoryview]) -> None:
         """Write beside the first worker's files, and leave a note of what was written."""
         folder = self._store.publisher.folder(order["step"], order["tag"])
-        self._wait_for(folder, "the first worker's folder did not come")
+        self._wait_for(folder, "the first worker's folder did not come", order=order)
         try:
             self._may_write()
             part = write_part(folder, images, lambda piece: views[piece.name])
@@ -109,16 +109,27 @@ class WriteProcess:
         note.unlink()
         return part
 
-    def _wait_for(self, path: Path, otherwise: str, failure: Path | None = None) -> None:
-        deadline = time.monotonic() + self._patience_seconds
+    def _wait_for(
+        self, path: Path, otherwise: str, failure: Path | None = None, order: Mapping[str, Any] | None = None
+    ) -> None:
+        """Return when a file is there.
+
+        Args:
+            path: Which.
+            otherwise: What to say if it does not come.
+            failure: A file that tells that it will not.
+            order: What it belongs to; it will not come when the first worker is at a later step.
+        """
+        start = time.monotonic()
+        deadline = start + self._patience_seconds
         while not path.exists():
             if failure is not None and failure.exists():
                 said = failure.read_text(encoding="utf-8") or "it left no reason, as on a full disk"
                 raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
-            if os.getppid() != self._worker:  # it died, and the others with it perhaps
-                deadline = min(deadline, time.monotonic() + _PATIENCE_ALONE_SECONDS)
-                self._worker = os.getppid()
-            if time.monotonic() > deadline:
+            if order is not None and self._store.publisher.is_past(order["step"], order["tag"]):
+                raise CheckpointError(f"{otherwise}; it has given up on it", where=str(path.parent))
+            alone = os.getppid() != self._worker  # it died, and the others with it perhaps
+            if time.monotonic() > (min(deadline, start + _PATIENCE_ALONE_SECONDS) if alone else deadline):
                 raise CheckpointError(f"{otherwise} in time", where=str(path.parent))
             time.sleep(_LOOK_SECONDS)
 

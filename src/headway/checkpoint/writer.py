@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ class CheckpointWriter:
         self._pieces: list[Piece] = []
         self._images: list[Image] = []
         self._outcomes: deque[Outcome] = deque()
-        self._outstanding: dict[int, tuple[Slot, _Process]] = {}
+        self._outstanding: dict[int, _Ordered] = {}
         self._changed = threading.Condition(threading.RLock())
         self._last_error: CheckpointError | None = None
         self._process: _Process | None = None
@@ -113,7 +113,7 @@ class CheckpointWriter:
         }
         with self._changed:
             process = self._ready_process()
-            self._outstanding[step] = (slot, process)
+            self._outstanding[step] = _Ordered(order, slot, process)
         process.tell(order)
         return time.monotonic() - start
 
@@ -154,8 +154,10 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Finish what was handed over and let go of all resources. Safe to call twice."""
-        if self._process is not None:
-            self._process.finish()
+        finished = None
+        while self._process is not finished and self._process is not None:  # it may die and have a successor
+            finished = self._process
+            finished.finish()
         for slot in self._slots:
             slot.close()
 
@@ -174,7 +176,7 @@ class CheckpointWriter:
         """One that nothing is written from; the second only if need be, since it costs as much memory again."""
 
         def free() -> Slot | None:
-            used = [slot for slot, _ in self._outstanding.values()]
+            used = [ordered.slot for ordered in self._outstanding.values()]
             return next((slot for slot in self._slots if slot not in used), None)
 
         with self._changed:
@@ -200,12 +202,25 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def _ended(self, process: _Process, how: str) -> None:
-        """A process is gone, and with it what it still had to write."""
+        """A process is gone, and with it what it was writing; what it had not begun is for its successor."""
         with self._changed:
             process.ended = True
-            for step in [step for step, (_, writing) in self._outstanding.items() if writing is process]:
+            lost = sorted(step for step, ordered in self._outstanding.items() if ordered.process is process)
+            for step in lost[:1]:
                 what = f"the process that writes checkpoints died ({how}) before step {step} was saved"
                 self._settle(Outcome(step, error=CheckpointError(what, where=str(self._settings.directory))))
+            for step in lost[1:]:
+                self._outstanding[step] = again = replace(self._outstanding[step], process=self._ready_process())
+                again.process.tell(again.order)
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """A save that is under way."""
+
+    order: Mapping[str, Any]
+    slot: Slot
+    process: _Process
 
 
 class _Process:

@@ -59,12 +59,14 @@ class Recorder(Callback):
         self._log.write(step, {"checkpoint/stall_seconds": stall_seconds})
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
-        """Adds to the record of the checkpoint's step; a failure is said loudly, for training goes on."""
+        """Adds to the record of the step at which it became known, since records never go back; a failure is said
+        loudly, for training goes on."""
+        step, of = job.state.cursor.step, float(outcome.step)
         if outcome.error is None:
-            self._log.write(outcome.step, {"checkpoint/write_seconds": outcome.seconds})
+            self._log.write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
             self._line.saved()
         else:
-            self._log.write(outcome.step, {"checkpoint/failed": 1.0})
+            self._log.write(step, {"checkpoint/failed_step": of})
             warning(f"training goes on without a checkpoint of step {outcome.step}: {outcome.error.what}")
 
     def on_end(self, job: Job) -> None:

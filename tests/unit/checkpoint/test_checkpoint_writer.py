@@ -108,6 +108,20 @@ def test_a_process_that_was_killed_between_saves_is_replaced(writer: CheckpointW
     assert [o.error for o in writer.outcomes()] == [None, None]
 
 
+def test_what_a_dead_process_had_not_begun_is_written_by_the_next(
+    settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", "kill@checkpoint.shard")
+    writer = CheckpointWriter(settings)
+    os.kill(_process(writer), signal.SIGSTOP)
+    submit(writer, 1)
+    submit(writer, 2)
+    os.kill(_process(writer), signal.SIGCONT)
+    writer.close()
+    assert [(o.step, o.error is None) for o in writer.outcomes()] == [(1, False), (2, True)]
+    assert names(settings.directory) == ["step-00000002"]
+
+
 def _process(writer: CheckpointWriter) -> int:
     assert writer._process is not None
     return writer._process._popen.pid
