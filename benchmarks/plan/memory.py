@@ -7,7 +7,8 @@ Two steps are taken of a real model through the real training step, one or a few
 
     python benchmarks/plan/memory.py
     python benchmarks/plan/memory.py --strategies context pipeline --precisions fp32
-    python benchmarks/plan/memory.py --strategies ddp zero3 --models small --output memory.json
+    python benchmarks/plan/memory.py --strategies ddp zero3 --models tiny --output memory.json
+    python benchmarks/plan/memory.py --strategies deepspeed_zero2 deepspeed_zero3-offload --bucket 200000
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from headway.core.format import format_bytes
 from headway.models.build import build_model
 from headway.models.facts import part_costs
 from headway.parallel.stages import plan_stages, stages_of_worker
-from headway.parallel.strategy import make_strategy
+from headway.parallel.strategy import Engine, make_strategy
 from headway.parallel.world import World, open_world
 from headway.plan.layout import Layout
 from headway.plan.memory import plan_memory
 from headway.training.determinism import apply_determinism
 from headway.training.optimizer import build_optimizer
+from headway.training.precision import convert_to_fp8
 from headway.training.staged import make_pipeline
 from headway.training.state import TrainState
 from headway.training.step import train_step
@@ -65,6 +67,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ROWS = {"experts": 2, "tiny-experts": 2, "vocabulary": 1, "layers": 1, "activations": 8, "tiny": 2}
 STRATEGIES = {"single": 1, "ddp": 2, "zero1": 2, "zero2": 2, "zero3": 2, "hsdp": 4, "elastic": 2, "elastic-zero3": 2}
+#: DeepSpeed's, without and with moments in host memory, which on the CPU is where everything is.
+DEEPSPEED = {f"deepspeed_zero{stage}{offload}": 2 for stage in (1, 2, 3) for offload in ("", "-offload")}
 #: Ways to share a row or a model. Not those of tensor parallelism: what its collectives were given is let go of by
 #: gloo's threads, which `outlive_gloo` does not reach there.
 MESHES: dict[str, dict[str, int]] = {
@@ -88,11 +92,14 @@ class Case:
     micro_batches: int
     """Of one worker."""
     optimizer: str = "adamw"
+    bucket: int | None = None
+    """Elements that DeepSpeed sums at a time; None for its own choice, which of a small model is all there is."""
 
     @property
     def workers(self) -> int:
         """Processes."""
-        return STRATEGIES.get(self.strategy) or math.prod(MESHES[self.strategy].values())
+        alike = STRATEGIES | DEEPSPEED
+        return alike.get(self.strategy) or math.prod(MESHES[self.strategy].values())
 
     def config(self) -> Config:
         """What a user would write."""
@@ -110,15 +117,34 @@ class Case:
             "activation_checkpointing": self.checkpointing,
             "device": "cpu",
         }
-        own = self.strategy.removeprefix("elastic-")
+        own = self.strategy.removeprefix("elastic-").removesuffix("-offload")
         parallel = {
             "strategy": "auto" if mesh else {"elastic": "ddp"}.get(own, own),
             "workers": self.workers,
             **mesh,
             "threads": 1,
+            "deepspeed_config": deepspeed_json(self.bucket) if self.bucket is not None else None,
         }
-        values = {"model": model, "train": train, "parallel": parallel, "optimizer": {"name": self.optimizer}}
+        optimizer = {"name": self.optimizer, "offload": self.strategy.endswith("-offload")}
+        values = {"model": model, "train": train, "parallel": parallel, "optimizer": optimizer}
         return Config.model_validate({**values, "determinism": "elastic" if elastic else "run"}).resolved()
+
+
+def deepspeed_json(bucket: int) -> Path:
+    """A file with DeepSpeed's own choices for large models, all of them as much smaller as its buckets."""
+    scale = bucket / 5e8
+    settings = {
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": int(5e7 * scale),
+        "stage3_param_persistence_threshold": int(1e5 * scale),
+        "stage3_max_live_parameters": int(1e9 * scale),
+        "stage3_max_reuse_distance": int(1e9 * scale),
+    }
+    path = Path(tempfile.gettempdir()) / f"deepspeed-{bucket}.json"
+    whole = path.with_suffix(f".{os.getpid()}")  # other workers read it meanwhile
+    whole.write_text(json.dumps({"zero_optimization": settings}))
+    return whole.replace(path)
 
 
 def measure(case: Case, world: World) -> int:
@@ -136,11 +162,15 @@ def measure(case: Case, world: World) -> int:
             mine = [stages[n] for n in stages_of_worker(place, world.mesh.pp, len(stages))]
         model = build_model(config.model, vocab_size=vocab_size, seed=0, stages=mine).train()
         model.set_activation_checkpointing(config.train.activation_checkpointing)
+        if config.train.precision == "fp8":
+            convert_to_fp8(model, LENGTH)  # PyTorch has the products for the CPU too
         strategy = make_strategy(config, model, world)
-        optimizer = build_optimizer(
-            config.optimizer, model, world.device, strategy.updates, config.determinism == "elastic"
-        )
-        state = TrainState(model, optimizer)
+        settings = config.optimizer.model_copy(update={"offload": False})  # DeepSpeed keeps them there by itself
+        optimizer = build_optimizer(settings, model, world.device, strategy.updates, config.determinism == "elastic")
+        engine = strategy if isinstance(strategy, Engine) else None
+        if engine is not None:
+            engine.take_over(optimizer)
+        state = TrainState(model, optimizer, engine=engine)
         task = Task(model, None, LANGUAGE_MODELLING, stages=stages)  # type: ignore[arg-type]
         pipeline = make_pipeline(config, task, world)
         for _ in range(2):
@@ -150,7 +180,7 @@ def measure(case: Case, world: World) -> int:
             }
             train_step(config, task, state, strategy, world, batches, pipeline=pipeline)
             batches.clear()
-    del model, strategy, optimizer, state, task, pipeline
+    del model, strategy, optimizer, state, task, pipeline, engine
     gc.collect()  # sharded modules are in cycles; freed later, they would count as less in the next case
     return int(max(worker[0] for worker in world.gather([float(peak_bytes(profiler))])))
 
@@ -228,12 +258,13 @@ def compare(case: Case, actual: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, compare, and fail when one is too far off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategies", nargs="+", choices=[*STRATEGIES, *MESHES], default=list(STRATEGIES))
+    parser.add_argument("--strategies", nargs="+", choices=[*STRATEGIES, *DEEPSPEED, *MESHES], default=list(STRATEGIES))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["vocabulary", "layers", "activations"])
-    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16", "fp16"], default=["fp32", "bf16"])
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16", "fp16", "fp8"], default=["fp32", "bf16"])
     parser.add_argument("--checkpointing", nargs="+", choices=["none", "selective", "full"], default=["none", "full"])
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=["adamw"])
+    parser.add_argument("--bucket", type=int, help="elements of DeepSpeed's buckets; its other sizes in proportion")
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--output", type=Path, help="also write the figures as JSON")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -242,7 +273,7 @@ def main() -> None:
         worker(arguments.worker)
         return
     cases = [
-        Case(*values)
+        Case(*values, bucket=arguments.bucket)
         for values in product(
             arguments.strategies, arguments.models, arguments.precisions, arguments.checkpointing,
             arguments.micro_batches, arguments.optimizers,

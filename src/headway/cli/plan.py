@@ -105,7 +105,10 @@ def _print_options(made: Plan) -> None:
                "PEAK", "FITS", "TOKENS/S", "MFU", "TIME"]  # fmt: skip
     lines = [_line(made, option) for option in made.table if option.memory is not None]
     print_table(headers, lines, numeric=[*range(2, 9), 10, 11, 12])
-    print("each row: the moment of a step when the worker that has most has most\n")
+    print("each row: the moment of a step when the worker that has most has most")
+    unasked = "left out: install it (pip install 'headway[deepspeed]') or set parallel.strategy to one of them"
+    listed = f"listed: {made.deepspeed}" if made.deepspeed else unasked
+    print(f"strategies of DeepSpeed are {listed}\n")
 
 
 def _line(made: Plan, option: Option) -> list[str]:

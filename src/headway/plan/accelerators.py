@@ -44,8 +44,14 @@ class Accelerator:
         return "cpu" if self.name == "cpu" else "cuda"
 
     def peak_flops(self, precision: str) -> float | None:
-        """Dense peak in FLOP/s of products in "fp32" or "bf16"; None when it is unknown or has none."""
+        """Dense peak in FLOP/s of products in a `train.precision`; None when it is unknown or has none."""
         return peak_flops(self.device_name, precision)
+
+    @property
+    def lacks_fp8(self) -> bool:
+        """Whether it is known to have no products in 8 bits; one with any peak has that too if it has them."""
+        known = self.peak_flops("fp32") is not None
+        return self.device == "cpu" or (known and self.peak_flops("fp8") is None)
 
 
 def _nvlink(name: str, device: str, gib: float, gb_s: float, both_ways: float, watts: float | None, net: float | None

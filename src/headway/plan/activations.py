@@ -33,9 +33,20 @@ With experts, of N tokens with K experts each, in place of the last two lines:
 | the same of shared experts | 4 N shared_ffn_dim | E |
 
 With activation checkpointing `full` only the first line is kept, and one layer at a time has everything; with
-`selective` also the outputs of attention and of the first and third product (`models/recompute.py`). Copies of weights
-go with what they were made for. Where weights are cut between workers there are none: what products save is then the
-weight that was brought together, which is let go of with all others.
+`selective` also the outputs of attention and of every second product, the first of them included
+(`models/recompute.py`). In a layer without experts those are queries, keys and values, and the gate with the linear
+branch. In one with experts the third product is the router's, in fp32, and which come after it depends on the kernel:
+where each expert has products of its own, those of every second expert are kept, all having equally many tokens; the
+kernel that computes all experts at once (`has_grouped_kernel`) is no product to `models/recompute.py`, so that nothing
+of them is. Of shared experts the second product is kept.
+
+Copies of weights go with what they were made for. Where weights are cut between workers there are none: what products
+save is then the weight that was brought together, which is let go of with all others.
+
+With fp8 everything is as with bf16, except for linear layers whose sides fill tiles (`training/precision.py`,
+`convert_to_fp8`). torchao 0.18.0, `float8/float8_linear.py`, `matmul_with_hp_or_float8_args`: those save their input in
+bf16 and the fp32 weight itself, no copy of it, and round both again in the backward pass. Rounding takes, without
+`torch.compile`, the scaled operand in fp32 twice (`float8_training_tensor.py`, `_ToFloat8ConstrFunc`).
 """
 
 from __future__ import annotations
@@ -50,6 +61,8 @@ if TYPE_CHECKING:
     from headway.config import ModelConfig
 
 _FP32, _HALF = 4, 2
+#: Sides of matrices whose products are in 8 bits are multiples of this (`training/precision.py`).
+FP8_TILE = 16
 
 
 def element_bytes(precision: str) -> int:
@@ -69,6 +82,8 @@ class LayerSizes:
     """Copies of its matrices in half precision, as autocast makes them; 0 in fp32."""
     backward: int
     """Most that comes and goes while its backward pass is under way, its weights' gradients left out."""
+    rounding: int = 0
+    """Most that comes and goes besides while operands of a product are rounded to 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,7 @@ class Activations:
             model: Complete.
             rows: In the micro-batch.
             length: Tokens of a row that this worker has.
-            precision: As `train.precision`, but not "fp8".
+            precision: As `train.precision`.
             device: "cpu" or "cuda".
             tensor: Workers that share every matrix. Activations between products are then cut by position; the inputs
                 of products are whole, their outputs cut.
@@ -126,21 +141,28 @@ class Activations:
             + repeated
             + sums
         )
-        matrices = 2 * shape.dim * (shape.heads + shape.kv_heads) * shape.head_dim // tensor
+        fp8 = precision == "fp8"
+        width = shape.heads * shape.head_dim
+        sides = [(shape.dim, width + 2 * shape.kv_heads * shape.head_dim), (width, shape.dim)]
+        feed_forward = [(shape.dim, 2 * shape.ffn_dim), (shape.ffn_dim, shape.dim)]
+        matrices = _copied(sides, fp8) // tensor
         kept = stream * _FP32 + ((queries + 2 * keys) + queries) * element + sums
         half = _HALF if element == _HALF else 0
         dense = LayerSizes(
             saved=attention + (tokens * shape.dim + 4 * inner) * element,
             selected=kept + 2 * inner * element,
-            casts=(matrices + 3 * shape.dim * shape.ffn_dim // tensor) * half,
+            casts=(matrices + _copied(feed_forward, fp8) // tensor) * half,
             # Gradients of both branches, and of what came out of them, just before the saved ones are let go.
             backward=2 * inner * element + stream * _FP32,
+            rounding=_rounding([*sides, *feed_forward], tokens) if fp8 else 0,
         )
         loss_forward, loss_backward = _loss(shape, tokens, element, device, tensor)
         return cls(
             layer_input=stream * _FP32,
             dense=dense,
-            mixture=_mixture(shape, tokens, element, expert, attention, matrices) if shape.experts else dense,
+            mixture=_mixture(shape, tokens, precision, device, expert, attention, kept, sides)
+            if shape.experts
+            else dense,
             last_norm=norm,
             gradient=stream * _FP32,
             loss_forward=loss_forward,
@@ -148,21 +170,66 @@ class Activations:
         )
 
 
-def _mixture(shape: Shape, tokens: int, element: int, expert: int, attention: int, matrices: int) -> LayerSizes:
-    """A layer with experts (`models/moe.py`, `models/experts.py`), given what its attention saves, and its matrices."""
+def _mixture(
+    shape: Shape,
+    tokens: int,
+    precision: str,
+    device: str,
+    expert: int,
+    attention: int,
+    kept: int,
+    sides: list[tuple[int, int]],
+) -> LayerSizes:
+    """A layer with experts (`models/moe.py`, `models/experts.py`).
+
+    Args:
+        attention: What its attention saves.
+        kept: What `selective` keeps of that.
+        sides: Of the matrices of its attention.
+    """
+    element, fp8 = element_bytes(precision), precision == "fp8"
     half, shared = element == _HALF, tokens * shape.shared_ffn_dim
     pairs = tokens * shape.experts_per_token
     stream, inner = pairs * shape.dim, pairs * shape.expert_ffn_dim
     # Logits and scores; weights before and after they add up to 1; sums of scores, and of exponentials twice.
     router = tokens * (shape.dim + 2 * shape.experts + 2 * shape.experts_per_token + 4) * _FP32
     router += tokens * shape.dim * element if half and shared else 0
-    own = 3 * shape.dim * (shape.experts // expert * shape.expert_ffn_dim + shape.shared_ffn_dim)
+    common = [(shape.dim, 2 * shape.shared_ffn_dim), (shape.shared_ffn_dim, shape.dim)] if shared else []
+    here = shape.experts // expert
+    copies = 3 * shape.dim * here * shape.expert_ffn_dim + _copied([*sides, *common], fp8)
+    first, second = (0, 0) if has_grouped_kernel(shape, precision, device) else (here // 2, -(-here // 2))
+    selected = tokens * shape.experts * _FP32 + (tokens * shape.dim * element if shared else 0)
+    selected += (2 * inner * first + stream * second) // here * element
     return LayerSizes(
         saved=attention + router + (2 * stream + 4 * inner + 4 * shared) * element,
-        selected=0,  # which products are kept depends on the kernel that computes experts; refused
-        casts=(matrices + own) * _HALF if half else 0,
+        selected=kept + selected,
+        casts=copies * _HALF if half else 0,
         backward=(2 * inner + stream) * element + tokens * shape.dim * _FP32,
+        rounding=_rounding([*sides, *common], tokens) if fp8 else 0,
     )
+
+
+def has_grouped_kernel(shape: Shape, precision: str, device: str) -> bool:
+    """Whether all experts are computed by one kernel; as `models.experts.has_grouped_kernel` finds out by tensors."""
+    aligned = shape.dim % 8 == 0 and shape.expert_ffn_dim % 8 == 0
+    return device == "cuda" and precision in ("bf16", "fp8") and aligned
+
+
+def fills_tiles(sides: tuple[int, int]) -> bool:
+    """Whether a linear layer multiplies in 8 bits with precision "fp8"."""
+    return all(side % FP8_TILE == 0 for side in sides)
+
+
+def _copied(matrices: list[tuple[int, int]], fp8: bool) -> int:
+    """Elements of the matrices of which autocast makes a copy."""
+    return sum(rows * columns for rows, columns in matrices if not (fp8 and fills_tiles((rows, columns))))
+
+
+def _rounding(matrices: list[tuple[int, int]], tokens: int) -> int:
+    """What rounding the largest operand takes: scaled, limited, both in fp32, and rounded."""
+    rounded = [sides for sides in matrices if fills_tiles(sides)]
+    operands = [size for rows, columns in rounded for size in (rows * columns, tokens * rows, tokens * columns)]
+    return (2 * _FP32 + 1) * max(operands, default=0)
 
 
 def _loss(shape: Shape, tokens: int, element: int, device: str, tensor: int) -> tuple[int, int]:

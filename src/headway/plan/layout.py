@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headway.config import DEEPSPEED, MeshShape, effective_strategy, resolve_lanes, resolve_mesh
-from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: Every strategy, from the one that keeps most on each worker to the one that keeps least.
-STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp")
+#: Every strategy, from the one that keeps most on each worker to the one that keeps least; those of DeepSpeed last.
+STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp", *DEEPSPEED)
 
 #: Kinds of activation checkpointing, from the one that keeps most.
 CHECKPOINTING = ("none", "selective", "full")
@@ -42,9 +41,8 @@ class Layout:
         """What `headway train` would do with a config on so many workers.
 
         Raises:
-            ConfigError: as `resolve_mesh` and `resolve_lanes`; or a layer keeps what no formula here counts.
+            ConfigError: as `resolve_mesh` and `resolve_lanes`.
         """
-        _refuse_uncounted(config)
         mesh = resolve_mesh(config, workers)
         grid = resolve_lanes(config, mesh.data)
         lanes = grid.lanes // mesh.data
@@ -70,20 +68,7 @@ class Layout:
         """Whether weights are cut, and brought together a unit at a time."""
         return self.strategy in ("zero3", "hsdp")
 
-
-def _refuse_uncounted(config: Config) -> None:
-    """What no formula here counts is not guessed."""
-    train = config.train
-    uncounted = {
-        "train.precision": (train.precision == "fp8", "bf16 keeps about as much"),
-        "train.activation_checkpointing": (
-            train.activation_checkpointing == "selective" and config.model.experts is not None,
-            "full keeps less, none more; which products of experts are kept depends on their kernel",
-        ),
-        "parallel.strategy": (config.parallel.strategy in DEEPSPEED, "zero1, zero2 and zero3 divide the same"),
-    }
-    for key, (yes, near) in uncounted.items():
-        if yes:
-            raise ConfigError(
-                f"a plan does not count what '{key}' asks for", where=key, fix=f"plan with another: {near}"
-            )
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether DeepSpeed has weights, gradients and moments."""
+        return self.strategy in DEEPSPEED

@@ -7,67 +7,20 @@ blocks: `fit.USABLE_SHARE` leaves room for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from headway.core.errors import ConfigError
 from headway.models.shape import Shape
-from headway.plan.activations import Activations, LayerSizes, element_bytes
+from headway.plan.activations import Activations
+from headway.plan.deepspeed import EngineStep
 from headway.plan.moments import FP32_BYTES, update_bytes
-from headway.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Stage, pipeline_stages
+from headway.plan.passes import Passes
+from headway.plan.peak import MemoryPlan, Moment
+from headway.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, pipeline_stages
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
     from headway.plan.layout import Layout
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What is in memory at one point of a step, in bytes."""
-
-    name: str
-    weights: int = 0
-    """This worker's own."""
-    gradients: int = 0
-    optimizer: int = 0
-    activations: int = 0
-    """What the backward pass needs, copies of weights that autocast made included."""
-    buffers: int = 0
-    """What comes and goes: the loss and its chunk of logits, temporaries, rotary tables, batches, sums of lanes."""
-    communication: int = 0
-    """Weights brought together, and gradients on their way."""
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Bytes by part."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
-
-    @property
-    def total(self) -> int:
-        """All parts."""
-        return sum(self.parts.values())
-
-    def plus(self, name: str, **more: int) -> Moment:
-        """The same with more of some parts."""
-        return Moment(name, **{part: count + more.get(part, 0) for part, count in self.parts.items()})
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Memory of the worker that has most."""
-
-    moments: Sequence[Moment]
-
-    @property
-    def peak(self) -> Moment:
-        """When there is most."""
-        return max(self.moments, key=lambda moment: moment.total)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most there is at a time."""
-        return self.peak.total
 
 
 def plan_memory(
@@ -85,7 +38,7 @@ def plan_memory(
     Raises:
         ConfigError: moments are to leave the host for the host.
     """
-    if config.optimizer.offload and device == "cpu" and not layout.is_sharded:
+    if config.optimizer.offload and device == "cpu" and not (layout.is_sharded or layout.is_deepspeed):
         raise ConfigError(
             "moments are in host memory already when training on cpu",
             where="optimizer.offload",
@@ -102,59 +55,16 @@ def plan_memory(
     moments: list[Moment] = []
     for stage in pipeline_stages(config, model, layout):
         lasting = batches + rotary + stage.received * sizes.gradient
-        step = _Step(stage, layout, sizes, config, device == "cpu", gloo, lasting)
-        moments += step.sharded() if layout.is_sharded else step.replicated()
+        given = (stage, layout, sizes, config, device == "cpu", gloo, lasting)
+        if layout.is_deepspeed:
+            moments += EngineStep(*given).moments()
+        else:
+            moments += _Step(*given).sharded() if layout.is_sharded else _Step(*given).replicated()
     return MemoryPlan(moments)
 
 
-class _Step:
+class _Step(Passes):
     """The moments of one stage's step."""
-
-    def __init__(
-        self, stage: Stage, layout: Layout, sizes: Activations, config: Config, on_cpu: bool, gloo: bool, lasting: int
-    ) -> None:
-        self.stage, self.layout, self.sizes, self.config = stage, layout, sizes, config
-        self.on_cpu, self.gloo, self.lasting = on_cpu, gloo, lasting
-        self.accumulates = layout.micro_batches > 1
-        #: Weights that are brought together in half precision need no copies; what products save is let go of.
-        self.half = layout.is_sharded and element_bytes(config.train.precision) < FP32_BYTES
-        dense, mixture = self._kept(sizes.dense), self._kept(sizes.mixture)
-        last, first = (sizes.mixture if stage.mixtures else sizes.dense), self._first
-        #: Activations that each layer keeps, in the order of layers.
-        self.kept = [dense] * (stage.layers - stage.mixtures) + [mixture] * stage.mixtures
-        self.last_norm = sizes.last_norm if stage.projection else 0
-        #: Activations at the end of the forward pass, when the backward pass begins, and that of the last and the
-        #: first layer.
-        self.after_forward = (1 + stage.ahead) * sum(self.kept) + self.last_norm
-        self.last_layer = self.after_forward - self.last_norm + self._whole(last) - self._kept(last)
-        self.first_layer = stage.ahead * sum(self.kept) + self._whole(first)
-        #: Comes and goes in a layer's backward pass: also the gradient of one of its matrices, before it is added.
-        again = 2 if stage.mixtures else 1  # each expert's gradient, before they are put together
-        matrices = {"down": stage.down, "gate_up": stage.gate_up}
-        if self.half:
-            matrices = {name: count // 2 for name, count in matrices.items()}
-        backward = max(last.backward, first.backward)
-        self.passing = sizes.gradient + max(backward + again * matrices["down"], again * matrices["gate_up"])
-        self.loss = sizes.loss_forward if stage.projection else 0
-        self.loss_backward = sizes.loss_backward if stage.projection else 0
-        self.copies_of_lanes = max(1, (layout.lanes - 1).bit_length()) if layout.elastic else 0
-
-    @property
-    def _first(self) -> LayerSizes:
-        return self.sizes.mixture if self.stage.mixtures == self.stage.layers else self.sizes.dense
-
-    def _kept(self, layer: LayerSizes) -> int:
-        """What a layer keeps until its backward pass."""
-        kept = {"none": self._whole(layer), "selective": layer.selected, "full": self.sizes.layer_input}
-        return kept[self.layout.checkpointing]
-
-    def _whole(self, layer: LayerSizes) -> int:
-        """What it has when its backward pass begins."""
-        return layer.saved + (0 if self.half else layer.casts)
-
-    def _moments_of(self, count: int) -> int:
-        """Moments of an optimizer that keeps so many bytes of them; host memory may have them."""
-        return 0 if self.config.optimizer.offload and not self.on_cpu else count
 
     # Weights whole on every worker ------------------------------------------------------------------------------------
 
@@ -162,7 +72,7 @@ class _Step:
         """`single`, `ddp`, `zero1` and `zero2`."""
         stage, layout, name = self.stage, self.layout, self.config.optimizer.name
         owners = layout.mesh.replicas if layout.strategy in ("zero1", "zero2") else 1
-        optimizer = self._moments_of(stage.largest_moments(owners, name))
+        optimizer = self.moments_of(stage.largest_moments(owners, name))
         state = Moment("", weights=stage.all, optimizer=optimizer, buffers=self.lasting)
         bucket = max(stage.largest, min(BUCKET_BYTES, stage.largest_share(owners)))
         if layout.strategy == "zero2" and not layout.elastic:
@@ -215,7 +125,7 @@ class _Step:
             size = self.sizes.mixture if index >= stage.layers - stage.mixtures else self.sizes.dense
             # At first all is there that the layer keeps; in the end all of its gradients.
             moments += [
-                base.plus("a layer, backward", activations=below + self._whole(size), buffers=self.passing,
+                base.plus("a layer, backward", activations=below + self.whole(size), buffers=self.passing,
                           gradients=here[0]),
                 base.plus("gradients sent", activations=below, buffers=self.sizes.gradient, gradients=max(here)),
             ]  # fmt: skip
@@ -255,7 +165,7 @@ class _Step:
         state = Moment(
             "",
             weights=own,
-            optimizer=self._moments_of(stage.shard_of_moments(shards, name)),
+            optimizer=self.moments_of(stage.shard_of_moments(shards, name)),
             buffers=self.lasting,
             # Between micro-batches gradients add up whole; they are sent in the last one only, of a lane when elastic.
             gradients=stage.all if layout.micro_batches > (layout.lanes if layout.elastic else 1) else 0,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headway.config import DEEPSPEED
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
-from headway.plan.recommend import Option, Recommendation, options, recommend, usable_bytes
+from headway.plan.recommend import Option, Recommendation, deepspeed_listed, options, recommend, usable_bytes
 from headway.plan.speed import ASSUMPTIONS
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Plan:
     usable_bytes: float | None
     usd_per_hour: float | None
     measured_tokens_per_second: float | None
+    deepspeed: str | None
+    """Why the table has strategies of DeepSpeed; None when it has none."""
 
     def tokens_per_second(self, option: Option) -> float | None:
         """Measured if there is a measurement, else from the roofline."""
@@ -78,6 +81,7 @@ class Plan:
             "vocab_size": self.vocab_size,
             "vocab_source": self.vocab_source,
             "tokens": self.tokens,
+            "deepspeed": self.deepspeed,
             "options": [self._option_json(option) for option in self.table],
             "recommendation": None if chosen is None else self._option_json(chosen),
             "reason": self.recommendation.reason,
@@ -134,6 +138,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         usable_bytes=usable_bytes(machines),
         usd_per_hour=config.telemetry.usd_per_hour,
         measured_tokens_per_second=measured_tokens_per_second,
+        deepspeed=deepspeed_listed(config) if any(option.strategy in DEEPSPEED for option in table) else None,
     )
 
 

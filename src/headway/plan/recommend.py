@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from headway.config import MeshShape, override
+from headway.config import DEEPSPEED, MeshShape, override
 from headway.config.lanes import divisors
-from headway.core.errors import HeadwayError
+from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import format_bytes, format_count
+from headway.plan.activations import FP8_TILE
 from headway.plan.layout import CHECKPOINTING, STRATEGIES, Layout
-from headway.plan.memory import MemoryPlan, plan_memory
+from headway.plan.memory import plan_memory
+from headway.plan.peak import MemoryPlan
 from headway.plan.speed import Speed, plan_speed
 
 if TYPE_CHECKING:
@@ -62,11 +65,24 @@ def usable_bytes(machines: Machines) -> float | None:
 
 
 def options(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
-    """Every strategy with every kind of activation checkpointing, the config being the same otherwise."""
-    workers = machines.count
-    names = [name for name in STRATEGIES if (name == "single") == (_data_workers(config, workers) == 1)]
-    modes = [mode for mode in CHECKPOINTING if mode != "selective" or model.experts is None]
-    return [option(config, model, machines, name, mode) for name in names for mode in modes]
+    """Every strategy with every kind of activation checkpointing, the config being the same otherwise.
+
+    Those of DeepSpeed take part where it is installed or the config asks for one (`deepspeed_listed`). Where nobody
+    asked, one that does not go with the config is left out.
+    """
+    alone = _data_workers(config, machines.count) == 1
+    asked = config.parallel.strategy in DEEPSPEED
+    own = [name for name in STRATEGIES if name not in DEEPSPEED and (name == "single") == alone]
+    theirs = DEEPSPEED if asked or (deepspeed_listed(config) and not alone) else ()
+    found = [option(config, model, machines, name, mode) for name in (*own, *theirs) for mode in CHECKPOINTING]
+    return [o for o in found if asked or o.strategy not in DEEPSPEED or o.refusal is None]
+
+
+def deepspeed_listed(config: Config) -> str | None:
+    """Why a plan has strategies of DeepSpeed, in words; None when it has none."""
+    if config.parallel.strategy in DEEPSPEED:
+        return "parallel.strategy asks for one"
+    return "it is installed" if find_spec("deepspeed") is not None else None
 
 
 def _data_workers(config: Config, workers: int) -> int:
@@ -87,15 +103,35 @@ def option(
         overrides.append(f"parallel.replicate={copies}")
     try:
         changed = override(config, [*overrides, f"parallel.workers={machines.count}"])
+        _refuse_fp8(changed, machines)
         layout = Layout.of(changed, machines.count)
+        memory = plan_memory(changed, model, layout, machines.accelerator.device)
     except HeadwayError as error:
         return Option(tuple(overrides), None, refusal=error)
-    memory = plan_memory(changed, model, layout, machines.accelerator.device)
     usable = usable_bytes(machines)
     fits = None if usable is None else memory.peak_bytes <= usable
     speed = plan_speed(changed, model, layout, machines)
     seconds = None if speed is None else _run_seconds(changed, model, layout, machines)
     return Option(tuple(overrides), layout, memory=memory, speed=speed, run_seconds=seconds, fits=fits)
+
+
+def _refuse_fp8(config: Config, machines: Machines) -> None:
+    """As `training.precision` does on the machine itself."""
+    if config.train.precision != "fp8":
+        return
+    if machines.accelerator.lacks_fp8:
+        raise ConfigError(
+            f"{machines.accelerator.device_name} has no products in 8 bits",
+            where="train.precision, --gpus",
+            fix="train.precision=bf16, or accelerators that have them, such as H100 or L4",
+        )
+    length = config.train.sequence_length
+    if length % FP8_TILE:
+        raise ConfigError(
+            f"rows of {length} tokens do not fill the tiles of {FP8_TILE} that 8-bit products are made of",
+            where="train.sequence_length, train.precision",
+            fix=f"train.sequence_length={-(-length // FP8_TILE) * FP8_TILE}, or train.precision=bf16",
+        )
 
 
 def _run_seconds(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> float:

@@ -8,13 +8,15 @@ is taken off.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import log2
+from math import ceil, log2
 from typing import TYPE_CHECKING
 
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.shape import Shape
-from headway.plan.activations import Activations, element_bytes
+from headway.plan.activations import Activations, element_bytes, fills_tiles, has_grouped_kernel
+from headway.plan.deepspeed import ZeroSettings, live_weights
 from headway.plan.moments import FP32_BYTES
 from headway.plan.stages import Stage, pipeline_stages
 
@@ -35,6 +37,10 @@ PASSES_EAGER, PASSES_COMPILED = 6, 3
 BYTES_PER_LOGIT = 40
 #: Bytes moved per parameter: by one update (norm, clipping, AdamW), by one micro-batch (casts, gradients).
 BYTES_PER_UPDATE, BYTES_PER_MICRO_BATCH = 40, 24
+#: Bytes moved for each element of an operand that is rounded to 8 bits, eager and compiled; and how often an operand is
+#: in a forward and backward pass (torchao 0.18.0, `float8/float8_linear.py`).
+BYTES_PER_ROUNDED_EAGER, BYTES_PER_ROUNDED_COMPILED = 33, 7
+ROUNDINGS = 2
 #: Seconds that one stage of a collective takes however little it carries, in a machine and between machines.
 LATENCY_INSIDE_SECONDS, LATENCY_BETWEEN_SECONDS = 5e-6, 15e-6
 #: Share of the forward and backward pass that is backward.
@@ -45,8 +51,11 @@ ASSUMPTIONS = (
     f" bandwidth, collectives {LINK_SHARE:.0%} of their link",
     f"what a layer keeps is moved {PASSES_EAGER} times, {PASSES_COMPILED} times when compiled; a logit costs"
     f" {BYTES_PER_LOGIT} bytes, a parameter {BYTES_PER_MICRO_BATCH} per micro-batch and {BYTES_PER_UPDATE} per update",
-    "gradients of ddp and zero1 hide behind the last backward pass; units of zero3 behind the layer before; nothing"
-    " else hides",
+    "gradients of ddp and zero1 hide behind the last backward pass; units of zero3 and deepspeed_zero3 behind the layer"
+    " before; nothing else hides",
+    "with fp8 linear layers between embedding and projection have its peak, all else that of bf16; operands are rounded"
+    f" {ROUNDINGS} times, {BYTES_PER_ROUNDED_EAGER} bytes per element, {BYTES_PER_ROUNDED_COMPILED} when compiled",
+    "updates take as long in host memory as on the accelerator",
     "data, checkpoints, evaluation and restarts cost no time",
 )
 
@@ -86,15 +95,17 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
     """Time of a step; None where a figure of the accelerator or its links is unknown."""
     accelerator, precision = machines.accelerator, config.train.precision
     peak, bandwidth = accelerator.peak_flops(precision), accelerator.bandwidth_gb_per_second
-    if peak is None or bandwidth is None:
+    others = accelerator.peak_flops("bf16") if precision == "fp8" else peak
+    if peak is None or others is None or bandwidth is None:
         return None
     if layout.mesh.size > 1 and machines.link_bytes_per_second() is None:
         return None
     workers, length = layout.mesh.size, config.train.sequence_length
     per_token = flops_per_token(model, length)
     tokens = config.train.tokens_per_step
-    computed = _computed_flops_per_token(model, length, layout)
-    products = tokens * computed / workers / (peak * PRODUCT_SHARE)
+    computed = _computed_flops_per_token(model, length, layout, precision)
+    rounded = _rounded_flops_per_token(model, layout) if precision == "fp8" else 0.0
+    products = tokens / workers * (rounded / peak + (computed - rounded) / others) / PRODUCT_SHARE
     stage = pipeline_stages(config, model, layout)[-1]
     moved = _moved_bytes(config, model, layout, stage)
     kernels = moved / (bandwidth * 1e9 * BANDWIDTH_SHARE)
@@ -104,20 +115,67 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
     return Speed(products, kernels, sent, bubble, tokens, workers * peak, per_token)
 
 
-def _computed_flops_per_token(model: ModelConfig, length: int, layout: Layout) -> float:
+@dataclass(frozen=True)
+class _Product:
+    """A linear layer of the decoder's layers, or several alike."""
+
+    parameters: float
+    """That a token meets, of all layers."""
+    inner: float
+    """Elements of a token that it reads and writes, of all layers."""
+    again: float
+    """Share of it that `selective` checkpointing computes again (`plan/activations.py`)."""
+    rounds: bool
+    """Whether "fp8" means 8 bits there."""
+
+
+def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
+    shape = Shape.of(model)
+    width, mixtures = shape.heads * shape.head_dim, shape.layers - shape.dense_layers
+
+    def linear(layers: int, rows: int, columns: int, again: float) -> _Product:
+        sides = (rows, columns)
+        return _Product(layers * rows * columns, layers * (rows + columns), again, fills_tiles(sides))
+
+    yield linear(shape.layers, shape.dim, width + 2 * shape.kv_heads * shape.head_dim, 0.0)
+    yield linear(shape.layers, width, shape.dim, 1.0)
+    yield linear(shape.dense_layers, shape.dim, 2 * shape.ffn_dim, 0.0)
+    yield linear(shape.dense_layers, shape.ffn_dim, shape.dim, 1.0)
+    if mixtures:
+        again = 1.0 if has_grouped_kernel(shape, precision, "cuda") else 0.5
+        experts = 3 * shape.experts_per_token * shape.dim * shape.expert_ffn_dim
+        yield _Product(mixtures * experts, 0.0, again, rounds=False)
+    if mixtures and shape.shared_ffn_dim:
+        yield linear(mixtures, shape.dim, 2 * shape.shared_ffn_dim, 1.0)
+        yield linear(mixtures, shape.shared_ffn_dim, shape.dim, 0.0)
+
+
+def _computed_flops_per_token(model: ModelConfig, length: int, layout: Layout, precision: str) -> float:
     """What is really computed: half of the pairs of positions; with checkpointing the layers' forward pass again."""
     shape, counts = Shape.of(model), count_parameters(model)
     attended = min(length, model.sliding_window or length)
     attention = 12 * shape.layers * shape.heads * shape.head_dim * attended / 2
     layers = 6 * (counts.active - counts.embedding) + attention
-    # A third of a pass is forward; `selective` computes one of four products again, and no attention.
-    again = {"none": 0.0, "selective": 6 * (counts.active - counts.embedding) / 3 / 4, "full": layers / 3}
+    # A third of a pass is forward; `selective` computes some products again, and no attention.
+    selective = sum(2 * product.parameters * product.again for product in _products(model, precision))
+    again = {"none": 0.0, "selective": selective, "full": layers / 3}
     return layers + again[layout.checkpointing] + 6 * shape.vocab_size * shape.dim
+
+
+def _rounded_flops_per_token(model: ModelConfig, layout: Layout) -> float:
+    """Those of them that are computed in 8 bits."""
+    again = {"none": 0.0, "full": 1.0}
+    return sum(
+        product.parameters * (6 + 2 * again.get(layout.checkpointing, product.again))
+        for product in _products(model, "fp8")
+        if product.rounds
+    )
 
 
 def _update_bytes(layout: Layout, stage: Stage) -> float:
     parameters = stage.all / FP32_BYTES
-    owners = {"zero1": layout.mesh.data, "zero2": layout.mesh.data}.get(layout.strategy, 1)
+    divided = layout.strategy in ("zero1", "zero2") or layout.is_deepspeed
+    owners = layout.mesh.data if divided else 1
     share = layout.mesh.dp_shard if layout.is_sharded else owners
     return BYTES_PER_UPDATE * parameters / share
 
@@ -136,8 +194,18 @@ def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stag
         passes * (sizes.dense.saved * (stage.layers - stage.mixtures) + sizes.mixture.saved * stage.mixtures)
         + BYTES_PER_LOGIT * logits
         + BYTES_PER_MICRO_BATCH * stage.all / FP32_BYTES
+        + (_rounded_bytes(config, model, layout) if config.train.precision == "fp8" else 0)
     )
     return layout.micro_batches * micro_batch + _update_bytes(layout, stage)
+
+
+def _rounded_bytes(config: Config, model: ModelConfig, layout: Layout) -> float:
+    """Moved by one micro-batch to round operands to 8 bits: inputs, weights and gradients of outputs."""
+    tokens = layout.micro_batch * config.train.sequence_length // layout.mesh.cp
+    rounded = [product for product in _products(model, "fp8") if product.rounds]
+    elements = sum(tokens * product.inner + product.parameters for product in rounded) / layout.mesh.pp
+    each = BYTES_PER_ROUNDED_COMPILED if config.train.compile else BYTES_PER_ROUNDED_EAGER
+    return ROUNDINGS * each * elements
 
 
 @dataclass(frozen=True)
@@ -154,7 +222,7 @@ class _Collectives:
 
     def __init__(self, config: Config, model: ModelConfig, layout: Layout, machines: Machines, stage: Stage) -> None:
         self.layout, self.machines, self.stage = layout, machines, stage
-        self.element = element_bytes(config.train.precision)
+        self.config, self.element = config, element_bytes(config.train.precision)
         self.shape, self.length = Shape.of(model), config.train.sequence_length
 
     def exposed_seconds(self, micro_batch_seconds: float) -> float:
@@ -175,7 +243,38 @@ class _Collectives:
             total += self._ring(stage.all, data, 1)
         if layout.is_sharded:
             total += self._sharded(shards, copies, micro_batch_seconds)
+        if layout.is_deepspeed:
+            total += self._deepspeed(data, micro_batch_seconds)
         return total
+
+    def _deepspeed(self, data: _Group, micro_batch_seconds: float) -> float:
+        """What DeepSpeed sends, in fp32 (see `plan/deepspeed.py` for its source).
+
+        `stage_1_and_2.py`: `average_tensor` sums a bucket for all workers, though each needs only its own; stage 1 does
+        that once a step, stage 2 in each micro-batch; only with `overlap_comm` behind the backward pass. The weights
+        follow when they have been updated. `stage3.py`: weights are gathered for the forward pass, and for the backward
+        pass again but for those that stay whole; gradients are summed for their owners.
+        """
+        stage, count = self.stage, self.layout.micro_batches
+        zero = ZeroSettings.of(self.config, self.layout.mesh.data)
+        pieces = ceil(stage.all / FP32_BYTES / zero.reduce_bucket)
+        forward, backward = micro_batch_seconds * (1 - _BACKWARD), micro_batch_seconds * _BACKWARD
+        if zero.stage < 3:
+            summed = (1 if zero.reduces_to_owner else 2) * self._ring(stage.all, data, pieces)
+            shown = max(0.0, summed - backward) if zero.overlaps else summed
+            return (1 if zero.stage == 1 else count) * shown + self._ring(stage.all, data, 1)
+        small = sum(size for size in stage.bytes.values() if size <= FP32_BYTES * zero.persistence)
+        live = live_weights(zero, stage, self.layout, gloo=False)
+        # Embedding and projection are the first that a pass needs; there is nothing to hide them behind.
+        first = self._ring(stage.root, data, 2)
+        gathered = self._ring(max(0, stage.in_layers - small), data, len(stage.bytes))
+        again = self._ring(max(0, stage.all - max(small, live.loss)), data, len(stage.bytes))
+        summed = self._ring(stage.all, data, pieces)
+        if zero.overlaps:
+            shown = first + max(0.0, gathered - forward) + max(0.0, again + summed - backward)
+        else:
+            shown = first + gathered + again + summed
+        return count * shown + self._ring(small, data, 1)
 
     def _sharded(self, shards: _Group, copies: _Group, micro_batch_seconds: float) -> float:
         layout, stage = self.layout, self.stage
@@ -192,8 +291,12 @@ class _Collectives:
         return total + max(0.0, again + sends - backward) + root
 
     def _gathered(self, count: int) -> int:
-        """Bytes of layers' weights as they are brought together: under autocast in half precision."""
-        return count * self.element // FP32_BYTES
+        """Bytes of layers' weights as they are brought together: under autocast in half precision.
+
+        With fp8 layers cast their weights themselves.
+        """
+        element = FP32_BYTES if self.config.train.precision == "fp8" else self.element
+        return count * element // FP32_BYTES
 
     def _tensor(self) -> float:
         """Activations gathered before and summed after attention and feed-forward, forward and backward."""

@@ -22,45 +22,48 @@ _INSTRUCTION_SETS = (
 )  # fmt: skip
 
 
-def _tflops(bf16: float | None, fp16: float | None, tf32: float | None, fp32: float) -> dict[str, float]:
-    values = {"bf16": bf16, "fp16": fp16, "tf32": tf32, "fp32": fp32}
+def _tflops(
+    bf16: float | None, fp16: float | None, tf32: float | None, fp32: float, fp8: float | None = None
+) -> dict[str, float]:
+    values = {"bf16": bf16, "fp16": fp16, "tf32": tf32, "fp32": fp32, "fp8": fp8}
     return {name: value * 1e12 for name, value in values.items() if value is not None}
 
 
-#: Device name, as the driver reports it, to dense peaks in FLOP/s: without sparsity, tensor cores for bf16, fp16 and
-#: tf32 (with fp32 accumulation), plain cores for fp32. The first pattern that is found wins. Sources, by row: the
-#: vendor's datasheet of that product, unless another document is named. Sparse figures in a datasheet are halved.
+#: Device name, as the driver reports it, to dense peaks in FLOP/s: without sparsity, tensor cores for bf16, fp16, tf32
+#: and fp8 (with fp32 accumulation), plain cores for fp32; fp8 last, where there is any. The first pattern that is found
+#: wins. Sources, by row: the vendor's datasheet of that product, unless another document is named. Sparse figures in a
+#: datasheet are halved.
 _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
-    (r"GB200", _tflops(2500, 2500, 1250, 80)),  # GB200 NVL72 datasheet, divided by its 72 GPUs
-    (r"B200", _tflops(2250, 2250, 1125, 75)),  # HGX B200, divided by its 8 GPUs
-    (r"GH200", _tflops(989.5, 989.5, 494.7, 67)),
-    (r"H200 NVL", _tflops(835.5, 835.5, 417.5, 60)),
-    (r"H200", _tflops(989.5, 989.5, 494.7, 67)),
-    (r"H100 NVL", _tflops(835.5, 835.5, 417.5, 60)),
-    (r"H100 PCIe", _tflops(756, 756, 378, 51)),
+    (r"GB200", _tflops(2500, 2500, 1250, 80, 5000)),  # GB200 NVL72 datasheet, divided by its 72 GPUs
+    (r"B200", _tflops(2250, 2250, 1125, 75, 4500)),  # HGX B200, divided by its 8 GPUs
+    (r"GH200", _tflops(989.5, 989.5, 494.7, 67, 1979)),
+    (r"H200 NVL", _tflops(835.5, 835.5, 417.5, 60, 1670.5)),
+    (r"H200", _tflops(989.5, 989.5, 494.7, 67, 1979)),
+    (r"H100 NVL", _tflops(835.5, 835.5, 417.5, 60, 1670.5)),
+    (r"H100 PCIe", _tflops(756, 756, 378, 51, 1513)),
     (
         r"H[18]00.* HBM3",
-        _tflops(989.5, 989.5, 494.7, 67),
+        _tflops(989.5, 989.5, 494.7, 67, 1979),
     ),  # the SXM modules; H800 differs in NVLink and FP64 only
-    (r"H20", _tflops(148, 148, 74, 44)),
+    (r"H20", _tflops(148, 148, 74, 44, 296)),
     (r"A[18]00", _tflops(312, 312, 156, 19.5)),
     (r"A40", _tflops(149.7, 149.7, 74.8, 37.4)),
     (r"A30", _tflops(165, 165, 82, 10.3)),
     (r"A10", _tflops(125, 125, 62.5, 31.2)),
-    (r"L40S", _tflops(362.05, 362.05, 183, 91.6)),
-    (r"L40", _tflops(181.05, 181.05, 90.5, 90.5)),
-    (r"L4", _tflops(121, 121, 60, 30.3)),
-    (r"RTX 6000 Ada Generation", _tflops(364.25, 364.25, 182.1, 91.1)),
+    (r"L40S", _tflops(362.05, 362.05, 183, 91.6, 733)),
+    (r"L40", _tflops(181.05, 181.05, 90.5, 90.5, 362)),
+    (r"L4", _tflops(121, 121, 60, 30.3, 242.5)),
+    (r"RTX 6000 Ada Generation", _tflops(364.25, 364.25, 182.1, 91.1, 728.5)),
     (r"RTX A6000", _tflops(154.8, 154.8, 77.4, 38.7)),
-    (r"RTX 5090", _tflops(209.5, 209.5, 104.8, 104.8)),  # RTX Blackwell architecture whitepaper, appendix A
-    (r"RTX 4090", _tflops(165.2, 165.2, 82.6, 82.6)),  # Ada architecture whitepaper, appendix A
+    (r"RTX 5090", _tflops(209.5, 209.5, 104.8, 104.8, 419)),  # RTX Blackwell architecture whitepaper, appendix A
+    (r"RTX 4090", _tflops(165.2, 165.2, 82.6, 82.6, 330.3)),  # Ada architecture whitepaper, appendix A
     (r"RTX 3090", _tflops(71, 71, 35.6, 35.6)),  # GA102 architecture whitepaper, table 2
     (r"T4", _tflops(None, 65, None, 8.1)),
     (r"V100S", _tflops(None, 130, None, 16.4)),
     (r"V100-SXM\d", _tflops(None, 125, None, 15.7)),
     (r"V100-PCIE", _tflops(None, 112, None, 14)),
-    (r"MI325X", _tflops(1307.4, 1307.4, 653.7, 163.4)),
-    (r"MI300X", _tflops(1307.4, 1307.4, 653.7, 163.4)),
+    (r"MI325X", _tflops(1307.4, 1307.4, 653.7, 163.4, 2614.9)),
+    (r"MI300X", _tflops(1307.4, 1307.4, 653.7, 163.4, 2614.9)),
     (r"MI250X", _tflops(191.5, 191.5, None, 23.95)),  # one device is one of the product's two dies
 )
 
@@ -70,7 +73,7 @@ def peak_flops(name: str, precision: str) -> float | None:
 
     Args:
         name: As `device_name` gives it.
-        precision: "bf16", "fp16", "tf32" or "fp32".
+        precision: "bf16", "fp16", "tf32", "fp32" or "fp8".
 
     Returns:
         None when the accelerator is unknown, lacks the precision, or is a CPU: then there is no MFU.

@@ -16,7 +16,8 @@ from headway.core.errors import ConfigError
 from headway.parallel.world import World
 from headway.plan.accelerators import parse_machines
 from headway.plan.layout import Layout
-from headway.plan.memory import MemoryPlan, plan_memory
+from headway.plan.memory import plan_memory
+from headway.plan.peak import MemoryPlan
 from headway.plan.prepare import make_plan
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks" / "plan"

@@ -1,0 +1,228 @@
+"""Which weights are whole when under DeepSpeed's ZeRO stage 3, by going through a step as its coordinator does.
+
+DeepSpeed 0.19.8, `deepspeed/runtime/zero/partitioned_param_coordinator.py`, `PartitionedParameterCoordinator`: every
+module brings its own parameters together before its forward and backward pass (`fetch_sub_module`), and then begins to
+do so for those that come next, up to `prefetch_bucket_size` elements at a time as long as no more than
+`max_live_parameters` are whole. Behind it, it lets go of those that are neither small nor used again within the next
+`max_reuse_distance` elements (`release_sub_module`, `__params_to_release`). With 1e9 for both, DeepSpeed's own choice,
+models of less than about half a billion parameters are whole from the first use of a weight to its last.
+
+`partition_parameters.py`, `AllGatherCoalescedHandle`: what was fetched together arrives in one buffer and is copied out
+when the first of it is used; the buffer stays until all of it has been.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+
+from headway.plan.moments import FP32_BYTES
+
+#: Modules of a layer in the order of its forward pass, by the parameter that they have; those in capitals have none.
+_LAYER = (
+    "LAYER",
+    "attention_norm.weight",
+    "ATTENTION",
+    "attention.qkv.weight",
+    "attention.q_norm.weight",
+    "attention.k_norm.weight",
+    "attention.output.weight",
+    "feed_forward_norm.weight",
+    "FEED_FORWARD",
+    "feed_forward.gate_up_groups.weight",
+    "feed_forward.down.weight",
+)
+#: Where backward passes of those begin and end. A module without parameters ends behind all that are in it, which makes
+#: no difference to what is whole.
+_LAYER_BACKWARD = (
+    "LAYER",
+    "FEED_FORWARD",
+    "feed_forward.down.weight",
+    "feed_forward.gate_up_groups.weight",
+    "feed_forward_norm.weight",
+    "ATTENTION",
+    "attention.output.weight",
+    "attention.q_norm.weight",
+    "attention.k_norm.weight",
+    "attention.qkv.weight",
+    "attention_norm.weight",
+)
+#: Modules whose backward pass begins before all is there that is computed again.
+_BEFORE_RECOMPUTING = 3
+
+
+@dataclass(frozen=True)
+class LiveParameters:
+    """Bytes of weights that are whole or on their way, the most at a time."""
+
+    forward: tuple[int, ...]
+    """In each layer's forward pass."""
+    loss: int
+    backward: tuple[int, ...]
+    """In each layer's backward pass, in the order of layers; that of the first includes the embedding's."""
+    settled: tuple[int, ...]
+    """The same without what collectives take for themselves, which is over when gradients are sent."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A module's turn."""
+
+    part: str
+    """Of the step: "forward", "loss" or "backward", and the layer."""
+    parameters: tuple[str, ...]
+    stays: bool = False
+    """Its end is that of the pass: it is the whole model, or no gradient leaves it that would tell."""
+
+
+@lru_cache(maxsize=256)
+def live_parameters(
+    sizes: tuple[tuple[str, int], ...],
+    *,
+    tied: bool,
+    recomputes: bool,
+    workers: int,
+    persistence: int,
+    persistent_in_all: int,
+    prefetch_bucket: int,
+    max_live: int,
+    max_reuse: int,
+    gloo: bool,
+) -> LiveParameters:
+    """What is whole in a step after the first, of which the order of modules is known.
+
+    Args:
+        sizes: Elements of each parameter, in the order of the model.
+        tied: The embedding table is the projection too.
+        recomputes: Layers' forward passes are computed again.
+        persistence: Parameters of at most so many elements stay whole ...
+        persistent_in_all: ... unless there are more than so many elements of them.
+        gloo: Collectives have a buffer of their own.
+    """
+    elements = dict(sizes)
+    small, total = set[str](), 0
+    for name, count in sizes:
+        if count + total <= persistent_in_all and count <= persistence:
+            small.add(name)
+            total += count
+    calls = _calls(elements, tied, recomputes)
+    walk = _Walk(calls, elements, small, workers, gloo)
+    walk.go(prefetch_bucket, max_live, max_reuse)
+    most = walk.most
+    layers = 1 + max(int(name.split(".")[1]) for name in elements if name.startswith("layers."))
+    forward = tuple(most[f"forward {index}"] for index in range(layers))
+    backward = tuple(most[f"backward {index}"] for index in range(layers))
+    settled = tuple(walk.settled[f"backward {index}"] for index in range(layers))
+    return LiveParameters(forward, most["loss"], backward, settled)
+
+
+def _calls(elements: dict[str, int], tied: bool, recomputes: bool) -> list[_Call]:
+    """Every module's turn, forward and backward. The projection is used outside of its module, by the whole model."""
+    layers = 1 + max(int(name.split(".")[1]) for name in elements if name.startswith("layers."))
+    projection = ("embedding.weight",) if tied else ("head.weight",)
+
+    def layer(index: int, modules: tuple[str, ...], part: str) -> list[_Call]:
+        found = []
+        for module in modules:
+            name = f"layers.{index}.{module}"
+            if module.isupper() or name in elements:
+                found.append(_Call(part, () if module.isupper() else (name,)))
+        return found
+
+    calls = [_Call("forward 0", projection, stays=True), _Call("forward 0", ("embedding.weight",))]
+    for index in range(layers):
+        calls += layer(index, _LAYER, f"forward {index}")
+    calls += [_Call("loss", ("norm.weight",)), _Call("loss", projection, stays=True), _Call("loss", ("norm.weight",))]
+    for index in reversed(range(layers)):
+        part, again = f"backward {index}", layer(index, _LAYER, f"backward {index}") if recomputes else []
+        backward = layer(index, _LAYER_BACKWARD, part)
+        calls += [*backward[:_BEFORE_RECOMPUTING], *again, *backward[_BEFORE_RECOMPUTING:]]
+    return [*calls, _Call("backward 0", ("embedding.weight",), stays=True)]
+
+
+class _Arrival:
+    """Parameters that were asked for together."""
+
+    def __init__(self, names: list[str], buffer: int) -> None:
+        self.names, self.buffer, self.arrived = set(names), buffer, False
+
+
+class _Walk:
+    """One step."""
+
+    def __init__(self, calls: list[_Call], elements: dict[str, int], small: set[str], workers: int, gloo: bool) -> None:
+        self.calls, self.elements, self.small, self.gloo = calls, elements, small, gloo
+        self.aligned = {name: FP32_BYTES * workers * -(-count // workers) for name, count in elements.items()}
+        self.whole = set(small)
+        self.arrivals: dict[str, _Arrival] = {}
+        self.fetched_for = dict.fromkeys(elements, -1)
+        self.available = 0
+        #: Bytes, the most there is in each part of the step, with and without what collectives take.
+        self.most: dict[str, int] = {}
+        self.settled: dict[str, int] = {}
+        #: The whole model uses the projection from its first call on.
+        self.held = set(calls[0].parameters)
+
+    def go(self, prefetch_bucket: int, max_live: int, max_reuse: int) -> None:
+        """Take it, and note what there is."""
+        queue = deque((name, index) for index, call in enumerate(self.calls) for name in call.parameters)
+
+        for index, call in enumerate(self.calls):
+            self._ask([name for name in call.parameters if not self._known(name)])
+            self._note(call.part)
+            for name in call.parameters:
+                self._arrive(name)
+                self._note(call.part)
+            expected = {name for name in call.parameters if self.fetched_for[name] < index}
+            for _ in range(min(len(expected), len(queue))):
+                name, used = queue.popleft()
+                self.fetched_for[name] = used
+            wanted: list[str] = []
+            count, limit = 0, min(max_live - self.available, prefetch_bucket)
+            while queue and count < limit:
+                name, used = queue.popleft()
+                self.fetched_for[name] = max(self.fetched_for[name], used)
+                if not self._known(name) and name not in wanted:
+                    wanted.append(name)
+                    count += self.elements[name]
+            self._ask(wanted)
+            self._note(call.part)
+            self._leave(index, call, max_reuse)
+
+    def _known(self, name: str) -> bool:
+        return name in self.whole or name in self.arrivals
+
+    def _note(self, part: str) -> None:
+        arriving = {id(arrival): arrival for arrival in self.arrivals.values()}.values()
+        there = sum(FP32_BYTES * self.elements[name] for name in self.whole)
+        there += sum(arrival.buffer for arrival in arriving)
+        self.settled[part] = max(self.settled.get(part, 0), there)
+        if self.gloo:
+            there += sum(arrival.buffer for arrival in arriving if not arrival.arrived)
+        self.most[part] = max(self.most.get(part, 0), there)
+
+    def _ask(self, names: list[str]) -> None:
+        if names:
+            arrival = _Arrival(names, sum(self.aligned[name] for name in names))
+            self.arrivals |= dict.fromkeys(names, arrival)
+            self.available += sum(self.elements[name] for name in names)
+
+    def _arrive(self, name: str) -> None:
+        arrival = self.arrivals.pop(name, None)
+        if arrival is not None:
+            # All that was asked for together is copied out now. One alone is used where it is.
+            self.whole |= arrival.names
+            arrival.arrived = True
+
+    def _leave(self, index: int, call: _Call, max_reuse: int) -> None:
+        stays, passed = self.small | self.held, 0
+        for later in self.calls[index + 1 :]:
+            if passed >= max_reuse:
+                break
+            stays.update(later.parameters)
+            passed += sum(self.elements[name] for name in later.parameters)
+        for name in call.parameters:
+            if name in self.whole and name not in stays and self.fetched_for[name] <= index:
+                self.whole.discard(name)
+                self.available -= self.elements[name]
