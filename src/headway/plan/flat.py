@@ -105,38 +105,36 @@ class Bucket:
         self.own = sum(sizes[name] for name, owners in self.owners.items() if rank in owners)
         self.own = 0 if offloads else self.own
         self.inside: list[str] = []
-        self.sizes, self.aside = sizes, 0
+        self.waiting, self.aside = 0, 0
         #: Gradients that are not in the bucket.
         self.outside = sum(sizes.values()) if all_there else 0
         #: Besides the bucket, by parameter: the most until the next one comes.
         self.extra: dict[str, int] = {}
         for name, count in sizes.items():
-            most = self._send() if self.inside and self._waiting + count > self.limit else 0
+            most = self._send() if self.inside and self.waiting + count > self.limit else 0
             self.outside += 0 if all_there else count
             most = max(most, self.aside + self.outside)
             self.inside.append(name)
+            self.waiting += count
             self.outside -= count if count <= self.limit else 0
             self.extra[name] = most
         #: When the last ones are sent.
         self.last = self._send()
         self.most = max(*self.extra.values(), self.last)
 
-    @property
-    def _waiting(self) -> int:
-        return sum(self.sizes[name] for name in self.inside)
-
     def _send(self) -> int:
         """Empty the bucket; returns the most there is meanwhile."""
         owners = {owner for name in self.inside for owner in self.owners.get(name, ())}
         # What is for one worker is sent as it lies there; what is for several is put together first.
         several = len(owners) > 1 if self.owners else len(self.inside) > 1
-        most = self.aside + self.outside + self._waiting * (several + self.gloo)
+        most = self.aside + self.outside + self.waiting * (several + self.gloo)
         if self.rank in owners:
             self.aside = self.own
         norm = max((self.norms.get(name, 0) for name in self.inside), default=0)
         most = max(most, self.aside + self.outside + norm)
-        alone = self._waiting if self._waiting > self.limit else 0
+        alone = self.waiting if self.waiting > self.limit else 0
         # Stage 1 lets go of what is others' at the end only.
         self.outside -= alone
         self.inside.clear()
+        self.waiting = 0
         return most

@@ -10,9 +10,9 @@ import torch
 from headway.config import ModelConfig
 from headway.models.build import build_model
 from headway.models.loss import linear_cross_entropy
-from headway.plan.activations import Activations
+from headway.plan.activations import FP8_TILE, Activations
 from headway.training.fit import LiveBytes
-from headway.training.precision import autocast
+from headway.training.precision import _TILE, autocast, convert_to_fp8
 
 SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "ffn_dim": 160, "vocab_size": 640}
 ROWS, LENGTH = 2, 48
@@ -22,6 +22,8 @@ def saved_bytes(model: ModelConfig, precision: str, checkpointing: str) -> int:
     """Storages that autograd keeps, each once, without weights, buffers, ids and what the loss keeps."""
     decoder = build_model(model, vocab_size=640, seed=0)
     decoder.set_activation_checkpointing(checkpointing)  # type: ignore[arg-type]
+    if precision == "fp8":
+        convert_to_fp8(decoder, LENGTH)
     known = [*decoder.parameters(), *decoder.buffers()]
     seen = {tensor.untyped_storage().data_ptr(): 0 for tensor in known}
     kept: list[torch.Tensor] = []
@@ -58,6 +60,43 @@ def test_a_layer_with_experts_saves_what_is_planned(precision: str, changes: dic
     mixtures = 2 * (sizes.mixture.saved + sizes.mixture.casts)
     expected = sizes.dense.saved + sizes.dense.casts + mixtures + sizes.last_norm
     assert abs(saved_bytes(model, precision, "none") - expected) < 0.01 * mixtures
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"shared_experts": 1}, {"experts": 5, "experts_per_token": 5}])
+def test_selective_checkpointing_keeps_of_experts_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
+    """All experts have all tokens, so that it does not matter whose are kept."""
+    model = ModelConfig(**{**SHAPE, **EXPERTS, "experts_per_token": 6, **changes})
+    decoder = build_model(model, vocab_size=640, seed=0)
+    decoder.set_activation_checkpointing("selective")
+    ids = torch.randint(640, (ROWS, LENGTH))
+    with autocast(precision, torch.device("cpu")), LiveBytes() as live:
+        output = decoder.hidden_states(ids)
+    sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu")
+    expected = sizes.dense.selected + 2 * sizes.mixture.selected + sizes.last_norm
+    assert live.now - output.nbytes == expected
+
+
+def test_a_kernel_for_all_experts_leaves_nothing_of_them() -> None:
+    model = ModelConfig(**{**SHAPE, **EXPERTS})
+    loop, grouped = (Activations.of(model, ROWS, LENGTH, p, "cuda").mixture.selected for p in ("fp16", "bf16"))
+    pairs = ROWS * LENGTH * 2
+    assert loop - grouped == 2 * pairs * (2 * 48 + 64) // 2
+
+
+def test_8_bits_save_the_weights_themselves() -> None:
+    pytest.importorskip("torchao")
+    for changes in ({}, {"ffn_dim": 168}, {**EXPERTS, "shared_experts": 1}):  # 168 fills no tiles
+        model = ModelConfig(**{**SHAPE, **changes})
+        sizes = Activations.of(model, ROWS, LENGTH, "fp8", "cpu")
+        mixtures = 2 if "experts" in changes else 0
+        layers = (3 - mixtures) * (sizes.dense.saved + sizes.dense.casts)
+        layers += mixtures * (sizes.mixture.saved + sizes.mixture.casts)
+        assert abs(saved_bytes(model, "fp8", "none") - layers - sizes.last_norm) < 0.01 * layers, changes
+    dense = ModelConfig(**SHAPE)
+    assert Activations.of(dense, ROWS, LENGTH, "fp8", "cpu").dense.casts == 0
+    assert Activations.of(dense, ROWS, LENGTH, "bf16", "cpu").dense.casts > 0
+    assert FP8_TILE == _TILE
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -17,6 +18,12 @@ def run(*arguments: str | Path) -> Any:
     app = typer.Typer()
     verb.register(app)
     return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here or not, plans are the same."""
+    monkeypatch.setattr("headway.plan.recommend.find_spec", lambda name: None)
 
 
 def test_a_plan_as_people_read_it(tmp_path: Path) -> None:
@@ -33,6 +40,14 @@ def test_a_plan_as_people_read_it(tmp_path: Path) -> None:
     ):
         assert words in output, words
     assert not (tmp_path / "store").exists()  # nor is one needed
+
+
+def test_a_plan_says_why_it_has_strategies_of_deepspeed(tmp_path: Path) -> None:
+    config = write_config(tmp_path, train={"global_batch": 16})
+    output = run(config, "--gpus", "16xA100").output
+    assert "strategies of DeepSpeed are left out" in output and "deepspeed_zero1 " not in output
+    asked = run(config, "--gpus", "16xA100", "parallel.strategy=deepspeed_zero3").output
+    assert "are listed: parallel.strategy asks for one" in asked and "deepspeed_zero1  selective" in asked
 
 
 def test_a_plan_for_programs(tmp_path: Path) -> None:

@@ -37,12 +37,15 @@ def benchmark(name: str) -> ModuleType:
 @pytest.mark.parametrize(
     ("precision", "checkpointing", "micro_batches", "optimizer"),
     [("fp32", "none", 1, "adamw"), ("fp32", "full", 2, "adamw"), ("bf16", "full", 1, "adamw"),
-     ("fp32", "full", 1, "muon"), ("fp32", "selective", 1, "lion"), ("fp32", "full", 1, "adafactor")],
+     ("fp32", "full", 1, "muon"), ("fp32", "selective", 1, "lion"), ("fp32", "selective", 1, "adafactor"),
+     ("fp8", "none", 1, "adamw")],
 )  # fmt: skip
 def test_one_worker_takes_what_is_planned(
     precision: str, checkpointing: str, micro_batches: int, optimizer: str
 ) -> None:
     memory = benchmark("memory")
+    if precision == "fp8":
+        pytest.importorskip("torchao")
     model = "tiny-experts" if optimizer == "adafactor" else "tiny"
     case = memory.Case("single", model, precision, checkpointing, micro_batches, optimizer)
     threads = torch.get_num_threads()

@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 
-from headway.config import Config, override
+from headway.config import DEEPSPEED, Config, override
 from headway.core.errors import ConfigError
-from headway.plan.accelerators import parse_machines
+from headway.plan import recommend as module
+from headway.plan.accelerators import parse_machines, this_machine
 from headway.plan.layout import Layout
 from headway.plan.memory import plan_memory
 from headway.plan.prepare import Plan, make_plan
-from headway.plan.recommend import command, usable_bytes
+from headway.plan.recommend import command, recommend, usable_bytes
+
+
+@pytest.fixture(autouse=True)
+def without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here or not, plans are the same."""
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
 
 
 def config(preset: str, **sections: Any) -> Config:
@@ -135,3 +142,48 @@ def test_copies_are_one_per_machine() -> None:
     hsdp = next(option for option in made.table if option.strategy == "hsdp")
     assert "parallel.replicate=4" in hsdp.overrides and hsdp.layout is not None
     assert hsdp.layout.mesh.dp_shard == 8
+
+
+def test_strategies_of_deepspeed_take_part_where_it_is_installed_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(made: Plan) -> set[str]:
+        return {option.strategy for option in made.table} & set(DEEPSPEED)
+
+    left_out = planned("125m", "8xH100")
+    assert listed(left_out) == set() and left_out.deepspeed is None
+    asked = planned("125m", "8xH100", parallel={"strategy": "deepspeed_zero2"})
+    assert listed(asked) == set(DEEPSPEED) and asked.deepspeed == "parallel.strategy asks for one"
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    installed = planned("125m", "8xH100")
+    assert listed(installed) == set(DEEPSPEED) and installed.deepspeed == "it is installed"
+    # Of ways about as fast another is simpler; but they can be chosen.
+    assert installed.recommendation.option is not None and installed.recommendation.option.strategy == "ddp"
+    theirs = [option for option in installed.table if option.strategy in DEEPSPEED]
+    given = config("125m")
+    chosen = recommend(given, given.model, installed.machines, theirs).option
+    assert chosen is not None and chosen.strategy in DEEPSPEED and chosen.fits
+    # Where nobody asked, those that do not go with the config are left out.
+    made = planned("125m", "8xH100", train={"precision": "fp16"})
+    assert listed(made) == set() and made.deepspeed is None
+
+
+def test_8_bits_are_refused_where_there_are_none_and_unknown_where_nothing_is_known() -> None:
+    eight: dict[str, Any] = {"train": {"precision": "fp8"}}
+    made = planned("1b", "8xH100", **eight)
+    assert made.recommendation.option is not None and made.recommendation.option.speed is not None
+    unknown = make_plan(config("1b", **eight), parse_machines("8xFoo", memory_gib=80))
+    assert unknown.table[0].memory is not None and unknown.table[0].speed is None
+    for machines in (parse_machines("8xA100"), this_machine(1, accelerators=False)):
+        with pytest.raises(ConfigError, match="no products in 8 bits") as refused:
+            make_plan(config("1b", **eight), machines)
+        assert refused.value.fix.startswith("train.precision=bf16")
+    with pytest.raises(ConfigError, match="do not fill the tiles"):
+        planned("1b", "8xH100", train={"precision": "fp8", "sequence_length": 2040})
+
+
+def test_experts_have_selective_checkpointing_too() -> None:
+    model = {"preset": "16m-moe", "vocab_size": 8192}
+    made = make_plan(
+        Config.model_validate({"model": model, "train": {"steps": 1}}).resolved(), parse_machines("8xH100")
+    )
+    peaks = {o.checkpointing: o.memory.peak_bytes for o in made.table if o.strategy == "ddp" and o.memory}
+    assert peaks["full"] < peaks["selective"] < peaks["none"]

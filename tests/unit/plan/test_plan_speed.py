@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from headway.config import Config, ModelConfig
-from headway.models.facts import flops_per_token
+from headway.models.facts import flops_per_token, parameter_shapes
 from headway.plan import speed as module
 from headway.plan.accelerators import Machines, parse_machines
 from headway.plan.layout import Layout
@@ -56,6 +57,36 @@ def test_computing_again_takes_a_third_more() -> None:
     full = planned(train={"activation_checkpointing": "full"})
     assert 1.25 < full.products_seconds / planned().products_seconds < 4 / 3
     assert full.mfu < planned().mfu
+
+
+def test_8_bits_take_the_peak_of_8_bits_for_the_layers_and_of_16_for_the_rest() -> None:
+    model = ModelConfig(preset="1b", vocab_size=32000)
+    tokens, share = 512 * 2048, module.PRODUCT_SHARE
+    shapes = parameter_shapes(model)
+    linear = 6 * sum(math.prod(size) for name, size in shapes.items() if name.startswith("layers.") and len(size) > 1)
+    rest = flops_per_token(model, 2048) - 12 * 16 * 2048 * 2048 / 2 - linear
+    eight, half = (planned("single", "1xH100", train={"precision": p}) for p in ("fp8", "bf16"))
+    assert eight.products_seconds == pytest.approx(tokens * (linear / 1979e12 + rest / 989.5e12) / share, rel=1e-3)
+    # Rounding is paid for in memory traffic, which a compiler makes less of.
+    assert eight.other_kernels_seconds > half.other_kernels_seconds
+    compiled = [planned("single", "1xH100", train={"precision": p, "compile": True}) for p in ("fp8", "bf16")]
+    paid = compiled[0].other_kernels_seconds - compiled[1].other_kernels_seconds
+    assert 0 < paid < (eight.other_kernels_seconds - half.other_kernels_seconds) / 4
+    full = planned("single", "1xH100", train={"precision": "fp8", "activation_checkpointing": "full"})
+    assert 1.25 < full.products_seconds / eight.products_seconds < 4 / 3
+    # Sharded weights travel in fp32: layers round them by themselves.
+    slow = {p: planned("zero3", "16xL4", "ethernet-25", train={"precision": p}) for p in ("fp8", "bf16")}
+    assert slow["fp8"].communication_seconds > 1.3 * slow["bf16"].communication_seconds
+
+
+def test_selective_checkpointing_computes_every_second_product_again() -> None:
+    dense, selective = (
+        planned("single", "1xH100", train={"activation_checkpointing": mode}) for mode in ("none", "selective")
+    )
+    shapes = parameter_shapes(ModelConfig(preset="1b", vocab_size=32000))
+    again = sum(math.prod(size) for name, size in shapes.items() if name.endswith(("output.weight", "down.weight")))
+    seconds = 2 * again * 512 * 2048 / (989.5e12 * module.PRODUCT_SHARE)
+    assert selective.products_seconds - dense.products_seconds == pytest.approx(seconds)
 
 
 def test_a_ring_takes_its_bytes_through_the_narrowest_link() -> None:

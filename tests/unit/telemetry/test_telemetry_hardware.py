@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headway.telemetry.hardware import (
+    _PEAKS,
     cpu_name,
     device_name,
     hardware_facts,
@@ -72,6 +73,14 @@ def test_a_precision_that_a_device_lacks_has_no_peak() -> None:
 def test_dense_peaks_rise_as_precision_falls() -> None:
     values = [peak_flops("NVIDIA A100-SXM4-40GB", precision) for precision in ("fp32", "tf32", "bf16")]
     assert values == [19.5e12, 156e12, 312e12]
+
+
+def test_8_bits_are_twice_as_fast_as_16_where_there_are_any() -> None:
+    fast = [peaks for _, peaks in _PEAKS if "fp8" in peaks]
+    assert len(fast) > 15
+    assert all(peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.02) for peaks in fast)
+    for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA A40", "Tesla V100-SXM2-32GB", "NVIDIA GeForce RTX 3090"):
+        assert peak_flops(name, "fp8") is None
 
 
 def test_facts_are_json_and_sound() -> None:
