@@ -108,7 +108,10 @@ def _print_options(made: Plan) -> None:
     print("each row: the moment of a step when the worker that has most has most")
     unasked = "left out: install it (pip install 'headway[deepspeed]') or set parallel.strategy to one of them"
     listed = f"listed: {made.deepspeed}" if made.deepspeed else unasked
-    print(f"strategies of DeepSpeed are {listed}\n")
+    print(f"strategies of DeepSpeed are {listed}")
+    for note in made.notes:
+        print(note)
+    print()
 
 
 def _line(made: Plan, option: Option) -> list[str]:

@@ -273,8 +273,10 @@ class EngineStep(Passes):
             here = [extra for name, extra in through.extra.items() if name.startswith(f"layers.{index}.")]
             below = sum(self.kept[:index])
             moments += [
+                # What collectives take for themselves is over when products are computed.
+                state.plus("weights gathered", activations=below + self.whole(self.sizes.dense), communication=whole),
                 state.plus("a layer, backward", activations=below + self.whole(self.sizes.dense),
-                           communication=whole, buffers=self.passing + cast),
+                           communication=live.settled[index], buffers=self.passing + cast),
                 state.plus("gradients sent", activations=below, buffers=self.sizes.gradient, gradients=max(here),
                            communication=live.settled[index]),
             ]  # fmt: skip

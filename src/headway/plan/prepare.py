@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ class Plan:
     measured_tokens_per_second: float | None
     deepspeed: str | None
     """Why the table has strategies of DeepSpeed; None when it has none."""
+    notes: tuple[str, ...]
+    """What strategies do not say by their names."""
 
     def tokens_per_second(self, option: Option) -> float | None:
         """Measured if there is a measurement, else from the roofline."""
@@ -82,6 +85,7 @@ class Plan:
             "vocab_source": self.vocab_source,
             "tokens": self.tokens,
             "deepspeed": self.deepspeed,
+            "notes": list(self.notes),
             "options": [self._option_json(option) for option in self.table],
             "recommendation": None if chosen is None else self._option_json(chosen),
             "reason": self.recommendation.reason,
@@ -139,7 +143,18 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         usd_per_hour=config.telemetry.usd_per_hour,
         measured_tokens_per_second=measured_tokens_per_second,
         deepspeed=deepspeed_listed(config) if any(option.strategy in DEEPSPEED for option in table) else None,
+        notes=tuple(_notes(config, model, machines)),
     )
+
+
+def _notes(config: Config, model: ModelConfig, machines: Machines) -> Iterator[str]:
+    parallel = config.parallel
+    alone = machines.count == parallel.tensor * parallel.pipeline
+    if model.experts and alone and parallel.tensor > parallel.expert:
+        yield (
+            f"nobody but the {parallel.tensor} workers of parallel.tensor has the experts, and those have copies under"
+            f" every strategy, zero3 included: parallel.expert={parallel.tensor} divides them"
+        )
 
 
 def complete_model(config: Config) -> tuple[ModelConfig, str]:

@@ -34,7 +34,7 @@ def pipeline_stages(config: Config, model: ModelConfig, layout: Layout) -> list[
     workers = layout.mesh.pp
     whole = {name: _cut(name, size, layout) for name, size in parameter_shapes(model).items()}
     if workers == 1:
-        return [Stage(whole, tied=model.tie_embeddings)]
+        return [Stage(whole, tied=model.tie_embeddings, sharers=_sharers(layout))]
     costs = part_costs(model, config.train.sequence_length)
     stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
     each = len(stages) // workers
@@ -62,7 +62,16 @@ def _stage(
     ahead = -(-min(passes, micro_batches * each) // each) - 1
     # Into which activations come, and gradients: of every micro-batch, for as long as the run lasts.
     received = micro_batches * (2 * each - first - last)
-    return Stage(shapes, ahead=ahead, received=received)
+    return Stage(shapes, ahead=ahead, received=received, sharers=_sharers(layout))
+
+
+def _sharers(layout: Layout) -> tuple[int, int]:
+    """How many more workers share the shards of an expert than those of any other weight, as a fraction.
+
+    Those with the same experts are among all that have tokens of their own (`MeshShape.expert_replicas`): of `ep` times
+    fewer of them, and of those that tensor parallelism cuts other weights between.
+    """
+    return layout.mesh.tp, layout.mesh.ep
 
 
 def _cut(name: str, size: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
@@ -87,6 +96,8 @@ class Stage:
     """Buffers for what other stages send, each for the residual stream of one micro-batch."""
     tied: bool = False
     """The embedding table is the projection too."""
+    sharers: tuple[int, int] = (1, 1)
+    """Of shards of experts, for each worker that shares other shards (`_sharers`)."""
 
     @cached_property
     def bytes(self) -> dict[str, int]:
@@ -252,7 +263,7 @@ class Stage:
     def shard_of_moments(self, shards: int, optimizer: str) -> int:
         """The first worker's part of the moments."""
         return sum(
-            moment_bytes(optimizer, name, (-(-rows // shards), *rest)) for name, (rows, *rest) in self.shapes.items()
+            moment_bytes(optimizer, name, (self._rows(name, shards), *rest)) for name, (_, *rest) in self.shapes.items()
         )
 
     def shard_of_layers(self, shards: int) -> int:
@@ -264,5 +275,9 @@ class Stage:
         return self.shard(shards) - self.shard_of_layers(shards)
 
     def _shard(self, name: str, shards: int) -> int:
-        rows, *rest = self.shapes[name]
-        return FP32_BYTES * -(-rows // shards) * prod(rest)
+        return FP32_BYTES * self._rows(name, shards) * prod(self.shapes[name][1:])
+
+    def _rows(self, name: str, shards: int) -> int:
+        """Of a parameter that is cut along its first dimension."""
+        more, fewer = self.sharers if ".experts." in name else (1, 1)
+        return -(-self.shapes[name][0] // max(1, shards * more // fewer))

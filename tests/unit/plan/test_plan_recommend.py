@@ -187,3 +187,16 @@ def test_experts_have_selective_checkpointing_too() -> None:
     )
     peaks = {o.checkpointing: o.memory.peak_bytes for o in made.table if o.strategy == "ddp" and o.memory}
     assert peaks["full"] < peaks["selective"] < peaks["none"]
+
+
+def test_experts_that_nobody_divides_are_told() -> None:
+    model = {"dim": 64, "layers": 2, "heads": 4, "ffn_dim": 160, "vocab_size": 8192, "experts": 4}
+    train = {"steps": 1, "global_batch": 16}
+
+    def notes(**parallel: int) -> tuple[str, ...]:
+        given = Config.model_validate({"model": model, "train": train, "parallel": parallel}).resolved()
+        return make_plan(given, parse_machines(f"{parallel['workers']}xH100")).notes
+
+    [note] = notes(tensor=2, workers=2)
+    assert "zero3 included: parallel.expert=2" in note
+    assert notes(tensor=2, expert=2, workers=2) == notes(tensor=2, workers=4) == ()

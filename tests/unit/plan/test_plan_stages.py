@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from headway.config import Config, MeshShape, ModelConfig
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
+from headway.models.facts import parameter_shapes
 from headway.parallel.buckets import BUCKET_BYTES, BUCKETS_IN_FLIGHT
 from headway.parallel.ownership import Ownership
 from headway.parallel.replicas import Replicas
@@ -106,6 +108,21 @@ def test_tensor_parallelism_cuts_matrices_and_no_vectors() -> None:
     [stage] = pipeline_stages(run(), config, layout(MeshShape(tp=2)))
     vectors = 4 * 64 * (2 * 3 + 1)
     assert stage.all - vectors == (whole(config).all - vectors) // 2
+
+
+@pytest.mark.parametrize(("degrees", "shards", "parts"), [
+    ({"dp_shard": 4}, 4, 4), ({"dp_shard": 4, "ep": 4}, 4, 4), ({"dp_shard": 4, "ep": 2}, 4, 4),
+    ({"dp_shard": 2, "tp": 2}, 2, 4), ({"tp": 2}, 1, 2), ({"dp_shard": 2, "tp": 2, "ep": 4}, 2, 4),
+])  # fmt: skip
+def test_an_expert_is_divided_between_all_that_have_tokens(degrees: dict[str, int], shards: int, parts: int) -> None:
+    """By expert first, then between those with the same ones: tensor-parallel workers too, which do not cut them."""
+    config = ModelConfig(**{**SHAPE, **EXPERTS, "layers": 1, "dense_layers": 0, "shared_experts": 0})
+    mesh = MeshShape(**degrees)
+    [stage] = pipeline_stages(run(), config, layout(mesh))
+    names = [name for name in stage.shapes if ".experts." in name]
+    whole_ = sum(4 * math.prod(size) for name, size in parameter_shapes(config).items() if ".experts." in name)
+    assert sum(stage._shard(name, shards) for name in names) == whole_ // parts
+    assert mesh.expert_replicas * mesh.ep == parts
 
 
 def test_buckets_are_as_large_as_those_that_are_sent() -> None:
