@@ -46,8 +46,11 @@ class Layout:
         mesh = resolve_mesh(config, workers)
         grid = resolve_lanes(config, mesh.data)
         lanes = grid.lanes // mesh.data
+        strategy = effective_strategy(config.parallel.strategy, mesh)
+        if strategy == "single" != config.parallel.strategy and has_copied_experts(config):
+            strategy = "ddp"  # as `make_strategy`
         return cls(
-            strategy=effective_strategy(config.parallel.strategy, mesh),
+            strategy=strategy,
             mesh=mesh,
             micro_batch=grid.micro_batch,
             micro_batches=lanes * grid.micro_batches,
@@ -72,3 +75,8 @@ class Layout:
     def is_deepspeed(self) -> bool:
         """Whether DeepSpeed has weights, gradients and moments."""
         return self.strategy in DEEPSPEED
+
+
+def has_copied_experts(config: Config) -> bool:
+    """Whether tensor-parallel workers have the same experts, for tokens of their own."""
+    return config.model.experts is not None and config.parallel.tensor > config.parallel.expert

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headway.config import DEEPSPEED
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
+from headway.plan.layout import has_copied_experts
 from headway.plan.recommend import Option, Recommendation, deepspeed_listed, options, recommend, usable_bytes
 from headway.plan.speed import ASSUMPTIONS
 
@@ -143,14 +144,14 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         usd_per_hour=config.telemetry.usd_per_hour,
         measured_tokens_per_second=measured_tokens_per_second,
         deepspeed=deepspeed_listed(config) if any(option.strategy in DEEPSPEED for option in table) else None,
-        notes=tuple(_notes(config, model, machines)),
+        notes=tuple(_notes(config, machines)),
     )
 
 
-def _notes(config: Config, model: ModelConfig, machines: Machines) -> Iterator[str]:
+def _notes(config: Config, machines: Machines) -> Iterator[str]:
     parallel = config.parallel
     alone = machines.count == parallel.tensor * parallel.pipeline
-    if model.experts and alone and parallel.tensor > parallel.expert:
+    if alone and has_copied_experts(config):
         yield (
             f"nobody but the {parallel.tensor} workers of parallel.tensor has the experts, and those have copies under"
             f" every strategy, zero3 included: parallel.expert={parallel.tensor} divides them"

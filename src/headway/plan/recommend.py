@@ -12,7 +12,7 @@ from headway.config.lanes import divisors
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import format_bytes, format_count
 from headway.plan.activations import FP8_TILE
-from headway.plan.layout import CHECKPOINTING, STRATEGIES, Layout
+from headway.plan.layout import CHECKPOINTING, STRATEGIES, Layout, has_copied_experts
 from headway.plan.memory import plan_memory
 from headway.plan.peak import MemoryPlan
 from headway.plan.speed import Speed, plan_speed
@@ -72,7 +72,9 @@ def options(config: Config, model: ModelConfig, machines: Machines) -> list[Opti
     """
     alone = _data_workers(config, machines.count) == 1
     asked = config.parallel.strategy in DEEPSPEED
-    own = [name for name in STRATEGIES if name not in DEEPSPEED and (name == "single") == alone]
+    # Copies of experts have gradients to be summed, also where there is nobody else to share anything with.
+    lone = "ddp" if has_copied_experts(config) else "single"
+    own = [lone] if alone else [name for name in STRATEGIES if name not in (*DEEPSPEED, "single")]
     theirs = DEEPSPEED if asked or (deepspeed_listed(config) and not alone) else ()
     found = [option(config, model, machines, name, mode) for name in (*own, *theirs) for mode in CHECKPOINTING]
     return [o for o in found if asked or o.strategy not in DEEPSPEED or o.refusal is None]

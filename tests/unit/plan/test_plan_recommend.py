@@ -193,10 +193,15 @@ def test_experts_that_nobody_divides_are_told() -> None:
     model = {"dim": 64, "layers": 2, "heads": 4, "ffn_dim": 160, "vocab_size": 8192, "experts": 4}
     train = {"steps": 1, "global_batch": 16}
 
-    def notes(**parallel: int) -> tuple[str, ...]:
+    def made(**parallel: int) -> Plan:
         given = Config.model_validate({"model": model, "train": train, "parallel": parallel}).resolved()
-        return make_plan(given, parse_machines(f"{parallel['workers']}xH100")).notes
+        return make_plan(given, parse_machines(f"{parallel['workers']}xH100"))
 
-    [note] = notes(tensor=2, workers=2)
+    copied, divided = made(tensor=2, workers=2), made(tensor=2, expert=2, workers=2)
+    [note] = copied.notes
     assert "zero3 included: parallel.expert=2" in note
-    assert notes(tensor=2, expert=2, workers=2) == notes(tensor=2, workers=4) == ()
+    assert divided.notes == made(tensor=2, workers=4).notes == ()
+    # `single` sums no gradients, so it is not what such a config is trained by.
+    assert {option.strategy for option in copied.table} == {"ddp"} and copied.table[0].memory is not None
+    assert {option.strategy for option in divided.table} == {"single"} and divided.table[0].memory is not None
+    assert copied.table[0].memory.peak.weights > divided.table[0].memory.peak.weights
