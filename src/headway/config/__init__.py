@@ -8,6 +8,7 @@ from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, load_resolved, override
 from headway.config.mesh import FULLY_SHARDED, MeshShape, effective_strategy, resolve_grid, resolve_mesh
 from headway.config.parallel import ParallelConfig
+from headway.config.preemption import PreemptionConfig
 from headway.config.schema import (
     CheckpointConfig,
     Config,
@@ -39,6 +40,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
+    "PreemptionConfig",
     "ScheduleConfig",
     "SourceConfig",
     "StageConfig",

@@ -27,6 +27,7 @@ _INCIDENTAL = (
     "parallel",
     "checkpoint",
     "evaluation",
+    "preemption",
     "telemetry",
 )
 

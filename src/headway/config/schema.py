@@ -23,6 +23,7 @@ from headway.config.checks import combined, find_problems
 from headway.config.data import DataConfig, named_sources
 from headway.config.experts import resolved_balance, shape_problem
 from headway.config.parallel import ParallelConfig
+from headway.config.preemption import PreemptionConfig
 from headway.config.shapes import SHAPES
 from headway.config.units import Interval, Tokens, share_or_interval
 
@@ -306,6 +307,7 @@ class Config(Section):
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    preemption: PreemptionConfig = PreemptionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @property

@@ -20,6 +20,7 @@ from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.signals import handled, held
 from headway.supervise.ledger import Ledger
+from headway.supervise.notices import watching_for
 from headway.supervise.run_directory import Attempt, RunDirectory
 from headway.telemetry.provenance import provenance
 
@@ -101,6 +102,8 @@ def own_attempt(
     with ExitStack() as stack:
         with held():  # a signal between the two would end an attempt that nobody concludes
             attempt = _begin(config, fingerprints, facts, wishes)
+            # Ends after the attempt's record is complete: an answer to a notice may have the machine taken at once.
+            stack.enter_context(watching_for(attempt.directory, config.preemption))
             stack.enter_context(_concluding(attempt))
         yield attempt
 

@@ -42,6 +42,7 @@ from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
+from headway.supervise.notices import watching_for
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
@@ -51,6 +52,7 @@ from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
 from headway.training.loss_scale import begin_scaling
+from headway.training.notices import NoticeReader
 from headway.training.optimizer import build_optimizer
 from headway.training.precision import apply_precision, muon_products
 from headway.training.recorders import Recorder, StateHashes
@@ -107,7 +109,10 @@ def _joined_attempt(config: Config, task: Task, world: World, wishes: Wishes) ->
             world.broadcast_number(attempt.number)
             yield attempt
     else:
-        yield Attempt.join(config.run_directory, world.broadcast_number(0))
+        attempt = Attempt.join(config.run_directory, world.broadcast_number(0))
+        # The attempt's owner watches on its machine; here the first worker of any other does.
+        with watching_for(attempt.directory, config.preemption) if world.local_rank == 0 else nullcontext():
+            yield attempt
 
 
 def _train(
@@ -158,7 +163,8 @@ def _train(
         "headway": __version__,
         "torch": torch.__version__,
     }
-    recorders = _recorders(config, run, attempt, start, world)
+    notices = NoticeReader(attempt.directory)
+    recorders = [notices, *_recorders(config, run, attempt, start, world)]
     job = Job(
         config=config,
         task=task,
@@ -179,6 +185,7 @@ def _train(
         ),
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
+        notices=notices,
         pipeline=make_pipeline(config, task, world),
     )
     _announce(job, start, parameters)

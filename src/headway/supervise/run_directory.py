@@ -15,6 +15,7 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.files import sync_folder, write_json
+from headway.core.notices import posted
 from headway.supervise.ledger import Ledger
 from headway.supervise.ownership import OWNER_FILE, Owner, OwnerLock, read_owner
 
@@ -217,6 +218,8 @@ class Attempt:
         steps = {"first_step": first_step, "last_step": last_step}
         known = {name: step for name, step in steps.items() if step is not None}
         ending = {"ended": time.time(), "outcome": outcome, "exit_code": exit_code, **known}
+        if notices := posted(self.directory):
+            ending["notices"] = notices
         try:
             write_json(self.directory / _ATTEMPT_FILE, {**_read_record(self.directory), **ending})
         except OSError as error:

@@ -7,6 +7,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
+from headway.core.console import is_first_worker
 from headway.core.signals import STOPPING, handled
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 
@@ -14,20 +15,39 @@ if TYPE_CHECKING:
     from headway.config import Interval
     from headway.data.feeding.prefetch import Prefetcher
     from headway.training.loop import Job
+    from headway.training.notices import NoticeReader
     from headway.training.step import StepResult
 
 
 class StopSignals:
-    """Turns SIGTERM, SIGUSR1 and Ctrl-C into a wish that the loop reads between steps; a second Ctrl-C acts at once."""
+    """Turns SIGTERM, SIGUSR1, Ctrl-C and notices into wishes that the loop reads between steps; a second Ctrl-C acts at
+    once.
 
-    def __init__(self) -> None:
+    Args:
+        notices: Reads the board of the attempt; without it only signals count.
+    """
+
+    def __init__(self, notices: NoticeReader | None = None) -> None:
         self.name: str | None = None
+        self._notices = notices
         self._handled = handled(STOPPING, self._handle)
 
     @property
     def stop(self) -> bool:
-        """Whether a signal has come."""
-        return self.name is not None
+        """Whether a signal has come, or a notice that asks to stop."""
+        return self.name is not None or (self._notices is not None and self._notices.stop() is not None)
+
+    @property
+    def save(self) -> bool:
+        """Whether a notice asks to save and go on."""
+        return self._notices is not None and self._notices.save()
+
+    def reason(self) -> str:
+        """Why the run stops, once all workers have agreed on that."""
+        found = self._notices.stop(now=True) if self._notices is not None else None
+        if found is None and self.name is not None and self._notices is not None and is_first_worker():
+            self._notices.put_up_signal(self.name)
+        return str(found or self.name or "a signal to another worker")
 
     def __enter__(self) -> Self:
         self._before = self._handled.__enter__()

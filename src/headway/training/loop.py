@@ -18,6 +18,7 @@ from headway.parallel.world import World
 from headway.training.callbacks import Callback
 from headway.training.clock import SaveClock, StopSignals, Stopwatch
 from headway.training.evaluate import Evaluation, evaluate
+from headway.training.notices import NoticeReader
 from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import Task
@@ -37,6 +38,8 @@ class Job:
     """Where checkpoints go."""
     checkpoint_context: dict[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
+    notices: NoticeReader | None = None
+    """Hears that this machine will be taken away."""
     pipeline: Pipeline | None = None
     """The stages of the model that this worker has, when others have the rest."""
 
@@ -62,9 +65,9 @@ def train_loop(job: Job) -> None:
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps)
     watch, clock = Stopwatch(job, feed), SaveClock(config.checkpoint.every)
-    with feed, StopSignals() as signals, _observed(job):
+    with feed, StopSignals(job.notices) as signals, _observed(job):
         for ready, (_, batches) in enumerate(feed):  # fetch
-            flags = (signals.stop, clock.due())
+            flags = (signals.stop, clock.due() or signals.save)
             result = train_step(  # step
                 config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
             )
@@ -139,7 +142,7 @@ def _diverged(job: Job) -> DivergedError:
 
 def _stopped(job: Job, signals: StopSignals) -> Preempted:
     return Preempted(
-        f"stopped by {signals.name or 'a signal to another worker'}; step {job.state.cursor.step} is saved",
+        f"stopped by {signals.reason()}; step {job.state.cursor.step} is saved",
         where=str(job.config.run_directory),
         fix="run the same command again to go on from here",
     )

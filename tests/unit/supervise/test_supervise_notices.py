@@ -1,0 +1,245 @@
+"""Each source against a local service that speaks its protocol; and a watcher that nothing disturbs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config import PreemptionConfig
+from headway.core.errors import Preempted
+from headway.core.machine import Machine, Output
+from headway.core.notices import Board, Notice, post, posted
+from headway.supervise.notices import watching, watching_for
+from headway.supervise.notices.aws import Aws
+from headway.supervise.notices.azure import Azure
+from headway.supervise.notices.detect import detected, make_sources
+from headway.supervise.notices.gcp import Gcp
+from headway.supervise.notices.metadata import Unavailable
+from headway.supervise.notices.slurm import Slurm
+from headway.training.clock import StopSignals
+from headway.training.notices import NoticeReader, sender, too_short
+from support_notices import Cloud, metadata_service, utc
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    # A proxy must not be asked for what only the machine itself knows.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with metadata_service() as service:
+        yield service
+
+
+def test_aws_needs_a_token_and_tells_interruptions_and_recommendations(cloud: Cloud) -> None:
+    aws = Aws(cloud.url)
+    assert aws.check() is None
+    cloud.rebalance = {"noticeTime": utc(0)}
+    found = aws.check()
+    assert found and (found.wish, found.deadline) == ("save", None)
+    found = Aws(cloud.url, "stop").check()
+    assert found and found.wish == "stop"
+    assert Aws(cloud.url, "ignore").check() is None
+    cloud.tokens = ["token-2"]  # the old one has run out
+    cloud.spot = {"action": "terminate", "time": utc(120)}
+    found = aws.check()
+    assert found and found.wish == "stop" and "terminate" in str(found)
+    assert found.deadline == pytest.approx(time.time() + 120, abs=5)
+    cloud.spot = {"action": "hibernate", "time": utc(120)}
+    found = aws.check()
+    assert found and found.deadline is None, "hibernation begins at once"
+
+
+def test_gcp_is_told_of_a_change_while_it_waits(cloud: Cloud) -> None:
+    gcp, host = Gcp("preempted", cloud.url, wait_seconds=30), Gcp("maintenance-event", cloud.url, wait_seconds=30)
+    assert gcp.check() is None and host.check() is None
+    start = time.monotonic()
+    threading.Timer(0.1, cloud.change_google, ("preempted", "TRUE")).start()
+    found = gcp.check()
+    assert found and found.deadline and 25 < found.deadline - time.time() <= 30
+    assert 0.05 < time.monotonic() - start < 20, "it waits for the change, and not for the end of the time"
+    cloud.change_google("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
+    assert host.check() is None, "a migration takes the process along"
+    cloud.change_google("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+    found = host.check()
+    assert found and found.wish == "stop"
+
+
+def test_azure_tells_events_of_this_machine_only_and_takes_an_answer(cloud: Cloud) -> None:
+    azure = Azure(cloud.url)
+    others = {"EventId": "a", "EventType": "Preempt", "Resources": ["trainer_8"], "NotBefore": formatdate(usegmt=True)}
+    cloud.events = [others, {**others, "EventType": "Freeze", "Resources": ["trainer_7"]}]
+    assert azure.check() is None
+    at = formatdate(time.time() + 900, usegmt=True)
+    cloud.events += [{"EventId": "b", "EventType": "Reboot", "Resources": ["trainer_7", "x"], "NotBefore": at}]
+    found = azure.check()
+    assert found and found.deadline and 890 < found.deadline - time.time() < 905 and "Reboot" in found.what
+    azure.acknowledge(found)
+    Azure(cloud.url, answers=False).acknowledge(found)
+    assert cloud.started == ["b"]
+    cloud.events = [{"EventId": "c", "EventType": "Preempt", "Resources": ["trainer_7"], "NotBefore": ""}]
+    found = azure.check()
+    assert found and found.deadline and 20 < found.deadline - time.time() <= 30
+
+
+def slurm_machine(end: float, left: str) -> tuple[Machine, list[Any]]:
+    asked: list[Any] = []
+
+    def run(arguments: Any) -> Output:
+        asked.append(arguments)
+        return Output("ok", f"{left}\n")
+
+    known = {"SLURM_JOB_END_TIME": str(int(end))} if end else {}
+    return Machine(run=run, environment={"SLURM_JOB_ID": "12", **known}), asked
+
+
+def test_slurm_asks_its_controller_only_when_the_end_is_near() -> None:
+    far, asked = slurm_machine(time.time() + 7200, "2:00:00")
+    slurm = Slurm(far, grace_seconds=120)
+    found = slurm.check()
+    assert found and found.deadline and found.deadline > time.time() + 7000 and not asked
+    moved, asked = slurm_machine(time.time() + 60, "1-00:00:10")
+    slurm = Slurm(moved, grace_seconds=120)
+    for _ in range(3):
+        found = slurm.check()
+    assert found and found.deadline == pytest.approx(time.time() + 86410, abs=5)
+    assert len(asked) == 1, "the end was moved; it is near tomorrow"
+    unknown, asked = slurm_machine(0, "UNLIMITED")
+    slurm = Slurm(unknown, grace_seconds=120)
+    assert [slurm.check() for _ in range(3)] == [None] * 3 and len(asked) == 1
+    silent, asked = slurm_machine(time.time() + 60, "INVALID")
+    slurm = Slurm(silent, grace_seconds=120)
+    found = [slurm.check() for _ in range(3)][-1]
+    assert found and found.deadline == pytest.approx(time.time() + 60, abs=5) and len(asked) == 1
+
+
+def test_a_cloud_is_told_from_firmware(tmp_path: Path) -> None:
+    dmi = tmp_path / "sys/class/dmi/id"
+    dmi.mkdir(parents=True)
+    machine = Machine(root=tmp_path, environment={})
+    assert detected(machine) == []
+    (dmi / "sys_vendor").write_text("Microsoft Corporation\n")
+    assert detected(machine) == [], "any Hyper-V says that"
+    (dmi / "chassis_asset_tag").write_text("7783-7084-3265-9085-8269-3286-77\n")
+    assert detected(replace(machine, environment={"SLURM_JOB_ID": "1"})) == ["azure", "slurm"]
+    (dmi / "product_name").write_text("Google Compute Engine\n")
+    (dmi / "sys_vendor").write_text("Amazon EC2\n")
+    assert detected(machine) == ["aws", "gcp", "azure"]
+    assert len(make_sources(PreemptionConfig(), machine)) == 4
+    assert not make_sources(PreemptionConfig(watch="none"), machine)
+    (aws,) = make_sources(PreemptionConfig(watch=["aws"], endpoints={"aws": "http://h:1/"}), machine)
+    assert isinstance(aws, Aws) and aws._endpoint == "http://h:1"
+
+
+class Scripted:
+    """A source that says one thing after the other."""
+
+    name, pause_seconds = "scripted", 0.01
+
+    def __init__(self, *says: Notice | Exception | None) -> None:
+        self.says, self.done, self.answers = list(says), threading.Event(), list[Notice]()
+
+    def check(self) -> Notice | None:
+        if len(self.says) == 1:
+            self.done.set()
+        said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def acknowledge(self, notice: Notice) -> None:
+        self.answers.append(notice)
+
+
+def test_a_notice_is_handed_on_once_in_time_and_answered_when_all_is_saved() -> None:
+    soon, later = Notice("s", "now", deadline=time.time() + 50), Notice("s", "in an hour", deadline=time.time() + 3600)
+    for error in (Preempted("saved"), RuntimeError("crashed")):
+        source = Scripted(later, None, Unavailable("away"), KeyError("nonsense"), soon, soon)
+        came: list[Notice] = []
+        with pytest.raises(type(error)), watching(PreemptionConfig(), came.append, sources=[source]):
+            assert source.done.wait(30)
+            deadline = time.monotonic() + 30
+            while not came and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise error
+        assert came == [soon], "what is far off may be called off; what is near is said once"
+        assert source.answers == ([soon] if isinstance(error, Preempted) else [])
+
+
+def test_a_callback_that_fails_is_called_again(capsys: pytest.CaptureFixture[str]) -> None:
+    came, notice = [], Notice("s", "now")
+    again = threading.Event()
+
+    def full_disk(found: Notice) -> None:
+        came.append(found)
+        if len(came) < 4:
+            raise OSError("no space left")
+        again.set()
+
+    with watching(PreemptionConfig(), full_disk, sources=[Scripted(notice)]):
+        assert again.wait(30)
+    assert "no space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("service", ["away", "slow", "nonsense"])
+def test_a_service_that_fails_is_no_ones_business(
+    cloud: Cloud, service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("headway.supervise.notices.metadata.TIMEOUT_SECONDS", 0.05)
+
+    def slowly(*_: Any, **__: Any) -> None:
+        time.sleep(0.3)
+
+    url = cloud.url
+    if service == "away":
+        url = "http://127.0.0.1:9"
+    elif service == "slow":
+        monkeypatch.setattr(
+            "headway.supervise.notices.metadata._opener.open", lambda *_, **__: time.sleep(0.05) or 1 / 0
+        )
+    else:
+        cloud.nonsense = b"<html>\xff not here</html>"
+    endpoints = dict.fromkeys(("aws", "gcp", "azure"), url)
+    config = PreemptionConfig(watch=["aws", "gcp", "azure"], endpoints=endpoints)  # type: ignore[arg-type]
+    if service != "slow":
+        for source in make_sources(config, Machine()):
+            with pytest.raises(Unavailable):
+                source.check()
+    start = time.monotonic()
+    with watching_for(tmp_path, config):
+        time.sleep(0.2)
+    assert time.monotonic() - start < 5, "nobody waits for a question under way"
+    assert not posted(tmp_path)
+
+
+def test_the_board_is_read_as_it_grows_and_becomes_wishes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reader, board = NoticeReader(tmp_path), Board(tmp_path, every_seconds=0)
+    reader._board = board
+    signals = StopSignals(reader)
+    assert (signals.stop, signals.save) == (False, False)
+    post(tmp_path, Notice("aws", "rebalance recommendation", "save"))
+    with (tmp_path / "notices.jsonl").open("a") as file:
+        file.write('{"source": "aws", "what": "cut o')
+    assert (signals.stop, signals.save) == (False, True)
+    reader.on_checkpoint(None, 3, 40.0)  # type: ignore[arg-type]
+    assert (signals.stop, signals.save) == (False, False), "saved once"
+    post(tmp_path, Notice("aws", "spot interruption (terminate)", deadline=time.time() + 20))
+    assert (signals.stop, signals.save) == (True, False)
+    assert "spot interruption (terminate)" in signals.reason()
+    said = capsys.readouterr().err
+    assert said.count("saving and stopping") == 1 and "the last save took 40 s" in said
+    assert [record["what"] for record in posted(tmp_path)] == ["rebalance recommendation", signals.reason()[5:34]]
+
+
+def test_whether_a_save_fits_is_said_only_where_it_is_known() -> None:
+    notice = Notice("aws", "x", deadline=time.time() + 60)
+    assert too_short(notice, 30.0) is None and too_short(notice, None) is None
+    assert too_short(Notice("aws", "x"), 1e9) is None
+    assert "may not be done" in (too_short(notice, 90.0) or "")
+    assert sender({"KUBERNETES_SERVICE_HOST": "x", "SLURM_JOB_ID": "1"}) == "kubernetes"
+    assert (sender({"SLURM_JOB_ID": "1"}), sender({})) == ("slurm", "signal")
