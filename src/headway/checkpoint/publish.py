@@ -101,6 +101,14 @@ class Publisher:
     def __init__(self, directory: Path, may_write: Callable[[], None] = lambda: None) -> None:
         self.directory, self._may_write = directory, may_write
 
+    def assert_owned(self) -> None:
+        """Make sure that this process may write.
+
+        Raises:
+            CheckpointError: it no longer owns the run.
+        """
+        self._may_write()
+
     def begin(self, step: int, tag: object) -> Path:
         """An empty folder for a save; `tag` tells saves of the same step apart.
 

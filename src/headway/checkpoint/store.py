@@ -262,6 +262,22 @@ class CheckpointStore:
             except OSError as error:
                 console.warning(f"the old checkpoint {folder} cannot be removed: {error.strerror}")
 
+    def discard(self, step: int) -> None:
+        """Remove the checkpoint of one step.
+
+        Raises:
+            CheckpointError: this process no longer owns the run, or the checkpoint cannot be removed.
+        """
+        self.publisher.assert_owned()
+        try:
+            self.publisher.discard(self._folder(step))
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} cannot be removed: {error.strerror}",
+                where=str(self._folder(step)),
+                fix="make its folder writable, and run the same command again",
+            ) from error
+
     def _cannot_write(self, step: int, needed: int, error: OSError) -> CheckpointError:
         try:
             free = format_bytes(shutil.disk_usage(self.directory).free)

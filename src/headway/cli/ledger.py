@@ -16,7 +16,7 @@ HELP = """Prove that a run used every row of its plan exactly once, whatever die
 
 Reads ledger.jsonl, the config and the token store's manifest: the commits must join from step 0 to the newest
 checkpoint, and the rows, computed anew, must be those that the ledger counts, in each epoch of each source none twice
-and none left out. Exits with 0 when that is proven and with 4 when it is not.
+and none left out but by a decision that the ledger names. Exits with 0 when that is proven and with 4 when it is not.
 
 [bold]Examples[/bold]
 
@@ -25,6 +25,9 @@ headway ledger runs/quickstart --json
 headway ledger runs/big --every-row
 headway ledger /backup/runs/big --store /data/store
 """
+
+
+_DECIDED = {"skip": "not updated with", "rollback": "left out", "stop": "stopped at"}
 
 
 def register(app: typer.Typer) -> None:
@@ -66,6 +69,7 @@ def _print(proof: LedgerProof) -> None:
     if proof.epochs:
         several = any(epoch.first_step for epoch in proof.epochs)
         headers = ["SOURCE", *(["FROM STEP"] if several else []), "EPOCHS", "ROWS IN PLAN", "USED", "TWICE", "SKIPPED"]
+        headers += ["LEFT OUT"] if proof.left_out else []
         rows = [
             [
                 epoch.source,
@@ -77,6 +81,7 @@ def _print(proof: LedgerProof) -> None:
                 f"{epoch.used:,}",
                 f"{epoch.twice:,}",
                 f"{epoch.skipped:,}",
+                *([f"{epoch.left_out:,}"] if proof.left_out else []),
             ]
             for epoch in proof.epochs
         ]
@@ -85,6 +90,9 @@ def _print(proof: LedgerProof) -> None:
         for commit in rollback.struck:
             steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,} of attempt {commit.attempt}"
             print(f"rolled back: {steps} ({rollback.reason})")
+    for decision in proof.decisions:
+        steps = f"steps {decision.first_step:,} to {decision.last_step - 1:,} by attempt {decision.attempt}"
+        print(f"{_DECIDED.get(decision.action, decision.action)}: {steps} ({decision.reason})")
     if not proof.problems:
         print(f"proven for steps 0 to {proof.steps - 1:,}, {proof.rows:,} rows:")
         print("\n".join(f"  {line}" for line in proof.basis))
@@ -104,5 +112,6 @@ def _plain(proof: LedgerProof) -> dict[str, Any]:
         "basis": proof.basis if not proof.problems else [],
         "epochs": [{**asdict(epoch), "sound": epoch.sound} for epoch in proof.epochs],
         "commits": [asdict(commit) for commit in proof.commits],
+        "decisions": [asdict(decision) for decision in proof.decisions],
         "rollbacks": [asdict(rollback) for rollback in proof.rollbacks],
     }

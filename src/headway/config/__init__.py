@@ -3,6 +3,7 @@
 from headway.config.batches import Batches, BatchStage
 from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceConfig, StageConfig, TokenizerConfig
 from headway.config.deepspeed import DEEPSPEED
+from headway.config.health import HealthConfig
 from headway.config.identity import changes, identity
 from headway.config.lanes import LaneGrid, resolve_lanes, resolve_threads
 from headway.config.load import dump_config, load_config, load_resolved, override
@@ -33,6 +34,7 @@ __all__ = [
     "DataConfig",
     "DedupConfig",
     "EvaluationConfig",
+    "HealthConfig",
     "Interval",
     "LaneGrid",
     "MeshShape",

@@ -27,6 +27,8 @@ _INCIDENTAL = (
     "parallel",
     "checkpoint",
     "evaluation",
+    "health.rollback_limit",
+    "health.replay_every",
     "preemption",
     "telemetry",
 )

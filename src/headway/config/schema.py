@@ -22,6 +22,7 @@ from headway.config.batches import Batches, BatchStage, batch_quantity, batch_ro
 from headway.config.checks import combined, find_problems
 from headway.config.data import DataConfig, named_sources
 from headway.config.experts import resolved_balance, shape_problem
+from headway.config.health import HealthConfig
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
 from headway.config.shapes import SHAPES
@@ -307,6 +308,7 @@ class Config(Section):
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    health: HealthConfig = HealthConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 

@@ -8,7 +8,8 @@ and are addressed as `POINT=STEP`. For example `HEADWAY_FAULTS=kill@step=17,enos
 - `kill-group`: SIGKILL to all processes of its group, as when a machine goes;
 - `stop`: SIGTERM to itself, as a scheduler does;
 - `enospc`: a full disk;
-- `nan`: reported to the caller, who poisons the value.
+- `nan`, `spike`: reported to the caller, who poisons the value or makes it very large;
+- `flip`: reported to the caller, who flips a bit.
 
 Without the variable a fault point costs one dictionary look-up.
 """
@@ -24,7 +25,7 @@ from functools import cache
 
 from headway.core.errors import ConfigError
 
-_ORDER = re.compile(r"(kill|kill-group|stop|enospc|nan)@([^:@]+)(?::([1-9][0-9]*))?")
+_ORDER = re.compile(r"(kill|kill-group|stop|enospc|nan|spike|flip)@([^:@]+)(?::([1-9][0-9]*))?")
 _passed: Counter[str] = Counter()
 
 
@@ -65,7 +66,7 @@ def _parsed(orders: str) -> list[tuple[str, str, int]]:
             raise ConfigError(
                 f"there is no such fault: '{order.strip()}'",
                 where="HEADWAY_FAULTS",
-                fix="kill, kill-group, stop, enospc or nan, as in kill@step=17 or enospc@checkpoint.shard:2",
+                fix="kill, kill-group, stop, enospc, nan, spike or flip, as in kill@step=17 or enospc@checkpoint.shard:2",
             )
         parsed.append((match[1], match[2], int(match[3] or 1)))
     return parsed

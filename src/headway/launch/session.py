@@ -43,6 +43,7 @@ from headway.parallel.world import World, open_world, world_size_from_environmen
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.notices import watching_for
+from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, take_decisions
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
@@ -57,7 +58,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.precision import apply_precision, muon_products
 from headway.training.recorders import Recorder, StateHashes
 from headway.training.staged import make_pipeline, refuse_uncut_models
-from headway.training.state import Cursor, TrainState
+from headway.training.state import TrainState
 from headway.training.task import Task
 from headway.training.trial import largest_micro_batch, trial_step
 
@@ -141,7 +142,9 @@ def _train(
         _check_data(task, start)
         store.load_into(start, state.prepare_to_load(), world.gather_json)
         state.loaded()
-        state.cursor = Cursor(**start.cursor)
+        state.take_cursor(start.cursor)
+    state.decides = config.health.on_spike in ("skip", "rollback", "stop")
+    left_out = take_decisions(state, Ledger(run.ledger_path), start, world)
     begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
     grid = settle_micro_batch(config, task, state, strategy, world, grid, start)
@@ -162,6 +165,7 @@ def _train(
         "attempt": attempt.number,
         "headway": __version__,
         "torch": torch.__version__,
+        **left_out,
     }
     notices = NoticeReader(attempt.directory)
     recorders = [notices, *_recorders(config, run, attempt, start, world)]
@@ -185,6 +189,7 @@ def _train(
         ),
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
+        rewinder=CheckpointRewinder(store, world),
         notices=notices,
         pipeline=make_pipeline(config, task, world),
     )
@@ -234,6 +239,7 @@ def _find_start(run: RunDirectory, store: CheckpointStore, world: World) -> Chec
     if not world.is_first:
         step = world.broadcast_number(0)
         return store.info(step) if step >= 0 else None
+    discard_outdated(store, decided(Ledger(run.ledger_path)))
     found = what_to_do(run, store).checkpoint
     world.broadcast_number(found.step if found else -1)
     return found

@@ -39,8 +39,21 @@ class Rollback:
     """The commits that this has taken out of force."""
 
 
+@dataclass(frozen=True)
+class LedgerDecision:
+    """What was decided about steps that were not well (`training.health`)."""
+
+    attempt: int
+    first_step: int
+    last_step: int
+    """Exclusive."""
+    action: str
+    """`warn`, `skip` (the update was left out), `rollback` (the rows are left out for ever) or `stop`."""
+    reason: str
+
+
 class Ledger:
-    """`ledger.jsonl`: one line per commit or rollback, only ever appended to.
+    """`ledger.jsonl`: one line per commit, rollback or decision, only ever appended to.
 
     A line that a kill has cut off counts as not written; the caller, who knows the newest checkpoint, then commits
     those steps again.
@@ -67,6 +80,9 @@ class Ledger:
         rollbacks: list[Rollback] = []
         for record in read_json_lines(self.path):
             try:
+                if record["kind"] == "decision":
+                    _decision_of(record)
+                    continue
                 if record["kind"] == "rollback":
                     struck = tuple(commit for commit in commits if commit.last_step > record["to_step"])
                     rollbacks.append(Rollback(record["to_step"], str(record["reason"]), struck))
@@ -74,12 +90,28 @@ class Ledger:
                     continue
                 commit = _commit_of(record)
                 joined = commit.first_step == (commits[-1].last_step if commits else 0) < commit.last_step
-            except (KeyError, TypeError):
+            except (KeyError, TypeError, ValueError):
                 raise self._broken(f"holds a line that is no commit: {record}") from None
             if not joined:
                 raise self._broken(f"has a gap or an overlap before step {commit.first_step}")
             commits.append(commit)
         return commits, rollbacks
+
+    def decisions(self) -> list[LedgerDecision]:
+        """What was decided about steps, once each, though an attempt that does them again decides again.
+
+        Raises:
+            CheckpointError: a line tells nothing certain.
+        """
+        found: dict[tuple[int, int, str], LedgerDecision] = {}
+        for record in read_json_lines(self.path):
+            if record.get("kind") == "decision":
+                try:
+                    decision = _decision_of(record)
+                except (KeyError, TypeError, ValueError):
+                    raise self._broken(f"holds a line that is no decision: {record}") from None
+                found.setdefault((decision.first_step, decision.last_step, decision.action), decision)
+        return list(found.values())
 
     @property
     def committed_step(self) -> int:
@@ -112,6 +144,15 @@ class Ledger:
         commit = Commit(attempt, first_step, last_step, dict(rows_by_source), checkpoint, plan, epoch_rows)
         known = {name: value for name, value in vars(commit).items() if value is not None}
         self._append({"kind": "commit", **known})
+
+    def decide(self, attempt: int, first_step: int, last_step: int, action: str, reason: str) -> None:
+        """Record what was decided about the steps `first_step` to `last_step` (exclusive).
+
+        Raises:
+            CheckpointError: the ledger cannot be written.
+        """
+        decision = LedgerDecision(attempt, first_step, last_step, action, reason)
+        self._append({"kind": "decision", **vars(decision)})
 
     def rollback(self, to_step: int, reason: str) -> None:
         """Strike the commits beyond `to_step`: the run goes on from an older checkpoint and consumes them again.
@@ -147,6 +188,25 @@ def plan_fingerprint(data: Mapping[str, str], plan: Mapping[str, Any]) -> str:
         plan: What the feed's `describe` says.
     """
     return fingerprint({"data": dict(data), "plan": dict(plan)})
+
+
+def merged_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges that do not overlap and cover the same."""
+    result: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if result and first <= result[-1][1]:
+            result[-1] = result[-1][0], max(last, result[-1][1])
+        else:
+            result.append((first, last))
+    return result
+
+
+def _decision_of(record: dict[str, Any]) -> LedgerDecision:
+    """The decision in a line of the ledger; `KeyError` or `ValueError` when it is none."""
+    decision = LedgerDecision(**{name: record[name] for name in LedgerDecision.__dataclass_fields__})
+    if not 0 <= decision.first_step < decision.last_step:
+        raise ValueError("no steps")
+    return decision
 
 
 def _commit_of(record: dict[str, Any]) -> Commit:

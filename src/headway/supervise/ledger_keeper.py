@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from headway.checkpoint.store import CheckpointInfo
 from headway.checkpoint.writer import Outcome
-from headway.supervise.ledger import Ledger, plan_fingerprint
+from headway.supervise.ledger import Ledger, merged_ranges, plan_fingerprint
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
+    from headway.training.health import Decision
     from headway.training.loop import Job
 
 
@@ -33,9 +34,23 @@ class LedgerKeeper(Callback):
         if outcome.error is None:
             self._commit(job, outcome.step, self._attempt)
 
+    def on_decision(self, job: Job, decision: Decision) -> None:
+        """Written down before it is carried out, so that a kill in between changes nothing."""
+        if decision.action == "warn":
+            return  # nothing follows from it
+        steps = decision.first_step, decision.step + 1
+        self._ledger.decide(self._attempt, *steps, decision.action, decision.reason)
+        if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
+            self._ledger.rollback(decision.to_step, f"{decision.reason} at step {decision.step + 1}")
+
     def _commit(self, job: Job, step: int, attempt: int) -> None:
         first = self._ledger.committed_step
         if step > first:
             feed, name = job.task.feed, f"step-{step:08d}"
             plan = plan_fingerprint(job.task.fingerprints, feed.describe(step))
-            self._ledger.commit(attempt, first, step, feed.rows_by_source(first, step), name, plan, feed.rows)
+            rows = feed.rows_by_source(first, step)
+            for start, end in merged_ranges(list(job.state.left_out)):
+                start, end = max(start, first), min(end, step)
+                if start < end:
+                    rows = {key: rows[key] - out for key, out in feed.rows_by_source(start, end).items()}
+            self._ledger.commit(attempt, first, step, rows, name, plan, feed.rows)

@@ -19,9 +19,9 @@ from headway.core.errors import CheckpointError, HeadwayError
 from headway.data.feeding.feed import describe_rows, training_rows
 from headway.data.feeding.plan import PlainPlan, RowPlan, plan_of
 from headway.data.remote_store import open_store
-from headway.supervise.ledger import Commit, Ledger, Rollback, plan_fingerprint
-from headway.supervise.row_count import EpochCount, RowCount, count_by_looking, count_by_plan
-from headway.telemetry.record import Run, dig, open_run
+from headway.supervise.ledger import Commit, Ledger, LedgerDecision, Rollback, merged_ranges, plan_fingerprint
+from headway.supervise.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
+from headway.telemetry.record import Run, dig, open_run, read_json
 
 #: Rows of a run, and of its sources together, up to which every single one is looked at unless asked otherwise.
 LOOK_AT = 100_000_000
@@ -34,6 +34,8 @@ class LedgerProof:
     run: Path
     commits: list[Commit] = field(default_factory=list)
     rollbacks: list[Rollback] = field(default_factory=list)
+    decisions: list[LedgerDecision] = field(default_factory=list)
+    """On steps that were not well; those that name rows to be left out are part of what is proven."""
     checkpoint_step: int | None = None
     """The newest checkpoint; None when there is none."""
     epochs: list[EpochCount] = field(default_factory=list)
@@ -50,6 +52,11 @@ class LedgerProof:
     def rows(self) -> int:
         """Rows that the commits in force speak of."""
         return sum(sum(commit.rows.values()) for commit in self.commits)
+
+    @property
+    def left_out(self) -> list[tuple[int, int]]:
+        """The steps whose rows are left out by decision: first one, and the one after the last."""
+        return merged_ranges([(d.first_step, d.last_step) for d in self.decisions if d.action == "rollback"])
 
     @property
     def basis(self) -> list[str]:
@@ -81,18 +88,24 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
     """
     record, proof = open_run(run), LedgerProof(run)
     try:
-        proof.commits, proof.rollbacks = Ledger(run / "ledger.jsonl").history()
+        ledger = Ledger(run / "ledger.jsonl")
+        proof.commits, proof.rollbacks = ledger.history()
+        proof.decisions = ledger.decisions()
     except CheckpointError as error:
         proof.problems.append(error.what)
         return proof
     proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
-    proof.problems += [*_ends_problems(proof), *_attempt_problems(proof.commits, record)]
+    proof.problems += [
+        *_ends_problems(proof),
+        *_attempt_problems(proof.commits, record),
+        *_decision_problems(proof, record),
+    ]
     if not proof.commits:
         return proof
     try:
         plan, data, extra = _plan(record, proof.commits, store)
         ranges = [(commit.first_step, commit.last_step) for commit in proof.commits]
-        counted = _counted(plan, ranges, every_row, proof)
+        counted = without(plan, _counted(plan, ranges, every_row, proof), ranges, proof.left_out)
     except (HeadwayError, IndexError) as error:
         what = error.what if isinstance(error, HeadwayError) else str(error)
         proof.problems.append(f"the rows cannot be computed anew: {what}")
@@ -119,6 +132,21 @@ def _ends_problems(proof: LedgerProof) -> Iterator[str]:
     if proof.commits and (newest is None or newest < steps):
         found = "there is none" if newest is None else f"the newest is of step {newest:,}"
         yield f"the ledger goes up to checkpoint {proof.commits[-1].checkpoint}, but {found}"
+
+
+def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
+    """The newest checkpoint must have been made with the decisions of the ledger, and with no others."""
+    step = proof.checkpoint_step
+    if step is None:
+        return
+    manifest = read_json(record.path / "checkpoints" / f"step-{step:08d}" / "manifest.json")
+    said = dig(manifest, "context", "left_out") or []
+    made_with = {(int(first), int(last)) for first, last in said if first < step}
+    decided = {(d.first_step, d.last_step) for d in proof.decisions if d.action == "rollback" and d.first_step < step}
+    for first, last in sorted(made_with - decided):
+        yield f"step-{step:08d} leaves out steps {first:,} to {last - 1:,}, of which the ledger has no decision"
+    for first, last in sorted(decided - made_with):
+        yield f"step-{step:08d} was made with the rows of steps {first:,} to {last - 1:,}, which were to be left out"
 
 
 def _attempt_problems(commits: list[Commit], record: Run) -> Iterator[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.feeding.plan import Picks, RowPlan
+
+#: First step and the one after the last, of several stretches of steps.
+Ranges = Sequence[tuple[int, int]]
 
 # Rows that are looked at together.
 _TOGETHER = 2**16
@@ -32,6 +35,8 @@ class EpochCount:
     """Uses of a row beyond the first, in each of the epochs."""
     skipped: int = 0
     """Rows left out of an epoch that is over, in each of the epochs."""
+    left_out: int = 0
+    """Rows left out by a decision that the ledger names, in each of the epochs; they are not among those used."""
 
     @property
     def sound(self) -> bool:
@@ -92,6 +97,45 @@ def count_by_plan(plan: RowPlan, ranges: Sequence[tuple[int, int]]) -> RowCount:
             if used > whole * rows:
                 epochs.append(EpochCount(first, name, whole, whole, rows, used - whole * rows))
     return RowCount([plan.counts(first, last) for first, last in ranges], epochs)
+
+
+def without(plan: RowPlan, counted: RowCount, ranges: Sequence[tuple[int, int]], left_out: Ranges) -> RowCount:
+    """A count in which the rows of some steps, which were left out by decision, are none that were used.
+
+    Args:
+        plan: The plan.
+        counted: What was counted of all steps in `ranges`.
+        ranges: First step and the one after the last of each range that was counted.
+        left_out: The same of steps that were left out; they do not overlap.
+    """
+    by_range, epochs = [list(counts) for counts in counted.by_range], list(counted.epochs)
+    end = ranges[-1][1] if ranges else 0
+    for stretch, last_of_stretch in plan.stretches(0, end):
+        for start, stop in left_out:
+            for picks in _picks(plan, max(start, stretch), min(stop, last_of_stretch)):
+                for source, epoch in set(zip(picks.sources.tolist(), picks.epochs.tolist(), strict=True)):
+                    rows = int(((picks.sources == source) & (picks.epochs == epoch)).sum())
+                    epochs = [part for e in epochs for part in _less(e, stretch, plan.sources[source], epoch, rows)]
+    for number, (first, last) in enumerate(ranges):
+        for start, stop in left_out:
+            start, stop = max(start, first), min(stop, last)
+            if start < stop:
+                counts = zip(by_range[number], plan.counts(start, stop), strict=True)
+                by_range[number] = [used - out for used, out in counts]
+    return RowCount(by_range, epochs)
+
+
+def _less(entry: EpochCount, first_step: int, source: str, epoch: int, rows: int) -> Iterator[EpochCount]:
+    """An entry, cut so that one epoch of it, if it is among them, used fewer rows."""
+    if (entry.first_step, entry.source) != (first_step, source) or not entry.first_epoch <= epoch <= entry.last_epoch:
+        yield entry
+        return
+    if entry.first_epoch < epoch:
+        yield replace(entry, last_epoch=epoch - 1)
+    used, left_out = entry.used - rows, entry.left_out + rows
+    yield replace(entry, first_epoch=epoch, last_epoch=epoch, used=used, left_out=left_out)
+    if epoch < entry.last_epoch:
+        yield replace(entry, first_epoch=epoch + 1)
 
 
 def merged(epochs: list[EpochCount]) -> list[EpochCount]:

@@ -104,6 +104,8 @@ class StatusLine:
         """A step has ended, with the metrics that go to `metrics.jsonl`."""
         now = self._clock()
         first = self._newest is None
+        if self._newest is not None and step <= self._newest[0]:
+            self._ends.clear()  # the run has gone back
         if len(self._ends) == 1:
             self._speeds.clear()
         self._speeds.append(metrics)

@@ -165,6 +165,7 @@ class Metrics:
 
     def _extend_span(self, step: int, attempt: int, moment: float | None) -> None:
         span = self.spans.setdefault(attempt, Span(step, step, moment, moment))
+        span.first_step = min(span.first_step, step)  # an attempt may go back to before it began
         span.last_step, span.last_time = step, moment
 
     @property

@@ -8,6 +8,7 @@ from headway.checkpoint.writer import Outcome
 from headway.training.evaluate import Evaluation
 
 if TYPE_CHECKING:
+    from headway.training.health import Decision
     from headway.training.loop import Job
 
 
@@ -34,6 +35,9 @@ class Callback:
 
         The first worker is told of checkpoints, the others of their part.
         """
+
+    def on_decision(self, job: Job, decision: Decision) -> None:
+        """After a step that is not well, before what was decided about it is carried out."""
 
     def on_end(self, job: Job) -> None:
         """After the last step of an attempt, also when an error ends it."""

@@ -94,6 +94,8 @@ class Stopwatch:
     def metrics(self, result: StepResult) -> dict[str, float]:
         """The metrics of the step that has just ended; what is unknown is absent."""
         seconds = time.perf_counter() - self._start
+        if result.left_out:
+            return {"train/left_out_steps": float(self._job.state.cursor.left_out_steps)}
         metrics = {
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,

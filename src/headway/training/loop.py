@@ -19,6 +19,7 @@ from headway.training.callbacks import Callback
 from headway.training.clock import SaveClock, StopSignals, Stopwatch
 from headway.training.evaluate import Evaluation, evaluate
 from headway.training.notices import NoticeReader
+from headway.training.rollback import Rewinder, went_back
 from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import Task
@@ -38,6 +39,8 @@ class Job:
     """Where checkpoints go."""
     checkpoint_context: dict[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
+    rewinder: Rewinder | None = None
+    """Goes back to an earlier checkpoint, where health wants that."""
     notices: NoticeReader | None = None
     """Hears that this machine will be taken away."""
     pipeline: Pipeline | None = None
@@ -66,6 +69,9 @@ def train_loop(job: Job) -> None:
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps)
     watch, clock = Stopwatch(job, feed), SaveClock(config.checkpoint.every)
     with feed, StopSignals(job.notices) as signals, _observed(job):
+        if state.cursor.step == 0 and config.health.rolls_back:
+            state.prepare_to_load()  # so that there are moments to be saved, and a place to go back to
+            _checkpoint(job)
         for ready, (_, batches) in enumerate(feed):  # fetch
             flags = (signals.stop, clock.due() or signals.save)
             result = train_step(  # step
@@ -76,6 +82,9 @@ def train_loop(job: Job) -> None:
             metrics = watch.metrics(result)
             for callback in job.callbacks:  # observe
                 callback.on_step(job, step, metrics)
+            if went_back(job, feed, result):
+                watch.restart()
+                continue
             if job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
                 _evaluate(job)
             fault_point("step", step)
@@ -134,7 +143,7 @@ def _tell_outcomes(job: Job) -> None:
 def _diverged(job: Job) -> DivergedError:
     limit = job.config.train.skip_limit
     return DivergedError(
-        f"{limit} steps in a row had a non-finite loss or gradient",
+        f"{limit} steps in a row had a loss or gradient that is not finite, or far above the usual",
         where=f"step {job.state.cursor.step} of {job.config.run_directory}",
         fix="lower optimizer.learning_rate or lengthen schedule.warmup; the last checkpoint is intact",
     )

@@ -56,7 +56,8 @@ class Recorder(Callback):
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
         """Adds to the step's record."""
-        self._log.write(step, {"checkpoint/stall_seconds": stall_seconds})
+        if step:  # one of the beginning belongs to no step's record
+            self._log.write(step, {"checkpoint/stall_seconds": stall_seconds})
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """Adds to the record of the step at which it became known, since records never go back; a failure is said

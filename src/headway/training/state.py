@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from headway.core.types import StateBlocks, StateTensors
 from headway.parallel.blocks import block_of
 from headway.parallel.strategy import Engine
+from headway.training.health import History
 from headway.training.optimizer import materialize, optimizer_tensors
 
 
@@ -30,9 +31,12 @@ class Cursor:
     """What losses are multiplied by in fp16 (`training.loss_scale`); None in other precisions."""
     steps_at_scale: int = 0
     """Steps since it changed."""
+    left_out_steps: int = 0
+    """Steps that were not computed, since a rollback has left their rows out."""
 
 
 _SCALING = ("loss_scale", "steps_at_scale")
+_HISTORY = "health_"
 
 
 @dataclass
@@ -44,6 +48,12 @@ class TrainState:
     cursor: Cursor = field(default_factory=Cursor)
     engine: Engine | None = None
     """Who keeps weights and moments, when a library has them in buffers of its own."""
+    history: History = field(default_factory=History)
+    """What is usual for loss and gradient norm."""
+    decides: bool = False
+    """Updates may follow from `history`, so it is part of what must survive."""
+    left_out: tuple[tuple[int, int], ...] = ()
+    """Steps whose rows are left out by decision: first step, and the one after the last."""
 
     @property
     def trained(self) -> nn.Module:
@@ -69,9 +79,21 @@ class TrainState:
             self.engine.loaded()
 
     def cursor_record(self) -> dict[str, int]:
-        """The cursor as it is written to a checkpoint; of a loss scale only where there is one."""
+        """The cursor as it is written to a checkpoint: a loss scale, steps left out and a history only where there is
+        one."""
         record = asdict(self.cursor)
-        return {k: v for k, v in record.items() if self.cursor.loss_scale is not None or k not in _SCALING}
+        if self.cursor.loss_scale is None:
+            record = {key: value for key, value in record.items() if key not in _SCALING}
+        if not self.cursor.left_out_steps:
+            del record["left_out_steps"]
+        history = asdict(self.history) if self.decides else {}
+        return {**record, **{f"{_HISTORY}{key}": value for key, value in history.items()}}
+
+    def take_cursor(self, record: Mapping[str, int]) -> None:
+        """Go on from where `cursor_record` was made."""
+        history = {key: value for key, value in record.items() if key.startswith(_HISTORY)}
+        self.cursor = Cursor(**{key: value for key, value in record.items() if key not in history})
+        self.history = History(**{key.removeprefix(_HISTORY): value for key, value in history.items()})
 
 
 def parameter_names(model: nn.Module) -> dict[torch.Tensor, str]:

@@ -20,6 +20,7 @@ from headway.parallel.norms import norm_parts, total_norm
 from headway.parallel.pipeline import AroundBackward, Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.training.health import Decision, decide, is_left_out, judge, remember
 from headway.training.loss_scale import update_scale
 from headway.training.optimizer import set_learning_rate
 from headway.training.precision import autocast
@@ -43,7 +44,11 @@ class StepResult:
     flags: Sequence[bool]
     """The caller's flags, as agreed by all workers (see `train_step`)."""
     model_metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the model itself says of the step."""
+    """What the model itself, and a comparison with the steps before, say of the step."""
+    decision: Decision | None = None
+    """What is to be done about a step that is not well."""
+    left_out: bool = False
+    """The step was not computed, since its rows are left out."""
 
 
 def train_step(
@@ -64,6 +69,8 @@ def train_step(
             nothing; the result holds for each whether any worker wished it.
         pipeline: The stages of the model that this worker has, when others have the rest.
     """
+    if is_left_out(state.left_out, state.cursor.step):
+        return _leave_out(config, state, world, flags)
     strategy.begin()
     prepare_own_losses(state.model, state.cursor.loss_scale)
     _counted(state.model)  # by passes that were no part of a step
@@ -83,11 +90,16 @@ def train_step(
     # Gradients are sums over all items; the mean and the clipping are one multiplication.
     scaled_items = total_items * (state.cursor.loss_scale or 1)
     grad_norm = total_norm / scaled_items
-    if fault_point("gradient", state.cursor.step + 1) == "nan":
-        grad_norm = math.nan
+    fault = fault_point("gradient", state.cursor.step + 1)
+    if fault is not None:
+        grad_norm *= {"nan": math.nan, "spike": 1e4}[fault]
     rate = learning_rate(config, state.cursor.step)
     finite = math.isfinite(total_loss) and math.isfinite(grad_norm)
-    if finite:
+    health = judge(config.health, state.history, total_loss / total_items, grad_norm)
+    decision = decide(config.health, health, state.cursor.step)
+    good = well = finite and (decision is None or decision.action == "warn")
+    if well:
+        remember(config.health, state.history, total_loss / total_items, grad_norm)
         limit = config.train.max_grad_norm
         clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
         set_learning_rate(state.optimizer, rate)
@@ -97,17 +109,36 @@ def train_step(
             state.optimizer.step()
             strategy.after_update()
         else:
-            finite = engine.update(clip / scaled_items)
+            good = engine.update(clip / scaled_items)
     elif engine is not None:
         engine.skip()
-    model_metrics = _after_step(state.model, world, updated=finite)
+    model_metrics = _after_step(state.model, world, updated=good)
 
     cursor = state.cursor
     cursor.step += 1
-    cursor.skipped_steps += not finite
-    explained = update_scale(cursor, overflow=math.isfinite(total_loss) and not finite)
-    cursor.skipped_in_row = 0 if finite else cursor.skipped_in_row + (not explained)
-    return StepResult(total_loss / total_items, total_items, grad_norm, rate, not finite, agreed, model_metrics)
+    cursor.skipped_steps += not good
+    explained = update_scale(cursor, overflow=math.isfinite(total_loss) and (well > good or not finite))
+    cursor.skipped_in_row = 0 if good else cursor.skipped_in_row + (not explained)
+    return StepResult(
+        loss=total_loss / total_items,
+        items=total_items,
+        grad_norm=grad_norm,
+        learning_rate=rate,
+        skipped=not good,
+        flags=agreed,
+        model_metrics={**model_metrics, **health.metrics},
+        decision=None if explained else decision,
+    )
+
+
+def _leave_out(config: Config, state: TrainState, world: World, flags: Sequence[bool]) -> StepResult:
+    """A step whose rows are left out: nothing but the cursor moves, and workers agree on their wishes."""
+    everyone = world.gather([float(flag) for flag in flags] or [0.0])
+    rate = learning_rate(config, state.cursor.step)
+    state.cursor.step += 1
+    state.cursor.left_out_steps += 1
+    agreed = [any(worker[i] for worker in everyone) for i in range(len(flags))]
+    return StepResult(math.nan, 0, math.nan, rate, skipped=True, flags=agreed, left_out=True)
 
 
 def _forward_backward(

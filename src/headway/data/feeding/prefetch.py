@@ -46,11 +46,20 @@ class Prefetcher:
         pin_memory: bool | None = None,
     ) -> None:
         self.wait_seconds = 0.0
-        self._feed, self._lanes, self._steps = feed, list(lanes), range(first_step, last_step)
+        self._feed, self._lanes, self._last_step, self._depth = feed, list(lanes), last_step, max(1, depth)
         self._pin = torch.cuda.is_initialized() if pin_memory is None else pin_memory
         # A new thread begins on device 0; pinning from there would take memory of another worker's GPU.
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-        self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(max(1, depth))
+        self._begin(first_step)
+
+    def rewind(self, step: int) -> None:
+        """Hand out the batches of `step` next, and those after it."""
+        self.close()
+        self._begin(step)
+
+    def _begin(self, first_step: int) -> None:
+        self._steps = range(first_step, self._last_step)
+        self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(self._depth)
         self._next_step = first_step
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="headway-prefetch", daemon=True)

@@ -1,0 +1,137 @@
+"""Whether a step is well, decided from its loss and its gradient norm before its update.
+
+Both are the same on every worker, and what they are compared with is part of the checkpoint (`TrainState.history`,
+where a decision may follow from it). So every worker decides alike, and a resumed run decides as the first one did.
+
+What is usual is an exponential mean and a mean absolute deviation of accepted steps, the loss as it is and the norm by
+its logarithm, since norms vary by factors. Values beyond the limit count as the limit, so that one spike does not make
+the next one usual.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from headway.config.health import HealthConfig
+
+Action = Literal["warn", "skip", "rollback", "stop"]
+
+#: Standard deviations of a normal distribution in one mean absolute deviation.
+_SIGMA = math.sqrt(math.pi / 2)
+
+#: Less than this is not told from no deviation at all: 1 % of the loss, and 5 % of the norm.
+_LOSS_FLOOR, _NORM_FLOOR = 0.01, 0.05
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about a step, the same on every worker."""
+
+    step: int
+    """Counted from 0."""
+    action: Action
+    reason: str
+    first_step: int
+    """The first step whose update, or rows, the decision is about; `step` is the last one."""
+    to_step: int | None = None
+    """Of a rollback: the step of the checkpoint that the run goes back to."""
+
+
+@dataclass
+class History:
+    """What is usual, in whole numbers: values are the bits of fp32 numbers, to which they are rounded."""
+
+    steps: int = 0
+    """Accepted steps, at most as many as the window has."""
+    loss: int = 0
+    loss_deviation: int = 0
+    norm: int = 0
+    """Of the norm's logarithm."""
+    norm_deviation: int = 0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a step looks like beside those before it."""
+
+    kind: Literal["good", "nonfinite", "spike"] = "good"
+    reason: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def judge(config: HealthConfig, history: History, loss: float, grad_norm: float) -> Judgement:
+    """Compare a step with what is usual. Changes nothing."""
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        what = "loss" if not math.isfinite(loss) else "gradient"
+        return Judgement("nonfinite", f"the {what} is not finite")
+    if config.on_spike == "off" or history.steps < config.spike_window:
+        return Judgement()
+    reasons, metrics = [], {}
+    for name, value, deviations in _deviations(history, loss, grad_norm):
+        metrics[f"health/{name}_deviations"] = deviations
+        if deviations > config.spike_deviations:
+            words = name.replace("_", " ")
+            reasons.append(f"the {words} of {value:.4g} is {deviations:.1f} standard deviations above the usual")
+    return Judgement("spike" if reasons else "good", "; ".join(reasons), metrics)
+
+
+def remember(config: HealthConfig, history: History, loss: float, grad_norm: float) -> None:
+    """Let an accepted step count for what is usual."""
+    if config.on_spike == "off":
+        return
+    share = 1.0 / min(history.steps + 1, config.spike_window)
+    full = history.steps >= config.spike_window
+    pairs = (
+        ("loss", loss, _LOSS_FLOOR * abs(_float(history.loss))),
+        ("norm", _log(grad_norm), _NORM_FLOOR),
+    )
+    for name, value, floor in pairs:
+        usual, deviation = _float(getattr(history, name)), _float(getattr(history, f"{name}_deviation"))
+        if full:
+            limit = config.spike_deviations * _SIGMA * max(deviation, floor)
+            value = min(max(value, usual - limit), usual + limit)
+        # The first value is its own mean, and deviates from nothing.
+        away = abs(value - usual) if history.steps else 0.0
+        setattr(history, name, _bits(usual + share * (value - usual)))
+        setattr(history, f"{name}_deviation", _bits(deviation + share * (away - deviation)))
+    history.steps = min(history.steps + 1, config.spike_window)
+
+
+def decide(config: HealthConfig, judgement: Judgement, step: int) -> Decision | None:
+    """What the config wants done about a step that was judged."""
+    if judgement.kind == "good":
+        return None
+    action = config.on_nonfinite if judgement.kind == "nonfinite" else config.on_spike
+    assert action != "off", "nothing is a spike then"
+    first = max(0, step - config.leave_out_steps + 1) if action == "rollback" else step
+    return Decision(step, action, judgement.reason, first)
+
+
+def is_left_out(left_out: Sequence[tuple[int, int]], step: int) -> bool:
+    """Whether a step's rows are left out; ranges are first step and the one after the last."""
+    return any(first <= step < last for first, last in left_out)
+
+
+def _deviations(history: History, loss: float, grad_norm: float) -> Iterator[tuple[str, float, float]]:
+    """Name, value, and by how many standard deviations it is above the usual."""
+    usual, spread = _float(history.loss), _float(history.loss_deviation)
+    yield "loss", loss, (loss - usual) / (_SIGMA * max(spread, _LOSS_FLOOR * abs(usual), 1e-12))
+    usual, spread = _float(history.norm), _float(history.norm_deviation)
+    yield "grad_norm", grad_norm, (_log(grad_norm) - usual) / (_SIGMA * max(spread, _NORM_FLOOR))
+
+
+def _log(norm: float) -> float:
+    return math.log(max(norm, 1e-30))
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", min(max(value, -3e38), 3e38)))[0])
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])

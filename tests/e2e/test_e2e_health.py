@@ -1,0 +1,147 @@
+"""Trouble in mid-run: left out or rolled back, written down, and the same whatever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config import load_config
+from headway.core import faults as core_faults
+from headway.core.errors import HeadwayError
+from headway.launch.api import train
+from headway.supervise.ledger_proof import prove
+from support import headway, manifest, state_hash
+
+
+class Here:
+    """Trains in this process, which saves the start of another one; not for runs that are killed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, config: Path, *overrides: str, faults: str = "") -> tuple[int, str]:
+        """Exit code and what was said."""
+        self._monkeypatch.setattr(core_faults, "_passed", type(core_faults._passed)())
+        self._monkeypatch.setenv("HEADWAY_FAULTS", faults)
+        self._capsys.readouterr()
+        code = 0
+        try:
+            train(load_config(config, overrides))
+        except HeadwayError as error:
+            code = error.exit_code
+            print(error.render(), file=sys.stderr)
+        self._monkeypatch.setenv("HEADWAY_FAULTS", "")
+        return code, self._capsys.readouterr().err
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(monkeypatch, capsys)
+
+
+def ledger(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+
+
+def test_a_rollback_is_the_same_through_kills_and_on_a_second_machine(
+    tiny: Callable[..., Path], tmp_path: Path, here: Here
+) -> None:
+    runs = tmp_path / "runs"
+    health = {"on_nonfinite": "rollback", "leave_out_steps": 2}
+    config = tiny(train={"steps": 12}, checkpoint={"every": "3 steps"}, health=health)
+    code, said = here(config, "name=whole", faults="nan@gradient=8")
+    assert code == 0, said
+    assert "step 8: the gradient is not finite; going back to step 6, and leaving out the rows of steps 7 to 8" in said
+    newest = manifest(runs / "whole")
+    assert newest["cursor"] == {"step": 12, "skipped_steps": 0, "skipped_in_row": 0, "left_out_steps": 2}
+    assert newest["context"]["left_out"] == [[6, 8]]
+    # Killed between the decision and going back, and then once more after it.
+    killed = headway("train", config, "name=killed", faults="nan@gradient=8,kill@rollback=8")
+    assert killed.returncode == -9
+    assert headway("train", config, "name=killed", faults="kill@step=10").returncode == -9
+    assert here(config, "name=killed")[0] == 0
+    # Somewhere else, where the trouble never came: the decision alone says which rows are left out.
+    elsewhere = runs / "elsewhere"
+    (elsewhere / "attempts").mkdir(parents=True)
+    decisions = [line for line in ledger(runs / "whole") if line["kind"] == "decision"]
+    (elsewhere / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in decisions))
+    assert here(config, "name=elsewhere")[0] == 0
+    assert state_hash(runs / "whole") == state_hash(runs / "killed") == state_hash(elsewhere)
+    assert here(config, "name=clean")[0] == 0
+    assert state_hash(runs / "clean") != state_hash(runs / "whole")
+    for name in ("whole", "killed"):
+        proof = prove(runs / name)
+        assert not proof.problems, proof.problems
+        assert proof.rows == 80 and sum(epoch.left_out for epoch in proof.epochs) == 16
+        (commit,) = (commit for commit in proof.commits if commit.first_step == 6)
+        assert sum(commit.rows.values()) == 8, "of three steps, two were left out"
+        counted = prove(runs / name, every_row=False)
+        assert not counted.problems and counted.epochs == proof.epochs
+    # A ledger without the decision no longer explains the rows.
+    lines = [line for line in ledger(runs / "whole") if line["kind"] != "decision"]
+    (runs / "whole/ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    problems = prove(runs / "whole").problems
+    assert any("of which the ledger has no decision" in problem for problem in problems)
+    assert any("the ledger counts 8" in problem for problem in problems)
+
+
+def test_checkpoints_made_with_rows_that_are_left_out_now_are_removed(
+    tiny: Callable[..., Path], tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health = {"on_spike": "rollback", "spike_window": 3, "leave_out_steps": 4}
+    config = tiny(checkpoint={"every": "1 steps", "keep": 9}, health=health)
+    code, said = here(config, "name=whole", faults="spike@gradient=8")
+    assert code == 0 and "removing step-00000006" in said and "going back to step 4" in said
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("between the decision and going back")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr("headway.training.rollback.fault_point", crash)
+        here(config, "name=killed", faults="spike@gradient=8")
+    assert "removing step-00000006" in here(config, "name=killed")[1]
+    assert state_hash(tmp_path / "runs/whole") == state_hash(tmp_path / "runs/killed")
+    assert not prove(tmp_path / "runs/killed").problems
+
+
+def test_spikes_are_skipped_or_end_the_run_and_limits_hold(
+    tiny: Callable[..., Path], tmp_path: Path, here: Here
+) -> None:
+    config = tiny(health={"spike_window": 3})
+    skip, runs = "health.on_spike=skip", tmp_path / "runs"
+    code, said = here(config, "name=skipped", skip, faults="spike@gradient=6")
+    assert code == 0 and "its update is left out" in said
+    assert manifest(runs / "skipped")["cursor"]["skipped_steps"] == 1
+    # Stopped in the window of a spike; what is usual goes on from the checkpoint.
+    assert here(config, "name=stopped", skip, faults="stop@step=4")[0] == 75
+    assert here(config, "name=stopped", skip, faults="spike@gradient=6")[0] == 0
+    assert state_hash(runs / "skipped") == state_hash(runs / "stopped")
+    (decision,) = [line for line in ledger(runs / "skipped") if line["kind"] == "decision"]
+    assert (decision["action"], decision["first_step"]) == ("skip", 5) and "grad norm" in decision["reason"]
+    code, said = here(config, "name=ended", "health.on_spike=stop", faults="spike@gradient=6")
+    assert code == 5 and "step 6: the grad norm of" in said
+    assert manifest(runs / "ended")["step"] == 4, "nothing is saved of a step that is not well"
+    limits = ["health.on_nonfinite=rollback", "health.rollback_limit=1", "checkpoint.every=1 h"]
+    code, said = here(config, "name=limited", *limits, faults="nan@gradient=2,nan@gradient=3")
+    assert code == 5 and "after 1 rollbacks" in said
+    assert "going back to step 0" in said, "the beginning is saved too"
+
+
+@pytest.mark.slow
+def test_a_rollback_is_the_same_on_two_workers_with_cut_weights(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    health = {"on_nonfinite": "rollback", "on_spike": "rollback", "spike_window": 3}
+    config = tiny(
+        determinism="elastic", train={"lanes": 2, "steps": 12}, checkpoint={"every": "3 steps"}, health=health
+    )
+    for name, strategy, workers in (("one", "auto", 1), ("two", "ddp", 2), ("cut", "zero3", 2)):
+        faults = "nan@gradient=8,spike@gradient=11"
+        arguments = [f"name={name}", f"parallel.strategy={strategy}", "-w", str(workers)]
+        done = headway("train", config, *arguments, faults=faults)
+        assert done.returncode == 0, done.stderr
+        assert manifest(tmp_path / "runs" / name)["context"]["left_out"] == [[7, 8], [10, 11]]
+    assert state_hash(tmp_path / "runs/one") == state_hash(tmp_path / "runs/two") == state_hash(tmp_path / "runs/cut")
