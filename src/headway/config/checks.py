@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from headway.config.data import named_sources
-from headway.config.deepspeed import deepspeed_problems
+from headway.config.deepspeed import DEEPSPEED, deepspeed_problems
 from headway.config.experts import parallel_problems
 from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
@@ -35,6 +35,7 @@ def find_problems(config: Config) -> list[ConfigError]:
         *parallel_problems(config),
         *_workers(config),
         *_micro_batch(config),
+        *_health(config),
     ]
 
 
@@ -145,4 +146,21 @@ def _micro_batch(config: Config) -> Iterator[ConfigError]:
             "determinism 'elastic' holds for any number of workers, but what fits into memory depends on it",
             where="train.micro_batch, determinism",
             fix="give train.micro_batch a number (a run with auto says which it chose), or determinism=run",
+        )
+
+
+def _health(config: Config) -> Iterator[ConfigError]:
+    if not config.health.replay_every:
+        return
+    if config.determinism == "off":
+        yield ConfigError(
+            "a step that is computed twice gives the same bits in a deterministic run only",
+            where="health.replay_every, determinism",
+            fix="determinism=run, or health.replay_every=0",
+        )
+    if config.parallel.strategy in DEEPSPEED:
+        yield ConfigError(
+            "DeepSpeed keeps gradients to itself, so a step cannot be computed twice",
+            where="health.replay_every, parallel.strategy",
+            fix="parallel.strategy=zero2, or health.replay_every=0",
         )

@@ -64,6 +64,12 @@ class DivergedError(HeadwayError):
     exit_code = 5
 
 
+class CorruptionError(HeadwayError):
+    """Hardware has computed or kept something wrongly; nothing of it was saved."""
+
+    exit_code = 1
+
+
 class Preempted(HeadwayError):
     """The machine was taken away; the state is saved and the same command goes on from it."""
 

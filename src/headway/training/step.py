@@ -24,6 +24,7 @@ from headway.training.health import Decision, decide, is_left_out, judge, rememb
 from headway.training.loss_scale import update_scale
 from headway.training.optimizer import set_learning_rate
 from headway.training.precision import autocast
+from headway.training.replay import replay_is_due, replayed
 from headway.training.schedule import learning_rate
 from headway.training.state import TrainState
 from headway.training.task import Task, to_device
@@ -71,13 +72,12 @@ def train_step(
     """
     if is_left_out(state.left_out, state.cursor.step):
         return _leave_out(config, state, world, flags)
-    strategy.begin()
-    prepare_own_losses(state.model, state.cursor.loss_scale)
     _counted(state.model)  # by passes that were no part of a step
-    lane_losses, items = _forward_backward(config, task, state, strategy, world, batches, pipeline)
-    strategy.reduce()
-    if pipeline is not None:
-        pipeline.reduce_shared()
+    gradients = partial(_gradients, config, task, state, strategy, world, batches, pipeline)
+    if replay_is_due(config.health.replay_every, state.cursor.step):
+        lane_losses, items = replayed(gradients, partial(_counted, state.model), state, world)
+    else:
+        lane_losses, items = gradients()
     engine, parameters = state.engine, []
     if engine is None:
         parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -139,6 +139,25 @@ def _leave_out(config: Config, state: TrainState, world: World, flags: Sequence[
     state.cursor.left_out_steps += 1
     agreed = [any(worker[i] for worker in everyone) for i in range(len(flags))]
     return StepResult(math.nan, 0, math.nan, rate, skipped=True, flags=agreed, left_out=True)
+
+
+def _gradients(
+    config: Config,
+    task: Task,
+    state: TrainState,
+    strategy: Strategy,
+    world: World,
+    batches: Mapping[int, Sequence[MicroBatch]],
+    pipeline: Pipeline | None,
+) -> tuple[list[float], int]:
+    """Leave the sum of gradients over the global batch where the strategy wants it; returns as `_forward_backward`."""
+    strategy.begin()
+    prepare_own_losses(state.model, state.cursor.loss_scale)
+    sums = _forward_backward(config, task, state, strategy, world, batches, pipeline)
+    strategy.reduce()
+    if pipeline is not None:
+        pipeline.reduce_shared()
+    return sums
 
 
 def _forward_backward(
