@@ -29,6 +29,9 @@ class HealthConfig(Section):
     """Compute a step's gradients twice each so many steps and compare their bits, and compare the weights of workers
     that have the same ones (0: never). Finds hardware that computes or stores wrongly now and then."""
 
+    watch_seconds: Annotated[float, Field(gt=0.0)] | None = 60.0
+    """How often disk space, main memory, the clock and GPUs are looked at, on a thread; null: never."""
+
     @property
     def rolls_back(self) -> bool:
         """Whether a rollback may come."""

@@ -29,6 +29,7 @@ _INCIDENTAL = (
     "evaluation",
     "health.rollback_limit",
     "health.replay_every",
+    "health.watch_seconds",
     "preemption",
     "telemetry",
 )

@@ -15,7 +15,7 @@ from headway.core.machine import Machine
 from headway.doctor.clock import examine_clock
 from headway.doctor.environment import examine_environment
 from headway.doctor.findings import Examined, Finding, worst
-from headway.doctor.gpus import Driver, examine_gpus, examine_processes, read_driver
+from headway.doctor.gpus import examine_gpus, examine_processes
 from headway.doctor.limits import examine_limits
 from headway.doctor.memory import examine_memory
 from headway.doctor.network import examine_network
@@ -24,6 +24,7 @@ from headway.doctor.software import Software, examine_cuda, examine_versions, re
 from headway.doctor.storage import examine_storage
 from headway.parallel.interconnect import Interconnect, read_interconnect
 from headway.parallel.nccl import Profile, choose_profile
+from headway.telemetry.gpus import Driver, read_driver
 
 
 @dataclass

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from headway.core.cgroups import memory_limit, memory_used_bytes
 from headway.core.format import format_bytes
 from headway.core.machine import Machine
+from headway.core.memory import host_memory, meminfo
 from headway.doctor.findings import Finding
 
 _SHM = "/dev/shm"
@@ -22,31 +21,25 @@ _LOW_SHARE = 0.1
 
 def examine_memory(machine: Machine) -> Iterator[Finding]:
     """Total, limit, free, swap, /dev/shm."""
-    facts = _meminfo(machine)
-    total, available = facts.get("MemTotal"), facts.get("MemAvailable")
-    if total is None:
+    found = host_memory(machine)
+    if found is None:
         yield Finding("note", "how much memory there is could not be found out", "/proc/meminfo")
         return
-    limit, used = memory_limit(machine), memory_used_bytes(machine)
-    where = "/proc/meminfo"
-    if limit is not None and limit.value < total:
-        where, allowed = limit.where, int(limit.value)
+    total, available, where = found.allowed_bytes, found.available_bytes, found.where
+    if total < found.total_bytes:
         yield Finding(
             "note",
-            f"this process may use {format_bytes(allowed)} of the machine's {format_bytes(total)};"
+            f"this process may use {format_bytes(total)} of the machine's {format_bytes(found.total_bytes)};"
             " beyond that the kernel kills it",
             where,
             "plan with the limit, or ask for more",
         )
-        free = None if used is None else max(0, allowed - used)
-        available = free if available is None or free is None else min(available, free)
-        total = allowed
     text = f"{format_bytes(available)} of {format_bytes(total)} memory is free"
     if available is not None and available < _LOW_SHARE * total:
         yield Finding("warning", text, where, "see what holds it", "ps aux --sort=-rss | head")
     else:
         yield Finding("ok", text, where)
-    yield from _swap(facts)
+    yield from _swap(meminfo(machine))
     yield from _shared_memory(machine)
 
 
@@ -80,9 +73,3 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", text, _SHM)
-
-
-def _meminfo(machine: Machine) -> dict[str, int]:
-    """Bytes by name."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", machine.text("/proc/meminfo") or "", re.MULTILINE)
-    return {name: int(kib) * 1024 for name, kib in found}

@@ -10,8 +10,8 @@ from importlib import metadata, util
 from pathlib import Path
 
 from headway.doctor.findings import Finding
-from headway.doctor.gpus import Driver
 from headway.parallel.interconnect import Interconnect
+from headway.telemetry.gpus import Driver
 
 #: The oldest driver for each CUDA, from which on its minor versions run too (CUDA Compatibility, "Minor Version
 #: Compatibility", table 1).

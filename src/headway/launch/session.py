@@ -49,6 +49,7 @@ from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
 from headway.training.available import emulated, refuse_unavailable
 from headway.training.callbacks import Callback
+from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
@@ -292,6 +293,8 @@ def _recorders(
             Recorder(run.metrics_path, attempt.number, sum(earlier)),
             LedgerKeeper(Ledger(run.ledger_path), attempt.number, start),
         ]
+    if config.health.watch_seconds and world.local_rank == 0:
+        recorders.insert(0, ConditionWatch(conditions(run.checkpoints), config.health.watch_seconds))
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders

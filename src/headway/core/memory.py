@@ -1,0 +1,44 @@
+"""Main memory: how much a process may have, and how much of it is left."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from headway.core.cgroups import memory_limit, memory_used_bytes
+from headway.core.machine import Machine
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of main memory."""
+
+    total_bytes: int
+    """The machine's."""
+    allowed_bytes: int
+    """What this process may have: less in a container or a job with a limit."""
+    available_bytes: int | None
+    """What is left of that; None when nobody tells."""
+    where: str
+    """The file that sets the limit."""
+
+
+def meminfo(machine: Machine) -> dict[str, int]:
+    """Bytes by the names of /proc/meminfo; empty where there is none."""
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", machine.text("/proc/meminfo") or "", re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in found}
+
+
+def host_memory(machine: Machine) -> HostMemory | None:
+    """Memory within the limits of control groups; None where the system does not tell."""
+    facts = meminfo(machine)
+    total, available = facts.get("MemTotal"), facts.get("MemAvailable")
+    if total is None:
+        return None
+    limit, used = memory_limit(machine), memory_used_bytes(machine)
+    if limit is None or limit.value >= total:
+        return HostMemory(total, total, available, "/proc/meminfo")
+    allowed = int(limit.value)
+    free = None if used is None else max(0, allowed - used)
+    left = free if available is None or free is None else min(available, free)
+    return HostMemory(total, allowed, left, limit.where)

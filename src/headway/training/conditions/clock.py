@@ -1,0 +1,34 @@
+"""Whether the clock runs evenly: times in records, certificates and leases depend on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from headway.training.conditions.condition import Reading
+
+#: Time services correct a clock by less than this at a time.
+_JUMP_SECONDS = 1.0
+
+
+class ClockJumps:
+    """The wall clock beside one that only counts.
+
+    Args:
+        wall: Unix seconds.
+        steady: Seconds that nobody sets.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self._steady = wall, steady
+        self._apart = wall() - steady()
+
+    def read(self) -> Reading:
+        """A jump since the last reading."""
+        apart = self._wall() - self._steady()
+        jump, self._apart = apart - self._apart, apart
+        if abs(jump) < _JUMP_SECONDS:
+            return Reading()
+        way = "forward" if jump > 0 else "back"
+        what = f"the clock went {way} by {abs(jump):.1f} s (set, or the machine was suspended): times in records do too"
+        return Reading({"health/clock_jump_seconds": jump}, {"clock": what})

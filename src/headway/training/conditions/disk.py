@@ -1,0 +1,57 @@
+"""Whether the next checkpoints will fit on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.core.format import format_bytes
+from headway.core.machine import Machine
+from headway.training.conditions.condition import Reading
+
+#: A checkpoint is written before an old one is removed, and the disk is seldom only the run's.
+_ENOUGH = 2
+
+
+class Disk:
+    """The file system of a run's checkpoints, which are all about as large as the newest.
+
+    Args:
+        checkpoints: Their folder.
+        machine: Whose disk it is.
+    """
+
+    def __init__(self, checkpoints: Path, machine: Machine) -> None:
+        self._checkpoints, self._machine = checkpoints, machine
+
+    def read(self) -> Reading:
+        """Before there is a checkpoint nobody knows how large they are."""
+        size = _newest_bytes(self._checkpoints)
+        try:
+            free = self._machine.space(self._checkpoints).free_bytes
+        except OSError:
+            return Reading()
+        metrics = {"health/disk_free_gib": free / 2**30}
+        if not size:
+            return Reading(metrics)
+        fit = free // size
+        metrics["health/checkpoints_that_fit"] = float(fit)
+        if fit >= _ENOUGH:
+            return Reading(metrics)
+        what = f"{format_bytes(free)} are free where checkpoints of {format_bytes(size)} are written"
+        soon = "the next one will not fit" if not fit else "the one after the next will not fit"
+        return Reading(metrics, {"disk": f"{what}: {soon} ({self._checkpoints}); make room, or keep fewer"})
+
+
+def _newest_bytes(checkpoints: Path) -> int:
+    """Bytes of the newest checkpoint's files; 0 without one."""
+    folders = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
+    return sum(_sizes(folders[-1])) if folders else 0
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for path in folder.rglob("*"):
+        try:
+            yield path.stat().st_size if path.is_file() else 0
+        except OSError:  # it is being removed
+            continue

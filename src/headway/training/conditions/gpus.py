@@ -1,0 +1,65 @@
+"""Whether GPUs are well: memory errors, heat, and what the kernel's log says of them (Xid messages)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from headway.core.machine import Machine
+from headway.telemetry.gpus import Driver, Gpu, read_driver, read_xids
+from headway.training.conditions.condition import Reading
+
+
+class Gpus:
+    """The NVIDIA GPUs of a machine. What was wrong before the run began is `headway doctor`'s to say.
+
+    Args:
+        machine: Whose they are.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._errors: dict[int, int] | None = None
+        self._xids: Counter[tuple[str, int]] | None = None
+
+    def read(self) -> Reading:
+        """What the driver and the kernel say; nothing where there is no GPU."""
+        driver = read_driver(self._machine)
+        if not driver.gpus:
+            hangs = driver.output.state == "silent" and self._errors is not None
+            return Reading(
+                {}, {"driver": "nvidia-smi does not answer any more: a GPU or its driver hangs"} if hangs else {}
+            )
+        hottest = max(
+            (gpu.temperature_celsius for gpu in driver.gpus if gpu.temperature_celsius is not None), default=None
+        )
+        metrics = {} if hottest is None else {"health/gpu_temperature_celsius": float(hottest)}
+        return Reading(metrics, {**dict(self._of_gpus(driver)), **dict(self._of_kernel())})
+
+    def _of_gpus(self, driver: Driver) -> Iterator[tuple[str, str]]:
+        errors = {gpu.index: gpu.uncorrected_errors for gpu in driver.gpus}
+        before, self._errors = self._errors or errors, self._errors or errors
+        for gpu in driver.gpus:
+            more = gpu.uncorrected_errors - before.get(gpu.index, 0)
+            if more > 0:
+                yield (
+                    f"ecc {gpu.index} {more}",
+                    f"GPU {gpu.index}: {more} uncorrected memory errors since the run began",
+                )
+            if gpu.rows_failed:
+                yield f"rows {gpu.index}", f"GPU {gpu.index}: broken memory could not be replaced; replace the GPU"
+            yield from _heat(gpu)
+
+    def _of_kernel(self) -> Iterator[tuple[str, str]]:
+        xids = Counter(read_xids(self._machine))
+        if self._xids is None:
+            self._xids = xids
+        for (device, number), count in (xids - self._xids).items():
+            yield f"xid {device} {number} {count}", f"the kernel reports Xid {number} of GPU {device} (headway doctor)"
+
+
+def _heat(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    hot = [text for text in gpu.throttles if "hot" in text]
+    if hot:
+        at = "" if gpu.temperature_celsius is None else f" at {gpu.temperature_celsius} degrees"
+        yield f"heat {gpu.index}", f"GPU {gpu.index} is slowed down{at}: {'; '.join(hot)}; look after its cooling"

@@ -1,0 +1,30 @@
+"""Whether main memory is nearly used up: beyond a limit the kernel kills without a word."""
+
+from __future__ import annotations
+
+from headway.core.format import format_bytes
+from headway.core.machine import Machine
+from headway.core.memory import host_memory
+from headway.training.conditions.condition import Reading
+
+#: Less than this share of what is allowed.
+_LOW_SHARE = 0.05
+
+
+class Memory:
+    """Main memory of the machine, or of the container or job that this process is in."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def read(self) -> Reading:
+        """What is left."""
+        found = host_memory(self._machine)
+        if found is None or found.available_bytes is None:
+            return Reading()
+        metrics = {"health/memory_available_gib": found.available_bytes / 2**30}
+        if found.available_bytes >= _LOW_SHARE * found.allowed_bytes:
+            return Reading(metrics)
+        left, allowed = format_bytes(found.available_bytes), format_bytes(found.allowed_bytes)
+        what = f"{left} of {allowed} main memory are left ({found.where}); when none is, the kernel kills this run"
+        return Reading(metrics, {"memory": what})

@@ -1,0 +1,86 @@
+"""Looking at conditions on a thread, never in a step's way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.core.console import warning
+from headway.core.machine import Machine
+from headway.training.callbacks import Callback
+from headway.training.conditions.clock import ClockJumps
+from headway.training.conditions.condition import Condition
+from headway.training.conditions.disk import Disk
+from headway.training.conditions.gpus import Gpus
+from headway.training.conditions.memory import Memory
+
+if TYPE_CHECKING:
+    from headway.training.loop import Job
+
+
+def conditions(checkpoints: Path, machine: Machine | None = None) -> dict[str, Condition]:
+    """What is watched on each machine of a run.
+
+    Args:
+        checkpoints: Their folder.
+        machine: This one when not given.
+    """
+    machine = machine or Machine()
+    return {"disk": Disk(checkpoints, machine), "clock": ClockJumps(), "memory": Memory(machine), "gpus": Gpus(machine)}
+
+
+class ConditionWatch(Callback):
+    """Reads conditions every so many seconds; what is not well is said once, and measured in the next step's record.
+
+    Args:
+        conditions: By name.
+        every_seconds: Between readings.
+    """
+
+    def __init__(self, conditions: Mapping[str, Condition], every_seconds: float) -> None:
+        self._conditions, self._every = conditions, every_seconds
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._metrics: dict[str, float] = {}
+        self._said: set[tuple[str, str]] = set()
+
+    def on_start(self, job: Job) -> None:
+        """Begin."""
+        self._closing.clear()
+        threading.Thread(target=self._work, name="headway-conditions", daemon=True).start()
+
+    def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
+        """What was read since the last step."""
+        if self._metrics:
+            with self._lock:
+                metrics.update(self._metrics)
+                self._metrics = {}
+
+    def on_end(self, job: Job) -> None:
+        """End; a reading under way is not waited for."""
+        self._closing.set()
+
+    def look(self) -> None:
+        """Read all conditions once."""
+        for name, condition in self._conditions.items():
+            try:
+                reading = condition.read()
+            except Exception as error:  # whatever is wrong here is no reason to disturb training
+                self._say({(name, "failed"): f"{name} cannot be watched: {type(error).__name__}: {error}"}, name)
+                continue
+            with self._lock:
+                self._metrics.update(reading.metrics)
+            self._say({(name, about): text for about, text in reading.warnings.items()}, name)
+
+    def _say(self, found: Mapping[tuple[str, str], str], name: str) -> None:
+        for key, text in found.items():
+            if key not in self._said and not self._closing.is_set():
+                warning(text)
+        self._said = {key for key in self._said if key[0] != name} | set(found)
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            self.look()
+            self._closing.wait(self._every)

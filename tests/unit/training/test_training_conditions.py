@@ -1,0 +1,127 @@
+"""Disk, clock, memory and GPUs: what is not well is said once, measured, and never in training's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway.core.machine import Machine, Output, Space
+from headway.training.conditions.clock import ClockJumps
+from headway.training.conditions.condition import Reading
+from headway.training.conditions.disk import Disk
+from headway.training.conditions.gpus import Gpus
+from headway.training.conditions.memory import Memory
+from headway.training.conditions.watch import ConditionWatch, conditions
+
+GIB = 2**30
+
+
+def test_the_disk_is_low_when_the_next_checkpoints_do_not_fit(tmp_path: Path) -> None:
+    free = [0]
+    disk = Disk(tmp_path / "checkpoints", Machine(space=lambda path: Space(GIB, free[0])))
+    assert disk.read() == Reading({"health/disk_free_gib": 0.0}), "how large a checkpoint is, nobody knows yet"
+    for step, size in ((1, 10), (2, 1000)):
+        (tmp_path / f"checkpoints/step-{step:08d}").mkdir(parents=True)
+        (tmp_path / f"checkpoints/step-{step:08d}/shard").write_bytes(bytes(size))
+    for bytes_free, fit, said in (
+        (5000, 5, ""),
+        (1999, 1, "the one after the next"),
+        (999, 0, "the next one will not"),
+    ):
+        free[0] = bytes_free
+        reading = disk.read()
+        assert reading.metrics["health/checkpoints_that_fit"] == fit
+        assert said in reading.warnings.get("disk", "") and bool(reading.warnings) == bool(said)
+
+
+def test_a_clock_that_is_set_is_told_from_one_that_runs() -> None:
+    wall, steady = [1000.0], [5.0]
+    clock = ClockJumps(lambda: wall[0], lambda: steady[0])
+    wall[0], steady[0] = 1060.2, 65.0
+    assert not clock.read().warnings
+    wall[0], steady[0] = 1000.2, 125.0
+    reading = clock.read()
+    assert "back by 120.0 s" in reading.warnings["clock"]
+    assert reading.metrics["health/clock_jump_seconds"] == pytest.approx(-120)
+    wall[0], steady[0] = 1060.2, 185.0
+    assert not clock.read().warnings, "it has been said"
+
+
+@pytest.mark.parametrize(
+    ("available_kib", "used", "warns"), [(8 * 2**20, 1, False), (300_000, 1, True), (8 * 2**20, 3900, True)]
+)
+def test_memory_is_low_by_the_machine_or_by_a_limit(tmp_path: Path, available_kib: int, used: int, warns: bool) -> None:
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 16777216 kB\nMemAvailable: {available_kib} kB\n")
+    assert bool(Memory(Machine(root=tmp_path)).read().warnings) == (available_kib == 300_000)
+    (group / "memory.max").write_text(str(4096 * 2**20))
+    (group / "memory.current").write_text(str(used * 2**20))
+    reading = Memory(Machine(root=tmp_path)).read()
+    # 300,000 KiB are 7 % of the limit: not little by that.
+    assert bool(reading.warnings) == (used == 3900), reading
+    assert warns or not reading.warnings
+    assert Memory(Machine(root=tmp_path / "none")).read() == Reading()
+
+
+NVIDIA = """<nvidia_smi_log><gpu><product_name>H100</product_name><temperature><gpu_temp>{heat} C</gpu_temp></temperature>
+<clocks_event_reasons><clocks_event_reason_hw_thermal_slowdown>{hot}</clocks_event_reason_hw_thermal_slowdown>
+</clocks_event_reasons><ecc_errors><volatile><dram_uncorrectable>{errors}</dram_uncorrectable></volatile></ecc_errors>
+</gpu></nvidia_smi_log>"""
+
+
+def test_gpus_are_watched_for_what_is_new() -> None:
+    answers = {"nvidia-smi": Output("missing"), "dmesg": Output("failed", "not permitted")}
+
+    def well(heat: int = 60, errors: int = 2, hot: str = "Not Active") -> Output:
+        return Output("ok", NVIDIA.format(heat=heat, errors=errors, hot=hot))
+
+    gpus = Gpus(Machine(root=Path("/nowhere"), run=lambda arguments: answers[arguments[0]]))
+    assert gpus.read() == Reading(), "there is none"
+    answers |= {"nvidia-smi": well(), "dmesg": Output("ok", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1")}
+    reading = gpus.read()
+    assert not reading.warnings, "what was there before is the doctor's"
+    assert reading.metrics == {"health/gpu_temperature_celsius": 60.0}
+    answers["nvidia-smi"] = well(heat=93, errors=3, hot="Active")
+    answers["dmesg"] = Output("ok", "NVRM: Xid (PCI:0000:3b:00): 79, x\nNVRM: Xid (PCI:0000:3b:00): 48, y")
+    said = "\n".join(gpus.read().warnings.values())
+    assert "1 uncorrected memory errors since" in said and "at 93 degrees" in said
+    assert "Xid 48" in said and "Xid 79" not in said
+    answers["nvidia-smi"] = Output("silent")
+    assert "does not answer any more" in gpus.read().warnings["driver"]
+
+
+class Says:
+    """A condition that reads what it is given."""
+
+    def __init__(self, read: Callable[[], Reading]) -> None:
+        self.read = read
+
+
+def test_what_is_not_well_is_said_once_until_it_is_well_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    now = [Reading({"health/x": 1.0}, {"x": "x is low"})]
+
+    def broken() -> Reading:
+        raise ZeroDivisionError("inside")
+
+    watch = ConditionWatch({"broken": Says(broken), "x": Says(lambda: now[0])}, 1.0)
+    for reading, times in ((now[0], 1), (now[0], 1), (Reading(), 1), (now[0], 2)):
+        now[0] = reading
+        watch.look()
+        assert capsys.readouterr().err.count("x is low") == (1 if times != getattr(watch, "_times", 0) else 0)
+        watch._times = times  # type: ignore[attr-defined]
+    metrics: dict[str, float] = {}
+    watch.on_step(None, 1, metrics)  # type: ignore[arg-type]
+    watch.on_step(None, 2, later := dict[str, float]())  # type: ignore[arg-type]
+    assert metrics == {"health/x": 1.0} and later == {}, "a reading belongs to one step"
+    watch = ConditionWatch({"broken": Says(broken)}, 1.0)
+    watch.look()
+    watch.look()
+    assert capsys.readouterr().err.count("broken cannot be watched: ZeroDivisionError: inside") == 1
+    assert set(conditions(tmp_path)) == {"disk", "clock", "memory", "gpus"}
