@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from support import headway, state_hash
+from support import headway, manifest, state_hash
 
 
 def test_the_worker_that_differs_is_named_and_nothing_of_it_is_saved(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    config = tiny(health={"replay_every": 2})
-    run = ("train", config, "-w", "2")
-    found = headway(*run, "name=found", faults="flip@replay.1=4")
+    config = tiny(health={"replay_every": 2}, checkpoint={"every": "1 steps"})
+    found = headway("train", config, "-w", "2", "name=found", faults="flip@replay.1=4")
     assert found.returncode == 1 and "step 4 was computed twice, and the gradient of" in found.stderr
     assert "differs on worker 1 (" in found.stderr and "worker 0" not in found.stderr.partition("fix:")[0][-200:]
-    assert headway(*run, "name=found").returncode == 0, "it goes on from the last checkpoint"
-    assert headway(*run, "name=whole", "health.replay_every=0").returncode == 0
-    assert state_hash(tmp_path / "runs/found") == state_hash(tmp_path / "runs/whole")
+    assert manifest(tmp_path / "runs/found")["step"] == 3
 
 
 @pytest.mark.slow

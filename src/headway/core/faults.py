@@ -66,7 +66,8 @@ def _parsed(orders: str) -> list[tuple[str, str, int]]:
             raise ConfigError(
                 f"there is no such fault: '{order.strip()}'",
                 where="HEADWAY_FAULTS",
-                fix="kill, kill-group, stop, enospc, nan, spike or flip, as in kill@step=17 or enospc@checkpoint.shard:2",
+                fix="kill, kill-group, stop, enospc, nan, spike or flip, as in kill@step=17 or"
+                " enospc@checkpoint.shard:2",
             )
         parsed.append((match[1], match[2], int(match[3] or 1)))
     return parsed

@@ -16,6 +16,7 @@ from headway.core.notices import Board, Notice, post
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
+    from headway.checkpoint.writer import Outcome
     from headway.training.loop import Job
 
 
@@ -53,9 +54,13 @@ class NoticeReader(Callback):
         return len(wishes) > self._saved
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
-        """All that was wished before is saved now."""
-        self._save_seconds = stall_seconds
+        """All that was wished before is saved by this."""
         self._saved = sum(notice.wish == "save" for notice in self._board.notices(now=True))
+
+    def on_saved(self, job: Job, outcome: Outcome) -> None:
+        """So long takes a save; of other workers than the first, its part."""
+        if outcome.error is None:
+            self._save_seconds = outcome.seconds
 
     def put_up_signal(self, name: str) -> None:
         """Note on the board that a signal has come, for the attempt's record."""

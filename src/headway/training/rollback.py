@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from headway.core.console import warning
-from headway.core.errors import DivergedError
+from headway.core.errors import CheckpointError, DivergedError
 from headway.core.faults import fault_point
 
 if TYPE_CHECKING:
@@ -82,8 +83,11 @@ def _planned(job: Job, decision: Decision) -> tuple[Decision, DivergedError | No
         what = f"{decision.reason}, after {before} rollbacks"
         fix = "lower optimizer.learning_rate or look at the data; health.rollback_limit allows more rollbacks"
         return stop, DivergedError(what, where=where, fix=fix)
-    if job.writer is not None:
+    with suppress(CheckpointError):  # what could not be saved is none to go back to, and is told as ever
         job.writer.wait()
+    for outcome in job.writer.outcomes():
+        for callback in job.callbacks:
+            callback.on_saved(job, outcome)
     target = None if job.rewinder is None else job.rewinder.target(decision.first_step)
     if target is None:
         stop = replace(decision, action="stop", first_step=decision.step)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headway.checkpoint.writer import Outcome
 from headway.config import PreemptionConfig
 from headway.core.errors import Preempted
 from headway.core.machine import Machine, Output
@@ -226,7 +227,8 @@ def test_the_board_is_read_as_it_grows_and_becomes_wishes(tmp_path: Path, capsys
     with (tmp_path / "notices.jsonl").open("a") as file:
         file.write('{"source": "aws", "what": "cut o')
     assert (signals.stop, signals.save) == (False, True)
-    reader.on_checkpoint(None, 3, 40.0)  # type: ignore[arg-type]
+    reader.on_checkpoint(None, 3, 0.1)  # type: ignore[arg-type]
+    reader.on_saved(None, Outcome(3, seconds=40.0))  # type: ignore[arg-type]
     assert (signals.stop, signals.save) == (False, False), "saved once"
     post(tmp_path, Notice("aws", "spot interruption (terminate)", deadline=time.time() + 20))
     assert (signals.stop, signals.save) == (True, False)

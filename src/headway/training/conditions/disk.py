@@ -28,7 +28,8 @@ class Disk:
         """Before there is a checkpoint nobody knows how large they are."""
         size = _newest_bytes(self._checkpoints)
         try:
-            free = self._machine.space(self._checkpoints).free_bytes
+            there = self._checkpoints if self._checkpoints.is_dir() else self._checkpoints.parent
+            free = self._machine.space(there).free_bytes
         except OSError:
             return Reading()
         metrics = {"health/disk_free_gib": free / 2**30}
