@@ -1,8 +1,11 @@
-"""What keeps a process from writing to a run that another has taken over."""
+"""What keeps a process from writing to a run that another has taken over, and lets it end what it has begun before."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,3 +50,39 @@ def describe_owner(record: Any) -> str:
     if not isinstance(record, dict):
         return "nobody"
     return f"attempt {record.get('attempt')}, process {record.get('pid')} on {record.get('host')}"
+
+
+_WRITERS_FILE = ".writing"
+_LOOK_SECONDS = 0.02
+
+
+def open_writers_lock(run: Path) -> int:
+    """A file descriptor that stands for a process that writes checkpoints of a run, as long as any process has it open.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    descriptor = os.open(run / _WRITERS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def wait_for_writers(run: Path, seconds: float) -> bool:
+    """Let processes of earlier attempts end the checkpoints that were handed to them; whether all have ended.
+
+    They may go on when their workers were killed. Taking the run over before that would throw away what they do.
+    """
+    path, deadline = run / _WRITERS_FILE, time.monotonic() + seconds
+    while path.exists():
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                pass
+            except OSError:  # a file system without locks: nobody waits for anybody
+                return False
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.fence import Fence, Fenced
+from headway.checkpoint.fence import Fence, Fenced, open_writers_lock
 from headway.checkpoint.images import Image, Piece, plan_images
 from headway.checkpoint.sharing import share_out
 from headway.checkpoint.staging import Slot
@@ -236,15 +236,20 @@ class _Process:
     ) -> None:
         self.ended = False
         self._settle, self._at_end = settle, at_end
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "headway.checkpoint.write_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            pass_fds=descriptors,
-            env=environment,
-        )
+        lock = [open_writers_lock(settings.fence.path.parent)] if settings.fence else []
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "headway.checkpoint.write_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                pass_fds=[*descriptors, *lock],
+                env=environment,
+            )
+        finally:
+            for descriptor in lock:  # it is the process's from here on, until its end
+                os.close(descriptor)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self.tell(settings.record())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoint.fence import Fence, Fenced
+from headway.checkpoint.fence import Fence, Fenced, wait_for_writers
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter, WriterSettings
 from headway.core.errors import CheckpointError
@@ -149,6 +149,21 @@ def test_the_process_ends_its_work_when_its_worker_is_gone(settings: WriterSetti
     while not store.list() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [info.step for info in store.list()] == [7] and store.verify(7).good
+
+
+def test_a_run_is_not_taken_over_while_the_last_state_is_written(settings: WriterSettings, tmp_path: Path) -> None:
+    """Not even while the process that is to write it has not begun."""
+    owner_file = tmp_path / ".owner"
+    owner_file.write_text("{}")
+    assert wait_for_writers(tmp_path, 0), "nobody ever wrote"
+    writer = CheckpointWriter(replace(settings, fence=Fence(owner_file, {}, "attempt 1")))
+    assert not wait_for_writers(tmp_path, 0)
+    os.kill(_process(writer), signal.SIGSTOP)
+    submit(writer, 1)
+    threading.Timer(0.2, os.kill, (_process(writer), signal.SIGCONT)).start()
+    threading.Timer(0.3, writer.close).start()
+    assert wait_for_writers(tmp_path, 60)
+    assert CheckpointStore(settings.directory).verify(1).good
 
 
 def test_who_lost_the_run_writes_nothing_and_stops(settings: WriterSettings, tmp_path: Path) -> None:
