@@ -44,6 +44,7 @@ def config_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
         "parallel": {"threads": 1},
         "checkpoint": {"every": "2 steps"},
         "evaluation": {"rows": 8},
+        "supervise": {"max_failures": 0},
         "telemetry": {"report": False},
     }
     for name, section in sections.items():

@@ -63,18 +63,23 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     headway runs show runs/quickstart
     """
     from headway.core.format import UNKNOWN, format_bytes, format_seconds
+    from headway.telemetry.goodput import goodput_of
     from headway.telemetry.record import open_run
     from headway.telemetry.runs import result_rows
     from headway.telemetry.summary import summarize, time_text
 
     record = open_run(run)
-    summary = summarize(record)
+    summary, good = summarize(record), goodput_of(record)
     if json:
         attempts = [{**_plain(attempt), "seconds": attempt.seconds} for attempt in record.attempts]
         checkpoints = [_plain(checkpoint) for checkpoint in record.checkpoints]
-        print_json({**_plain(summary), "attempt_list": attempts, "checkpoint_list": checkpoints})
+        time_spent = None if good is None else {**_plain(good), "ratio": good.ratio}
+        lists = {"attempt_list": attempts, "checkpoint_list": checkpoints}
+        print_json({**_plain(summary), "goodput": time_spent, **lists})
         return
     print_table(["run", summary.name], result_rows([summary]))
+    if good is not None:
+        print(f"\n{good}", end="")
     for attempt in record.attempts:
         steps = f"steps {_known(attempt.first_step)} to {_known(attempt.last_step)}"
         print(

@@ -15,8 +15,10 @@ HELP = """Train a language model, or go on with a run that was interrupted.
 headway train configs/quickstart.yaml
 headway train configs/quickstart.yaml train.steps=50 name=short
 headway train configs/quickstart.yaml --workers 2
+headway train configs/quickstart.yaml determinism=elastic --workers 1:2
 torchrun --nproc-per-node 2 -m headway train configs/quickstart.yaml
 
+A worker that dies or hangs is replaced, and the run goes on from the newest checkpoint (config section supervise).
 The same command goes on from the newest checkpoint that verifies.
 Exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint or run directory, 5 diverged, 75 preempted (run again).
 """
@@ -31,8 +33,14 @@ def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     workers: Annotated[
-        int | None,
-        typer.Option("--workers", "-w", min=1, help="Worker processes on this machine.", show_default=False),
+        str | None,
+        typer.Option(
+            "--workers",
+            "-w",
+            metavar="N or MIN:MAX",
+            help="Worker processes on this machine, and how few may do when some are lost.",
+            show_default=False,
+        ),
     ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Move an earlier run of this name aside and start from step 0.")
@@ -43,7 +51,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would run.")] = False,
 ) -> None:
     """The verb."""
-    loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers else [])])
+    loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers is not None else [])])
     if dry_run:
         from headway.launch.preview import preview
 
@@ -51,4 +59,4 @@ def train(
         return
     from headway.launch.api import train as run
 
-    run(loaded, restart=restart, accept_changes=accept_changes)
+    run(loaded, restart=restart, accept_changes=accept_changes, own_process=True)

@@ -34,6 +34,7 @@ def find_problems(config: Config) -> list[ConfigError]:
         *_stages(config),
         *parallel_problems(config),
         *_workers(config),
+        *_fewer_workers(config),
         *_micro_batch(config),
         *_health(config),
     ]
@@ -138,6 +139,31 @@ def _workers(config: Config) -> Iterator[ConfigError]:
         if problem is not None:
             yield problem
             return
+
+
+def _fewer_workers(config: Config) -> Iterator[ConfigError]:
+    """A run that may go on with fewer workers."""
+    parallel = config.parallel
+    if parallel.min_workers is None or parallel.min_workers == parallel.workers:
+        return
+    if config.determinism == "run":
+        yield ConfigError(
+            "determinism 'run' holds for one number of workers; the run could not go on with fewer, bit for bit",
+            where="parallel.min_workers, determinism",
+            fix="determinism=elastic, or off",
+        )
+        return
+    for size in range(parallel.min_workers, parallel.workers):
+        try:
+            resolve_lanes(config, resolve_mesh(config, size).data)
+        except ConfigError:
+            continue
+        return
+    yield ConfigError(
+        f"no number of workers from {parallel.min_workers} to {parallel.workers - 1} fits this run",
+        where="parallel.min_workers, parallel.workers",
+        fix="parallel.min_workers=1",
+    )
 
 
 def _micro_batch(config: Config) -> Iterator[ConfigError]:

@@ -26,6 +26,7 @@ _INCIDENTAL = (
     "optimizer.offload",
     "parallel",
     "checkpoint",
+    "supervise",
     "evaluation",
     "health.rollback_limit",
     "health.replay_every",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
-from headway.config.base import Section
+from headway.config.base import Section, conflict
 
 
 class ParallelConfig(Section):
@@ -31,7 +31,10 @@ class ParallelConfig(Section):
     `deepspeed_zero1` to `deepspeed_zero3` by DeepSpeed ([deepspeed.md](deepspeed.md)). `auto`: `single` for one worker,
     `ddp` for more."""
     workers: PositiveInt = 1
-    """Worker processes on this machine (`--workers` on the command line)."""
+    """Worker processes on this machine (`--workers` on the command line); `1:8` is 8, with `min_workers: 1`."""
+    min_workers: PositiveInt | None = None
+    """With as few the run goes on when workers are lost for good, until they are back ([supervision.md](
+    supervision.md)); for `determinism: elastic`, or `off`."""
     replicate: PositiveInt | None = None
     """Groups of workers that hold copies of each other: for `hsdp` each is a whole copy cut into shards (2 when not
     given); for `ddp` gradients are summed within each group first, then between them."""
@@ -74,3 +77,17 @@ class ParallelConfig(Section):
     """A collective that takes longer ends the attempt."""
     nccl_profile: Literal["auto", "none", "ethernet", "infiniband", "roce", "nvlink"] = "auto"
     """NCCL's environment variables for workers on GPUs, as `headway doctor` shows them; yours are never overridden."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _range_of_workers(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("workers"), str) and ":" in values["workers"]:
+            fewest, _, most = values["workers"].partition(":")
+            return {**values, "workers": most, "min_workers": fewest}
+        return values
+
+    @model_validator(mode="after")
+    def _fewest_are_not_more(self) -> Self:
+        if self.min_workers is not None and self.min_workers > self.workers:
+            raise conflict(f"min_workers ({self.min_workers}) is more than workers", "min_workers", "workers")
+        return self

@@ -26,6 +26,7 @@ from headway.config.health import HealthConfig
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
 from headway.config.shapes import SHAPES
+from headway.config.supervise import SuperviseConfig
 from headway.config.units import Interval, Tokens, share_or_interval
 
 
@@ -307,6 +308,7 @@ class Config(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    supervise: SuperviseConfig = SuperviseConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     health: HealthConfig = HealthConfig()
     preemption: PreemptionConfig = PreemptionConfig()

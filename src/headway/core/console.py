@@ -76,6 +76,12 @@ def show_live(text: str) -> None:
         _write(_CLEAR + _fitted(text))
 
 
+def clear_line() -> None:
+    """Take away the live line of another process that cannot do it any more."""
+    if sys.stderr.isatty():
+        _write(_CLEAR)
+
+
 def _fitted(text: str) -> str:
     """Cut to the terminal's width: a live line that wraps could not be cleared again."""
     width = shutil.get_terminal_size().columns - 1

@@ -1,12 +1,18 @@
 """Faults on request, so that tests can prove what survives them.
 
-`HEADWAY_FAULTS` holds comma-separated orders of the form `ACTION@POINT[:COUNT]`: at the COUNT-th time (from 1, default
-1) that this process passes the named point, do the action. Points that belong to a step are passed with the step number
-and are addressed as `POINT=STEP`. For example `HEADWAY_FAULTS=kill@step=17,enospc@checkpoint.shard:2`. Actions:
+`HEADWAY_FAULTS` holds comma-separated orders of the form `ACTION@POINT[:COUNT][#START][%RANK]`: at the COUNT-th time
+(from 1, default 1) that this process passes the named point, do the action. Points that belong to a step are passed
+with the step number and are addressed as `POINT=STEP`. For example
+`HEADWAY_FAULTS=kill@step=17,enospc@checkpoint.shard:2`. A command that starts its workers again carries out an order at
+the START-th start only (from 1, default 1; `*` is every one), and on all workers or on one. Actions:
 
 - `kill`: SIGKILL to itself, as the kernel's out-of-memory killer does;
 - `kill-group`: SIGKILL to all processes of its group, as when a machine goes;
 - `stop`: SIGTERM to itself, as a scheduler does;
+- `freeze`: SIGSTOP to itself;
+- `hang`: sleep without end, holding the interpreter's lock (Linux and macOS);
+- `crash`: raise a `RuntimeError`;
+- `slow`: sleep for a tenth of a second, here and whenever the point is passed later, with whatever step;
 - `enospc`: a full disk;
 - `nan`, `spike`: reported to the caller, who poisons the value or makes it very large;
 - `flip`: reported to the caller, who flips a bit.
@@ -16,17 +22,39 @@ Without the variable a fault point costs one dictionary look-up.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
 import signal
+import time
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 
 from headway.core.errors import ConfigError
 
-_ORDER = re.compile(r"(kill|kill-group|stop|enospc|nan|spike|flip)@([^:@]+)(?::([1-9][0-9]*))?")
+_ORDER = re.compile(
+    r"(kill|kill-group|stop|freeze|hang|crash|slow|enospc|nan|spike|flip)@([^:@#%]+)"
+    r"(?::([1-9][0-9]*))?(?:#([1-9][0-9]*|\*))?(?:%([0-9]+))?"
+)
+
+#: How often the command that this worker belongs to has started its workers again.
+RESTARTS_VARIABLE = "HEADWAY_RESTARTS"
+_SLOW_SECONDS = 0.1
+
 _passed: Counter[str] = Counter()
+_slow: set[_Order] = set()
+
+
+@dataclass(frozen=True)
+class _Order:
+    action: str
+    point: str
+    count: int
+    start: int | None
+    """Of the command's workers, from 1; None for every one."""
+    rank: int | None
 
 
 def fault_point(point: str, step: int | None = None) -> str | None:
@@ -34,6 +62,7 @@ def fault_point(point: str, step: int | None = None) -> str | None:
 
     Raises:
         OSError: (ENOSPC) when a full disk was ordered.
+        RuntimeError: a crash was ordered.
         ConfigError: `HEADWAY_FAULTS` holds something that is no order.
     """
     orders = os.environ.get("HEADWAY_FAULTS")
@@ -41,9 +70,23 @@ def fault_point(point: str, step: int | None = None) -> str | None:
         return None
     name = point if step is None else f"{point}={step}"
     _passed[name] += 1
-    for action, target, count in _parsed(orders):
-        if target != name or _passed[name] != count:
+    start, rank = int(os.environ.get(RESTARTS_VARIABLE, "0")) + 1, int(os.environ.get("RANK", "0"))
+    for order in _parsed(orders):
+        action = order.action
+        if order.start not in (None, start) or order.rank not in (None, rank):
             continue
+        if action == "slow" and order.point.split("=")[0] == point and order in _slow:
+            time.sleep(_SLOW_SECONDS)
+        if order.point != name or _passed[name] != order.count:
+            continue
+        if action == "slow":
+            _slow.add(order)
+        if action == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if action == "hang":
+            ctypes.PyDLL(None).sleep(1_000_000)
+        if action == "crash":
+            raise RuntimeError(f"ordered by HEADWAY_FAULTS at {name}")
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if action == "kill-group":
@@ -57,8 +100,8 @@ def fault_point(point: str, step: int | None = None) -> str | None:
 
 
 @cache
-def _parsed(orders: str) -> list[tuple[str, str, int]]:
-    """Action, point and count of each order; a mistyped one must not pass for a fault that was survived."""
+def _parsed(orders: str) -> list[_Order]:
+    """The orders; a mistyped one must not pass for a fault that was survived."""
     parsed = []
     for order in orders.split(","):
         match = _ORDER.fullmatch(order.strip())
@@ -66,8 +109,10 @@ def _parsed(orders: str) -> list[tuple[str, str, int]]:
             raise ConfigError(
                 f"there is no such fault: '{order.strip()}'",
                 where="HEADWAY_FAULTS",
-                fix="kill, kill-group, stop, enospc, nan, spike or flip, as in kill@step=17 or"
-                " enospc@checkpoint.shard:2",
+                fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, nan, spike or flip, as in kill@step=17,"
+                " kill@step=17#2 or enospc@checkpoint.shard:2",
             )
-        parsed.append((match[1], match[2], int(match[3] or 1)))
+        start = None if match[4] == "*" else int(match[4] or 1)
+        rank = None if match[5] is None else int(match[5])
+        parsed.append(_Order(match[1], match[2], int(match[3] or 1), start, rank))
     return parsed

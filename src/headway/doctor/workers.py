@@ -12,7 +12,7 @@ from headway.core.errors import ConfigError
 from headway.core.files import write_json
 from headway.doctor.bandwidth import Communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
-from headway.launch.local import start_workers
+from headway.launch.agent import start_workers
 from headway.parallel.world import pick_device, world_size_from_environment
 
 if TYPE_CHECKING:

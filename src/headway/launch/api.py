@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from headway.launch.attempt import Wishes
     from headway.telemetry.metrics import Metrics
     from headway.training.callbacks import Callback
     from headway.training.task import Task
@@ -53,52 +55,58 @@ class Run:
         return self.metrics.last("evaluation/loss")
 
 
-def train(config: Config, *, restart: bool = False, accept_changes: bool = False) -> Run:
+def train(config: Config, *, restart: bool = False, accept_changes: bool = False, own_process: bool = False) -> Run:
     """Train a language model as `config` says, or go on with a run that was interrupted.
 
-    With `parallel.workers` > 1 worker processes are started on this machine; under torchrun this process is one worker.
+    One worker trains in this process. With `parallel.workers` > 1 worker processes are started on this machine,
+    watched, and started again when one dies or hangs (config section `supervise`); under torchrun this process is one.
 
     Args:
         config: From `load_config`.
         restart: Move an earlier run of this name aside and start from step 0.
         accept_changes: Go on although the config differs from the run's.
+        own_process: This process does nothing else, as the command line's: one worker has a process of its own too, and
+            all children of this process belong to the run.
 
     Raises:
         HeadwayError: with the reason; see its `exit_code`.
     """
     config = config.resolved()
-    from headway.launch.attempt import preemptible
+    from headway.launch.attempt import Wishes, preemptible
 
+    wishes = Wishes(restart, accept_changes, leave_finished=True)
+    several = config.parallel.workers > 1
+    alone = "WORLD_SIZE" not in os.environ
+    if alone and several and not config.supervise.enabled:
+        raise ConfigError(
+            "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
+        )
+    if alone and config.supervise.enabled and (several or own_process):
+        from headway.launch.supervisor import supervise
+
+        supervise(config, wishes, own_process=own_process)
+        with preemptible():
+            _tell_goodput(config)
+            return _finished(config)
     with preemptible():
-        _train(config, restart, accept_changes)
+        _train(config, wishes)
         return _finished(config)
 
 
-def _train(config: Config, restart: bool, accept_changes: bool) -> None:
+def _train(config: Config, wishes: Wishes) -> None:
     # Checked before torch is imported: a missing store should be said at once.
     from headway.data.remote_store import open_store
 
     store = open_store(config.data, processes=config.parallel.workers)
     from headway.config.experts import decoder_problems
-    from headway.launch.attempt import Wishes
     from headway.launch.session import run_in_this_process
     from headway.models.build import complete
-    from headway.parallel.world import world_size_from_environment
     from headway.training.task import language_model_task
 
     config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
     for problem in decoder_problems(config):  # of a pretrained shape, which only now is known
         raise problem
-    wishes = Wishes(restart, accept_changes, leave_finished=True)
-    if world_size_from_environment() is None and config.parallel.workers > 1:
-        from headway.launch.local import launch_local
-        from headway.models.facts import count_parameters
-
-        facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
-        fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
-        launch_local(config, fingerprints, facts, wishes)
-    else:
-        run_in_this_process(config, language_model_task, wishes)
+    run_in_this_process(config, language_model_task, wishes)
 
 
 class Trainer:
@@ -197,6 +205,15 @@ def _refuse_random_samples(dataset: Any) -> None:
             where=f"{type(dataset).__name__}.__getitem__",
             fix="draw them in the loss or the model, seed a generator of your own with the index, or determinism=off",
         )
+
+
+def _tell_goodput(config: Config) -> None:
+    from headway.telemetry.goodput import goodput_of
+    from headway.telemetry.record import open_run
+
+    found = goodput_of(open_run(config.run_directory))
+    if found is not None:
+        notice(str(found))
 
 
 def _finished(config: Config) -> Run:

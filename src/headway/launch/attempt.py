@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,6 +29,14 @@ from headway.telemetry.provenance import provenance
 ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
 
 
+class WorkerDied(HeadwayError):
+    """What ended a worker in another process."""
+
+    exit_code = 1
+    record: Mapping[str, Any] = {}
+    """More than the three lines: `rank`, `signal`, and what the worker itself left."""
+
+
 @dataclass(frozen=True)
 class Wishes:
     """What to do about a run directory that is already there."""
@@ -40,8 +49,13 @@ class Wishes:
     """Make no attempt at a run that is finished: the run is wanted, and not a model in memory."""
 
 
-def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
-    """Take ownership of the run directory and write down what is about to run."""
+def make_way(config: Config, wishes: Wishes) -> RunDirectory:
+    """The run directory, once nothing speaks against an attempt in it: an earlier run is moved aside if wished.
+
+    Raises:
+        CheckpointError: an earlier run is in use and cannot be moved aside.
+        ConfigError: the run there was made by another config.
+    """
     run = RunDirectory(config.run_directory)
     # When torchrun starts its workers once more, the wish has been granted before.
     if wishes.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
@@ -49,18 +63,33 @@ def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, 
         if moved:
             notice(f"the earlier run is kept in {moved}")
     _refuse_changes(run, config, wishes)
-    attempt = run.begin_attempt(" ".join(sys.argv))
+    return run
+
+
+def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> None:
+    """Write down what is about to run, for the run and for the attempt."""
+    record = provenance(
+        command=sys.argv,
+        config_fingerprint=fingerprint(identity(config)),
+        fingerprints=fingerprints,
+        model=facts,
+    )
+    for folder in (attempt.run, attempt.directory):
+        write_config(folder, config)
+        write_json(folder / "run.json", record)
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """The resolved config, as `config.yaml`."""
+    with atomic_write(folder / "config.yaml", "w") as file:
+        file.write(dump_config(config))
+
+
+def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
+    """Take ownership of the run directory and write down what is about to run."""
+    attempt = make_way(config, wishes).begin_attempt(" ".join(sys.argv))
     try:
-        record = provenance(
-            command=sys.argv,
-            config_fingerprint=fingerprint(identity(config)),
-            fingerprints=fingerprints,
-            model=facts,
-        )
-        for folder in (run.path, attempt.directory):
-            with atomic_write(folder / "config.yaml", "w") as file:
-                file.write(dump_config(config))
-            write_json(folder / "run.json", record)
+        describe(attempt, config, fingerprints, facts)
     except BaseException as error:
         attempt.finish(f"failed to start: {error}", getattr(error, "exit_code", 1))
         raise
@@ -160,3 +189,18 @@ def _refuse_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
         )
     for difference in differences:
         warning(f"the run goes on with a changed config: {difference}")
+
+
+@contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes that are started in a block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

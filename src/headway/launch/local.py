@@ -1,141 +1,21 @@
-"""Several workers on this machine, through PyTorch's elastic agent."""
+"""What speaks against several workers on this machine, before any is started."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
 
-from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, resolve_grid
-from headway.core.errors import HeadwayError, Preempted
-from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
+from headway.launch.attempt import Wishes, is_finished
 from headway.parallel.world import pick_device
-from headway.supervise.run_directory import Attempt
 from headway.training.available import refuse_unavailable
 
 
-class WorkerDied(HeadwayError):
-    """A worker ended without telling why."""
-
-    exit_code = 1
-
-
-def launch_local(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> None:
-    """Train with `parallel.workers` processes and wait for them.
+def check_local(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> bool:
+    """Whether there is something to do.
 
     Raises:
-        HeadwayError: what ended the attempt, as told by the worker that met it.
+        HeadwayError: this machine cannot do it.
     """
     resolve_grid(config, config.parallel.workers)
     refuse_unavailable(config, pick_device(config.train.device))
-    if wishes.leave_finished and is_finished(config, fingerprints, wishes):
-        return
-    with own_attempt(config, fingerprints, facts, wishes) as attempt:
-        _run_agent(config, attempt)
-
-
-def _run_agent(config: Config, attempt: Attempt) -> None:
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    try:
-        start_workers(
-            config.parallel.workers,
-            f"{config.name}-{attempt.number}",
-            {ATTEMPT_VARIABLE: str(attempt.number)},
-            "headway.launch.worker",
-            str(config.run_directory),
-        )
-    except ChildFailedError as error:
-        raise _told(attempt) or _died(error, attempt) from None
-    except SignalException as error:
-        if any(info.step == config.train.steps for info in CheckpointStore(attempt.run / "checkpoints").list()):
-            return  # it came when all was done
-        saved = "before a checkpoint could be saved; the newest one is intact"
-        raise _told(attempt) or Preempted(f"stopped by {error.sigval.name} {saved}") from None
-
-
-def start_workers(workers: int, run_id: str, variables: Mapping[str, str], module: str, *arguments: str) -> None:
-    """Run `python -m module arguments` in so many processes that know of each other, and wait for all of them.
-
-    Args:
-        variables: Added to the environment of the processes.
-
-    Raises:
-        ChildFailedError: a process ended with an error; the others have been stopped.
-        SignalException: this process was told to stop, and has told the others.
-    """
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # Workers set their own number of threads; this keeps libraries from starting one per core until then.
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    # The agent wants a folder for its own files; workers keep their logs themselves.
-    with (
-        _environment({**variables, "OMP_NUM_THREADS": threads}),
-        tempfile.TemporaryDirectory(prefix="headway-agent-") as scratch,
-    ):
-        launch = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=workers,
-            run_id=run_id,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            # What workers take as a wish to stop, the agent passes on to them.
-            signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
-        )
-        elastic_launch(launch, sys.executable)("-m", module, *arguments)
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the processes that are started in a block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _told(attempt: Attempt) -> HeadwayError | None:
-    """The error that a worker reported: a deliberate one rather than the crashes of those that waited for it."""
-    records = [json.loads(path.read_bytes()) for path in sorted(attempt.directory.glob("error-*.json"))]
-    records.sort(key=lambda record: (record["exit_code"] == 1, record["rank"]))
-    if not records:
-        return None
-    first = records[0]
-    error = WorkerDied(first["what"], where=first["where"] or _log(attempt, first["rank"]), fix=first["fix"])
-    error.exit_code = first["exit_code"]
-    return error
-
-
-def _died(error: Any, attempt: Attempt) -> WorkerDied:
-    rank, failure = error.get_first_failure()
-    how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-    died = WorkerDied(
-        f"worker {rank} died ({how})",
-        where=_log(attempt, rank),
-        fix="run the same command again: it goes on from the newest checkpoint",
-    )
-    # On a full disk a worker cannot leave its reason, but its exit code is one.
-    died.exit_code = max(1, *(failure.exitcode for failure in error.failures.values()))
-    return died
-
-
-def _log(attempt: Attempt, rank: int) -> str:
-    return str(attempt.directory / f"worker-{rank}.log")
+    return not (wishes.leave_finished and is_finished(config, fingerprints, wishes))

@@ -69,8 +69,13 @@ def run_in_this_process(
     make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
     wishes: Wishes,
     callbacks: Sequence[Callback] = (),
+    own: Callable[..., AbstractContextManager[Attempt]] = own_attempt,
 ) -> None:
-    """Train as one worker: the only one, or one of those that torchrun or the local launcher started."""
+    """Train as one worker: the only one, or one of those that torchrun or the local launcher started.
+
+    Args:
+        own: Begins an attempt, where nobody else has, and ends it.
+    """
     mesh = resolve_mesh(config, world_size_from_environment() or 1)
     grid = resolve_lanes(config, mesh.data)
     apply_determinism(config.determinism)
@@ -83,7 +88,7 @@ def run_in_this_process(
         refuse_uncut_models(task, world)
         if _is_finished(config, task, world, wishes):
             return
-        with _joined_attempt(config, task, world, wishes) as attempt, _log(attempt, world):
+        with _joined_attempt(config, task, world, wishes, own) as attempt, _log(attempt, world):
             _train(config, task, world, grid, attempt, callbacks)
 
 
@@ -101,13 +106,15 @@ def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _joined_attempt(config: Config, task: Task, world: World, wishes: Wishes) -> Iterator[Attempt]:
+def _joined_attempt(
+    config: Config, task: Task, world: World, wishes: Wishes, own: Callable[..., AbstractContextManager[Attempt]]
+) -> Iterator[Attempt]:
     """The attempt that this worker takes part in; the first worker begins and concludes it if nobody else has."""
     given = os.environ.pop(ATTEMPT_VARIABLE, None)  # not for the children of this process
     if given:
         yield Attempt.join(config.run_directory, int(given))
     elif world.is_first:
-        with own_attempt(config, task.fingerprints, task.facts(), wishes) as attempt:
+        with own(config, task.fingerprints, task.facts(), wishes) as attempt:
             world.broadcast_number(attempt.number)
             yield attempt
     else:
@@ -290,8 +297,8 @@ def _recorders(
     if world.is_first:
         earlier = [a.seconds or 0.0 for a in open_run(run.path).attempts if a.number < attempt.number]
         recorders += [
-            Recorder(run.metrics_path, attempt.number, sum(earlier)),
-            LedgerKeeper(Ledger(run.ledger_path), attempt.number, start),
+            Recorder(run.metrics_path, attempt.number, sum(earlier), attempt.assert_current),
+            LedgerKeeper(Ledger(run.ledger_path), attempt.number, start, attempt.assert_current),
         ]
     if config.health.watch_seconds and world.local_rank == 0:
         recorders.insert(0, ConditionWatch(conditions(run.checkpoints), config.health.watch_seconds))

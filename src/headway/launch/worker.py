@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from headway.core.console import warning
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
+from headway.core.heartbeat import current_step, open_heartbeat
+from headway.supervise.endings import frames_of
+
+#: Kept open: the signal handler has only its number.
+_stacks: IO[str] | None = None
 
 
 def main() -> None:
@@ -22,6 +29,7 @@ def main() -> None:
     folder = run / "attempts" / f"{number:03d}"
     if rank > 0:
         keep_log(folder / f"worker-{rank}.log")
+    report_to(folder, rank)
     try:
         from headway.config import load_config
         from headway.launch.attempt import Wishes
@@ -32,22 +40,14 @@ def main() -> None:
     except HeadwayError as error:
         if rank > 0:
             print(error.render(), file=sys.stderr)
-        _report(
-            folder,
-            rank,
-            {"exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix},
-        )
+        _report(folder, error_record(error, rank))
         sys.exit(error.exit_code)
     except Exception as error:
         traceback.print_exc()
         # Often this only says that another worker is gone. The first one to end has all others stopped, so let the one
         # that met the reason write it down.
         time.sleep(1.0)
-        _report(
-            folder,
-            rank,
-            {"exit_code": 1, "what": f"{type(error).__name__}: {error}", "where": None, "fix": None},
-        )
+        _report(folder, error_record(error, rank))
         sys.exit(1)
 
 
@@ -58,11 +58,37 @@ def keep_log(path: Path) -> None:
     os.dup2(log, sys.stderr.fileno())
 
 
-def _report(folder: Path, rank: int, record: dict[str, Any]) -> None:
+def report_to(folder: Path, rank: int) -> None:
+    """Let the supervisor see what this worker does, and take its stack whenever it likes.
+
+    The stack is written by a signal handler in C, which needs no lock of the interpreter, so a thread that holds it for
+    ever can be seen too. SIGURG is ignored by processes that do not handle it (yet), so asking does no harm.
+    """
+    global _stacks
     try:
-        write_json(folder / f"error-{rank}.json", {"rank": rank, **record})
+        open_heartbeat(folder / f"heartbeat-{rank}")
+        _stacks = (folder / f"stack-{rank}.txt").open("w", encoding="utf-8")
     except OSError as error:
-        print(f"worker {rank} cannot leave its reason: {error}: {record}", file=sys.stderr)
+        warning(f"worker {rank} cannot be watched: {error}")
+        return
+    faulthandler.enable(_stacks, all_threads=True)
+    faulthandler.register(signal.SIGURG, _stacks, all_threads=True)
+
+
+def error_record(error: BaseException, rank: int) -> dict[str, Any]:
+    """What there is to tell about the end of a worker."""
+    record: dict[str, Any] = {"rank": rank, "type": type(error).__name__, "step": current_step()}
+    if isinstance(error, HeadwayError):
+        return {**record, "exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
+    what = f"{type(error).__name__}: {error}"
+    return {**record, "exit_code": 1, "what": what, "where": None, "fix": None, "frames": frames_of(error)}
+
+
+def _report(folder: Path, record: dict[str, Any]) -> None:
+    try:
+        write_json(folder / f"error-{record['rank']}.json", record)
+    except OSError as error:
+        print(f"worker {record['rank']} cannot leave its reason: {error}: {record}", file=sys.stderr)
 
 
 def die_with_parent() -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from headway.core.heartbeat import exchanging
 from headway.parallel.blocks import cut_like, local_part
 
 BUCKET_BYTES = 25 * 2**20
@@ -45,7 +46,8 @@ class InFlight:
 
     def _finish_oldest(self) -> None:
         work, arrived = self._waiting.popleft()
-        work.wait()
+        with exchanging("sum or gather of a bucket"):
+            work.wait()
         arrived()
 
 

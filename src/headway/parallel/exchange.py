@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.distributed as dist
 
+from headway.core.heartbeat import exchanging
 from headway.core.random import derive_seed
 from headway.parallel.buckets import Bucket
 from headway.parallel.collectives import all_gather, reduce_scatter
@@ -206,6 +207,7 @@ def _started(work: dist.Work | None) -> Finish:
     assert work is not None, "asynchronous"
 
     def finish() -> None:
-        work.wait()
+        with exchanging("sum of gradients"):
+            work.wait()
 
     return finish

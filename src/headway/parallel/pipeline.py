@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from headway.config.pipeline import stages_per_worker
+from headway.core.heartbeat import exchanging
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.blocks import local_part
@@ -125,8 +126,10 @@ class Pipeline:
                 dist.P2POp(dist.isend, sent, peer, self._group),
                 dist.P2POp(dist.irecv, received, peer, self._group),
             ]
-            for work in dist.batch_isend_irecv(exchange):
-                work.wait()
+            works = dist.batch_isend_irecv(exchange)
+            with exchanging("sum of what stages share"):
+                for work in works:
+                    work.wait()
             mine.add_(received)
 
     def counts(self, p: torch.Tensor) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from headway.core.heartbeat import exchanging
+
 
 class LaneAccumulator:
     """The part of the tree below one worker: takes its lanes in order, like a binary counter takes ones.
@@ -105,8 +107,10 @@ def _halve_(padded: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int,
 def _exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, group: dist.ProcessGroup | None) -> None:
     peer = partner if group is None else dist.get_global_rank(group, partner)
     operations = [dist.P2POp(dist.isend, send, peer, group), dist.P2POp(dist.irecv, receive, peer, group)]
-    for request in dist.batch_isend_irecv(operations):
-        request.wait()
+    requests = dist.batch_isend_irecv(operations)
+    with exchanging("sum of gradients in the tree"):
+        for request in requests:
+            request.wait()
 
 
 def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError
+from headway.core.heartbeat import exchanging
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -160,13 +161,15 @@ class World:
             return [values]
         mine = torch.tensor(values, dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(everyone, mine)
+        with exchanging("gather of numbers", everyone=True):
+            dist.all_gather(everyone, mine)
         return [worker.tolist() for worker in everyone]
 
     def sum_integers(self, counts: torch.Tensor) -> torch.Tensor:
         """The sum over all workers, which is exact; `counts` is int64, on the CPU, and may be overwritten."""
         if self.size > 1:
-            dist.all_reduce(counts)
+            with exchanging("sum of integers", everyone=True):
+                dist.all_reduce(counts)
         return counts
 
     def gather_json(self, value: Any) -> list[Any]:
@@ -178,7 +181,8 @@ class World:
         mine = torch.zeros(max(lengths), dtype=torch.uint8)
         mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(everyone, mine)
+        with exchanging("gather of JSON", everyone=True):
+            dist.all_gather(everyone, mine)
         return [json.loads(bytes(said[:n].tolist())) for said, n in zip(everyone, lengths, strict=True)]
 
     @torch.no_grad()
@@ -191,7 +195,8 @@ class World:
         if self.size > self.mesh.pp:
             for tensor in tensors:
                 content = tensor.detach().contiguous().flatten().view(torch.uint8)
-                dist.broadcast(content, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
+                with exchanging("broadcast of the first worker's tensors"):
+                    dist.broadcast(content, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
                 tensor.copy_(content.view(tensor.dtype).view(tensor.shape))
 
     def broadcast_number(self, number: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.store import CheckpointInfo
@@ -15,13 +16,25 @@ if TYPE_CHECKING:
 
 
 class LedgerKeeper(Callback):
-    """Writes to the ledger which rows the steps up to each checkpoint have consumed."""
+    """Writes to the ledger which rows the steps up to each checkpoint have consumed.
 
-    def __init__(self, ledger: Ledger, attempt: int, start: CheckpointInfo | None) -> None:
-        self._ledger, self._attempt, self._start = ledger, attempt, start
+    Args:
+        start: The checkpoint that the attempt starts from.
+        may_write: Called before each line; raises when another attempt has the run by now.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        attempt: int,
+        start: CheckpointInfo | None,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ledger, self._attempt, self._start, self._may_write = ledger, attempt, start, may_write
 
     def on_start(self, job: Job) -> None:
         """Bring the ledger to the step that the attempt starts from."""
+        self._may_write()
         step, committed = job.state.cursor.step, self._ledger.committed_step
         if committed > step:
             self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
@@ -44,6 +57,7 @@ class LedgerKeeper(Callback):
             self._ledger.rollback(decision.to_step, f"{decision.reason} at step {decision.step + 1}")
 
     def _commit(self, job: Job, step: int, attempt: int) -> None:
+        self._may_write()
         first = self._ledger.committed_step
         if step > first:
             feed, name = job.task.feed, f"step-{step:08d}"

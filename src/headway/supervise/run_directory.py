@@ -63,8 +63,8 @@ class RunDirectory:
         """The run on one page."""
         return self.path / "report.html"
 
-    def begin_attempt(self, command: str) -> Attempt:
-        """Take the run directory, made if need be, for this process.
+    def claim(self) -> OwnerLock:
+        """Lock the run directory, made if need be, for this process: for one attempt, or for several.
 
         Raises:
             CheckpointError: it is in use, cannot be written, or is a folder of something else.
@@ -79,7 +79,22 @@ class RunDirectory:
             self._refuse_foreign_folder()
         except OSError as error:
             raise self._unusable(error) from error
-        lock = OwnerLock.take(self.path)
+        return OwnerLock.take(self.path)
+
+    def begin_attempt(
+        self, command: str, claimed: OwnerLock | None = None, started: float | None = None, **facts: Any
+    ) -> Attempt:
+        """Begin an attempt, which fences all earlier ones.
+
+        Args:
+            claimed: The lock, when this process has it already and keeps it when the attempt ends.
+            started: When the attempt's first process began, in Unix seconds, if that was before now.
+            facts: More for its record.
+
+        Raises:
+            CheckpointError: the directory is in use, cannot be written, or is a folder of something else.
+        """
+        lock = claimed or self.claim()
         try:
             self._mark_dead_attempt()
             # One more than any that ever was, whether or not its folder or the owner's record is still there.
@@ -87,12 +102,13 @@ class RunDirectory:
             number = max([*self._attempt_numbers(), last_owner.attempt if last_owner else 0, 0]) + 1
             owner = Owner.this_process(number)
             lock.write(owner)
-            attempt = Attempt(self.path, owner, lock)
+            attempt = Attempt(self.path, owner, None if claimed else lock)
             attempt.directory.mkdir(parents=True)
-            started = {"command": command, "pid": owner.pid, "host": owner.host, "started": owner.since}
-            write_json(attempt.directory / _ATTEMPT_FILE, {"number": number, **started})
+            beginning = {"command": command, "pid": owner.pid, "host": owner.host, "started": started or owner.since}
+            write_json(attempt.directory / _ATTEMPT_FILE, {"number": number, **beginning, **facts})
         except OSError as error:
-            lock.release()
+            if claimed is None:
+                lock.release()
             raise self._unusable(error) from error
         return attempt
 
@@ -210,14 +226,25 @@ class Attempt:
         """The same for a process that writes on behalf of this one."""
         return Fence(self.run / OWNER_FILE, asdict(self.owner), f"attempt {self.number}")
 
-    def finish(self, outcome: str, exit_code: int, first_step: int | None = None, last_step: int | None = None) -> None:
+    def finish(
+        self,
+        outcome: str,
+        exit_code: int,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        **facts: Any,
+    ) -> None:
         """Write down why this attempt ended, and let the run go. For the attempt's owner.
 
         A disk too full for that only causes a warning, since there is a reason for ending that matters more.
+
+        Args:
+            outcome: In words.
+            facts: What else is known of the end.
         """
         steps = {"first_step": first_step, "last_step": last_step}
         known = {name: step for name, step in steps.items() if step is not None}
-        ending = {"ended": time.time(), "outcome": outcome, "exit_code": exit_code, **known}
+        ending = {"ended": time.time(), "outcome": outcome, "exit_code": exit_code, **known, **facts}
         if notices := posted(self.directory):
             ending["notices"] = notices
         try:

@@ -5,7 +5,8 @@ named values. A step may have more than one record (an evaluation comes after th
 
 An attempt that died may have recorded steps after the checkpoint from which the next attempt goes on. The history that
 counts is the one that led to the newest weights, so when an attempt's first record is for step N, everything that
-earlier attempts recorded for step N and later is superseded.
+earlier attempts recorded for step N and later is superseded. A worker of an attempt that was given up may wake once
+more and write: nothing counts that an attempt has recorded after a later one.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ class Metrics:
         """Take in the next record of the file; what is not a record of a step is passed over."""
         step, attempt = record.get("step"), record.get("attempt", 0)
         if not isinstance(step, int) or not isinstance(attempt, int) or step < 0:
+            return
+        if attempt < self._attempt:
             return
         if attempt != self._attempt or step < self._step:
             self.repeated_steps += self._columns["attempt"].drop_from(step)

@@ -12,6 +12,7 @@ from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.charts import loss_chart, metric_chart
+from headway.telemetry.goodput import goodput_of
 from headway.telemetry.record import DIED, NOT_ENDED, NOT_STARTED, RUNNING, Run, as_int, as_text, dig, open_run
 from headway.telemetry.summary import (
     Summary,
@@ -61,7 +62,7 @@ def render_report(run: Run) -> str:
             html.section("Sample text", _samples(run)),
             html.section("Data", _data(run)),
             html.section("Model", html.facts(_model(run))),
-            html.section("Attempts", _attempts(run)),
+            html.section("Attempts", _goodput(run) + _attempts(run)),
             html.section("Checkpoints", _checkpoints(run)),
             html.section("Environment", html.facts(_environment(run)), _changes(run)),
             html.section("Config", _config(run)),
@@ -201,6 +202,18 @@ def _plain(value: Any) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
     return as_text(value) or str(value)
+
+
+def _goodput(run: Run) -> str:
+    """Where the time went."""
+    found = goodput_of(run)
+    if found is None:
+        return ""
+    spent = [("training that counts", found.effective_seconds), *found.lost_seconds.items()]
+    rows = [
+        [name, format_seconds(seconds), f"{seconds / found.wall_seconds:.1%}"] for name, seconds in spent if seconds
+    ]
+    return html.table(["Time", "Seconds", "Share"], rows, numeric=(1, 2)) if found.wall_seconds else ""
 
 
 def _attempts(run: Run) -> str:

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from headway.core.console import is_first_worker
+from headway.core.heartbeat import Phase, beat
 from headway.core.signals import STOPPING, handled
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 
@@ -89,10 +90,12 @@ class Stopwatch:
 
     def restart(self) -> None:
         """The next step begins."""
+        beat(Phase.DATA, self._job.state.cursor.step)
         self._start, self._waited = time.perf_counter(), self._feed.wait_seconds
 
     def metrics(self, result: StepResult) -> dict[str, float]:
         """The metrics of the step that has just ended; what is unknown is absent."""
+        beat(Phase.RECORD, self._job.state.cursor.step)
         seconds = time.perf_counter() - self._start
         if result.left_out:
             return {"train/left_out_steps": float(self._job.state.cursor.left_out_steps)}

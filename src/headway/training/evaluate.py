@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from headway.core.heartbeat import Phase, beat
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.world import World
 from headway.training.precision import autocast
@@ -47,6 +48,7 @@ def evaluate(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     for index in range(world.data_rank, -(-batches // size) * size, size):
+        beat(Phase.EVALUATION)
         batch = feed.batch(min(index, batches - 1))
         here = to_device(batch, world.device)
         if pipeline is not None:

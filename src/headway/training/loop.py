@@ -11,6 +11,7 @@ from headway.checkpoint.writer import CheckpointWriter
 from headway.config import Config, LaneGrid
 from headway.core.errors import DivergedError, Preempted
 from headway.core.faults import fault_point
+from headway.core.heartbeat import Phase, beat
 from headway.data.feeding.prefetch import Prefetcher
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
@@ -97,6 +98,7 @@ def train_loop(job: Job) -> None:
             if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
                 raise _diverged(job)
             if stop or last:
+                beat(Phase.END)
                 job.writer.wait()
             if stop and not last:
                 raise _stopped(job, signals)
@@ -111,6 +113,7 @@ def _observed(job: Job) -> Iterator[None]:
             callback.on_start(job)
         yield
     finally:
+        beat(Phase.END)
         job.writer.close()
         _tell_outcomes(job)
         for callback in job.callbacks:
@@ -128,6 +131,7 @@ def _evaluate(job: Job) -> Evaluation:
 
 def _checkpoint(job: Job) -> None:
     """Hand over the state; it is written while training goes on."""
+    beat(Phase.CHECKPOINT)
     state = job.state
     stall = job.writer.submit(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
     for callback in job.callbacks:

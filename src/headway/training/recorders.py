@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,17 @@ class Recorder(Callback):
 
     Args:
         spent_seconds: Run time of earlier attempts, so that cost covers the whole run.
+        may_write: Called before a step is recorded; raises when another attempt has the run by now.
     """
 
-    def __init__(self, metrics_path: Path, attempt: int, spent_seconds: float = 0.0) -> None:
-        self._path, self._attempt = metrics_path, attempt
+    def __init__(
+        self,
+        metrics_path: Path,
+        attempt: int,
+        spent_seconds: float = 0.0,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._path, self._attempt, self._may_write = metrics_path, attempt, may_write
         self._spent_seconds = spent_seconds
 
     def on_start(self, job: Job) -> None:
@@ -46,34 +54,38 @@ class Recorder(Callback):
         if price is not None:
             hours = (self._spent_seconds + time.monotonic() - self._start) / 3600
             metrics["cost/spent_usd"] = price * hours
-        self._log.write(step, metrics)
+        self._write(step, metrics)
         self._line.step(step, metrics)
 
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
         """Adds to the step's record."""
-        self._log.write(step, {"evaluation/loss": result.loss, "evaluation/perplexity": result.perplexity})
+        self._write(step, {"evaluation/loss": result.loss, "evaluation/perplexity": result.perplexity})
         self._line.evaluation(step, result.loss)
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
         """Adds to the step's record."""
         if step:  # one of the beginning belongs to no step's record
-            self._log.write(step, {"checkpoint/stall_seconds": stall_seconds})
+            self._write(step, {"checkpoint/stall_seconds": stall_seconds})
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """Adds to the record of the step at which it became known, since records never go back; a failure is said
         loudly, for training goes on."""
         step, of = job.state.cursor.step, float(outcome.step)
         if outcome.error is None:
-            self._log.write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
+            self._write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
             self._line.saved()
         else:
-            self._log.write(step, {"checkpoint/failed_step": of})
+            self._write(step, {"checkpoint/failed_step": of})
             warning(f"training goes on without a checkpoint of step {outcome.step}: {outcome.error.what}")
 
     def on_end(self, job: Job) -> None:
         """Close the files."""
         self._line.close()
         self._log.close()
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        self._may_write()
+        self._log.write(step, values)
 
 
 class StateHashes(Callback):

@@ -13,6 +13,7 @@ from torch import nn
 
 from headway.config import Config
 from headway.core.faults import fault_point
+from headway.core.heartbeat import Phase, beat
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.blocks import local_part
@@ -86,6 +87,7 @@ def train_step(
     else:
         parts = engine.norm_parts()
     total_loss, total_items, agreed, total_norm = _exchange(world, lane_losses, items, flags, parts)
+    beat(Phase.UPDATE)
 
     # Gradients are sums over all items; the mean and the clipping are one multiplication.
     scaled_items = total_items * (state.cursor.loss_scale or 1)
@@ -154,6 +156,7 @@ def _gradients(
     strategy.begin()
     prepare_own_losses(state.model, state.cursor.loss_scale)
     sums = _forward_backward(config, task, state, strategy, world, batches, pipeline)
+    beat(Phase.REDUCE)
     strategy.reduce()
     if pipeline is not None:
         pipeline.reduce_shared()
@@ -178,6 +181,7 @@ def _forward_backward(
     items = 0
     last_lane = max(batches)
     for lane, micro_batches in sorted(batches.items()):
+        beat(Phase.COMPUTE)
         if world.counts_items:
             items += sum(map(task.objective.count_items, micro_batches))
         place = _place_in_row(state.model, world)
@@ -222,6 +226,7 @@ def _lane(
     """One lane, a micro-batch after the other; returns its summed loss."""
     total = torch.zeros((), device=world.device)
     for index, batch in enumerate(batches):
+        beat(Phase.COMPUTE)
         torch.manual_seed(seeds[index])
         with around(index == len(batches) - 1):
             with autocast(config.train.precision, world.device):

@@ -144,6 +144,7 @@ class _Trainings:
             *(sys.executable, "-m", "headway", "train", str(self._file)),
             *(f"name={name}", f"runs={self._folder}", "telemetry.state_hash_every=1", "telemetry.report=false"),
             *("evaluation.every=null", f"checkpoint.every={max(1, self._steps // 4)} steps"),
+            *("supervise.enabled=true", "supervise.max_failures=0"),
             f"parallel.workers={workers or self._config.parallel.workers}",
         ]
         with (self._folder / f"{name}.log").open("ab") as log:

@@ -39,13 +39,13 @@ def test_a_signal_while_an_attempt_begins_is_its_end(
     assert json.loads((config.run_directory / "run.json").read_text()) == {}
 
 
-def test_a_finished_run_gets_no_further_attempt(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_gets_no_further_attempt(tiny: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
     config = load_config(tiny(train={"steps": 4}))
     train(config)
     for again in (config, load_config(tiny(train={"steps": 4}), ["parallel.workers=2"])):  # workers are not started
-        capsys.readouterr()
+        capfd.readouterr()
         assert train(again).step == 4
-        assert "is finished: all 4 steps are done" in capsys.readouterr().err
+        assert "is finished: all 4 steps are done" in capfd.readouterr().err
     run = open_run(config.run_directory)
     assert [attempt.number for attempt in run.attempts] == [1]
     # What looks finished and is not is no reason to do nothing.

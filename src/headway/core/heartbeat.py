@@ -1,0 +1,214 @@
+"""What a worker is doing, told to its supervisor through a small file that both have in memory.
+
+A beat is a few stores to memory, about a microsecond: no system call, no lock, nothing that waits. The supervisor reads
+the same page whatever the worker is stuck in. Without a file (`open_heartbeat`) a beat costs one comparison.
+
+Times are of the monotonic clock, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+
+_LAYOUT = struct.Struct("<8sqqqqqqqqqq48s")
+_MAGIC = b"HWBEAT1\0"
+_FILE_BYTES = 4096
+
+
+class Phase(IntEnum):
+    """What a worker does."""
+
+    START = 0
+    DATA = 1
+    COMPUTE = 2
+    REDUCE = 3
+    UPDATE = 4
+    RECORD = 5
+    EVALUATION = 6
+    CHECKPOINT = 7
+    END = 8
+
+    def __str__(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = ("starting", "waiting for data", "forward and backward", "summing gradients", "update", "recording",
+          "evaluation", "checkpoint", "ending")  # fmt: skip
+
+#: Phases whose time is the worker's own, less what it waits for others. On a GPU the sum of gradients is waited for by
+#: whatever comes after it, so that phase is nobody's own.
+_OF_A_STEP = frozenset((Phase.DATA, Phase.COMPUTE, Phase.UPDATE, Phase.RECORD))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A worker's page as it was at one moment."""
+
+    pid: int
+    phase: Phase
+    step: int
+    """Finished steps."""
+    beat_seconds: float
+    """When the last beat was."""
+    phase_seconds: float
+    """When the phase began."""
+    collectives: int
+    """Exchanges of all workers that were begun; equal numbers are the same exchange."""
+    waits_for: str
+    """The exchange that goes on; empty between exchanges."""
+    own_seconds: float
+    """Spent so far in steps without waiting for others."""
+    data_seconds: float
+    """The part of `own_seconds` in which it waited for data."""
+    first_step: int
+    """Finished steps when this worker began; -1 before it knows."""
+    steps_seconds: float
+    """When the newest step was finished; 0 before the first."""
+
+
+class Heartbeat:
+    """The worker's side.
+
+    Args:
+        path: The file; made anew. Its bytes are really written, since a page without a place on a full disk would
+            end the process at a store.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(_FILE_BYTES))
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), _FILE_BYTES)
+        now = time.monotonic_ns()
+        self._phase, self._step, self._first_step = Phase.START, 0, -1
+        self._phase_ns = self._mark_ns = now
+        self._collectives, self._waits_for = 0, b""
+        self._own_ns = self._data_ns = self._steps_ns = 0
+        self._write(now)
+
+    def beat(self, phase: Phase, step: int | None = None) -> None:
+        """Still alive, in a phase; with the number of finished steps where that is news."""
+        now = time.monotonic_ns()
+        self._count(now)
+        if phase != self._phase:
+            self._phase, self._phase_ns = phase, now
+        if step is not None:
+            if self._first_step < 0:
+                self._first_step = step
+            elif step > self._step:
+                self._steps_ns = now
+            self._step = step
+        self._write(now)
+
+    def begin(self, exchange: str, everyone: bool) -> None:
+        """About to wait for other workers, or for all of them."""
+        now = time.monotonic_ns()
+        self._count(now)
+        self._collectives += everyone
+        self._waits_for = exchange.encode()[:48]
+        self._write(now)
+
+    def end(self) -> None:
+        """They have come."""
+        self._mark_ns = now = time.monotonic_ns()
+        self._waits_for = b""
+        self._write(now)
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self._step
+
+    def _count(self, now: int) -> None:
+        if self._phase in _OF_A_STEP and not self._waits_for:
+            self._own_ns += now - self._mark_ns
+            if self._phase == Phase.DATA:
+                self._data_ns += now - self._mark_ns
+        self._mark_ns = now
+
+    def _write(self, now: int) -> None:
+        _LAYOUT.pack_into(
+            self._page, 0, _MAGIC, os.getpid(), self._phase, self._step, now, self._phase_ns, self._collectives,
+            self._own_ns, self._data_ns, self._first_step, self._steps_ns, self._waits_for,
+        )  # fmt: skip
+
+
+def read_heartbeat(path: Path) -> Reading | None:
+    """The supervisor's side; None when there is no page, or no beat in it yet."""
+    try:
+        content = path.read_bytes()[: _LAYOUT.size]
+        magic, pid, phase, step, beat, since, collectives, own, data, first, steps, waits = _LAYOUT.unpack(content)
+    except (OSError, struct.error):
+        return None
+    if magic != _MAGIC or not 0 <= phase < len(_WORDS):
+        return None
+    return Reading(
+        pid=pid,
+        phase=Phase(phase),
+        step=step,
+        beat_seconds=beat / 1e9,
+        phase_seconds=since / 1e9,
+        collectives=collectives,
+        waits_for=waits.rstrip(b"\0").decode(errors="replace"),
+        own_seconds=own / 1e9,
+        data_seconds=data / 1e9,
+        first_step=first,
+        steps_seconds=steps / 1e9,
+    )
+
+
+_heartbeat: Heartbeat | None = None
+
+
+def open_heartbeat(path: Path) -> None:
+    """Tell from now on what this process does, in this file.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    global _heartbeat
+    _heartbeat = Heartbeat(path)
+
+
+def beat(phase: Phase, step: int | None = None) -> None:
+    """Still alive, in a phase; `step` is the number of finished steps."""
+    if _heartbeat is not None:
+        _heartbeat.beat(phase, step)
+
+
+def current_step() -> int | None:
+    """Finished steps, as last told; None when nobody is told."""
+    return None if _heartbeat is None else _heartbeat.step
+
+
+class exchanging:
+    """Marks a block in which this worker waits for others. A class, since a generator would cost five times as much.
+
+    Args:
+        name: Of the exchange, in words.
+        everyone: All workers take part, each as often as the others.
+    """
+
+    __slots__ = ("_everyone", "_name")
+
+    def __init__(self, name: str, everyone: bool = False) -> None:
+        self._name, self._everyone = name, everyone
+
+    def __enter__(self) -> None:
+        if _heartbeat is not None:
+            _heartbeat.begin(self._name, self._everyone)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if _heartbeat is not None:
+            _heartbeat.end()

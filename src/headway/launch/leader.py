@@ -1,0 +1,161 @@
+"""The first process of an attempt, in which the supervisor has its work done: the only worker, or the agent of several.
+
+It looks at config, data and machine, asks the supervisor to begin the attempt, and says why it ended. It is a copy of
+the supervisor's process (`fork`), which saves it a third of a second, or where that is not safe
+`python -m headway.launch.leader CHANNEL`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from headway.config import Config
+from headway.core.errors import HeadwayError, Preempted
+from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible
+from headway.launch.worker import die_with_parent, error_record, report_to
+from headway.supervise.run_directory import Attempt
+
+
+class Channel:
+    """JSON objects between the supervisor and a leader, one per line."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._buffer = b""
+
+    def say(self, kind: str, **content: Any) -> None:
+        """Tell the other side, which may be gone."""
+        with suppress(OSError):
+            self.end.sendall(json.dumps({"kind": kind, **content}).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any] | None:
+        """The next message; waits for it. None when the other side is gone."""
+        while b"\n" not in self._buffer:
+            try:
+                more = self.end.recv(65536)
+            except ConnectionResetError:  # it has gone without having heard all
+                return None
+            if not more:
+                return None
+            self._buffer += more
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    @property
+    def pending(self) -> bool:
+        """Whether a whole message has been received and not been heard."""
+        return b"\n" in self._buffer
+
+
+def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = None) -> int:
+    """Do an attempt; returns the exit code.
+
+    Args:
+        number: Of the attempt, when the supervisor has begun it already: the config is complete, and was checked.
+    """
+    try:
+        with preemptible():
+            if number is None:
+                _first(channel, config, wishes)
+            else:
+                _again(config, wishes, Attempt.join(config.run_directory, number))
+    except HeadwayError as error:
+        told = error.record if isinstance(error, WorkerDied) else {}
+        own = {"exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
+        channel.say("error", **{**error_record(error, 0), **told, **own})
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130  # what shells say of Ctrl-C
+    except BaseException as error:
+        traceback.print_exc()
+        channel.say("error", **error_record(error, 0), traceback=traceback.format_exc())
+        return 1
+    return 0
+
+
+def _again(config: Config, wishes: Wishes, attempt: Attempt) -> None:
+    """Nothing that the attempt before has looked at is looked at again: what counts is the time to the next step."""
+    if config.parallel.workers == 1:
+        from headway.launch.session import run_in_this_process
+        from headway.training.task import language_model_task
+
+        run_in_this_process(config, language_model_task, wishes, own=lambda *_: _watched(attempt))
+    else:
+        from headway.launch.agent import run_agent
+
+        run_agent(config, attempt)
+
+
+def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
+    # Checked before torch is imported: a missing store should be said at once.
+    from headway.data.remote_store import open_store
+
+    store = open_store(config.data, processes=config.parallel.workers)
+    from headway.config.experts import decoder_problems
+    from headway.models.build import complete
+
+    config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
+    for problem in decoder_problems(config):  # of a pretrained shape, which only now is known
+        raise problem
+    if config.parallel.workers == 1:
+        from headway.launch.session import run_in_this_process
+        from headway.training.task import language_model_task
+
+        run_in_this_process(config, language_model_task, wishes, own=partial(_only_worker, channel))
+        return
+    from headway.launch.agent import run_agent
+    from headway.launch.local import check_local
+    from headway.models.facts import count_parameters
+
+    facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
+    fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
+    if check_local(config, fingerprints, wishes):
+        run_agent(config, _begun(channel, config, fingerprints, facts))
+
+
+def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:
+    """The attempt, which the supervisor begins."""
+    channel.say("ready", model=config.model.model_dump(mode="json"))
+    answer = channel.hear()
+    if answer is None:
+        raise Preempted("the supervisor is gone", where=str(config.run_directory), fix="run the same command again")
+    attempt = Attempt.join(config.run_directory, answer["attempt"])
+    describe(attempt, config, fingerprints, facts)
+    return attempt
+
+
+@contextmanager
+def _only_worker(
+    channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
+) -> Iterator[Attempt]:
+    with _watched(_begun(channel, config, fingerprints, facts)) as attempt:
+        yield attempt
+
+
+@contextmanager
+def _watched(attempt: Attempt) -> Iterator[Attempt]:
+    report_to(attempt.directory, 0)
+    yield attempt
+
+
+def main() -> None:
+    """Take the order from the channel, and lead."""
+    die_with_parent()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    given = channel.hear()
+    if given is None:
+        sys.exit(1)
+    sys.argv = given["argv"]
+    sys.exit(lead(channel, Config.model_validate(given["config"]), Wishes(**given["wishes"]), given["number"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The supervisor's side of a leader: starting it, hearing what it says, waiting for its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from headway.config import Config
+from headway.core.signals import STOPPING
+from headway.launch.attempt import Wishes, with_variables
+from headway.launch.leader import Channel, lead
+from headway.launch.worker import die_with_parent
+
+
+class Leader:
+    """The first process of an attempt, from outside."""
+
+    def __init__(
+        self,
+        config: Config,
+        wishes: Wishes,
+        environment: Mapping[str, str],
+        own_process: bool,
+        number: int | None,
+    ) -> None:
+        self.started, self._popen = time.time(), None
+        self.code: int | None = None
+        with with_variables(environment):
+            if own_process and _has_one_thread():
+                self.pid, self.channel = _copied(config, wishes, number)
+            else:
+                self._popen = self._start(config, wishes, number)
+
+    def _start(self, config: Config, wishes: Wishes, number: int | None) -> subprocess.Popen[bytes]:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "headway.launch.leader", str(theirs.fileno())]
+        popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+        self.pid, self.channel = popen.pid, Channel(ours)
+        self.channel.say("order", **_order(config, wishes, number))
+        return popen
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self.code is None:
+            if self._popen is not None:
+                self.code = self._popen.poll()
+            else:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self, seconds: float) -> None:
+        """For its end, up to a time."""
+        until = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def listen(self, seconds: float) -> list[dict[str, Any]]:
+        """What it says within a time."""
+        heard = []
+        while select.select([self.channel.end], [], [], seconds)[0]:
+            message = self.channel.hear()
+            if message is None:
+                time.sleep(seconds)  # it is about to end
+                break
+            heard.append(message)
+            seconds = 0.0
+        while self.channel.pending:
+            message = self.channel.hear()
+            assert message is not None, "received before"
+            heard.append(message)
+        return heard
+
+
+def _has_one_thread() -> bool:
+    """Whether this process can be copied: others, native ones too, would be missing in the copy with locks in hand."""
+    return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Channel]:
+    """A leader that is a copy of this process, which must have no other thread.
+
+    Returns:
+        Its number, and the supervisor's end of the channel.
+    """
+    ours, theirs = socket.socketpair()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # what is in their buffers would be written twice
+    # A signal in between would be taken by this process's handlers in the other one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setsid()
+            ours.close()
+            for asked in STOPPING:
+                signal.signal(asked, signal.default_int_handler if asked == signal.SIGINT else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+            die_with_parent()
+            code = lead(Channel(theirs), config, wishes, number)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except (OSError, ValueError):
+                    code = code or 1
+            os._exit(code)  # the frames above belong to the supervisor
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    theirs.close()
+    return pid, Channel(ours)
+
+
+def _order(config: Config, wishes: Wishes, number: int | None) -> dict[str, Any]:
+    """What a leader in a process of its own has to know."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "wishes": asdict(wishes),
+        "number": number,
+        "argv": sys.argv,
+    }

@@ -1,0 +1,123 @@
+"""The supervisor: owns a run directory, has attempts made at the run, watches them, and begins the next one.
+
+It stays small and imports no PyTorch, so that it starts at once, needs little memory and can be copied (`fork`) into
+the first process of every attempt. It does everything in one thread, a look every tenth of a second.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+
+from headway.config import Config
+from headway.core.errors import HeadwayError, Preempted
+from headway.core.signals import STOPPING, handled
+from headway.launch.attempt import Wishes, WorkerDied
+from headway.launch.watched import INTERRUPTED, WatchedAttempt, newest_checkpoint
+from headway.supervise.crew import Crew
+from headway.supervise.endings import Budget, Decision, Ending
+from headway.supervise.ownership import OwnerLock
+from headway.supervise.processes import adopt_orphans
+
+#: A look between attempts.
+_POLL_SECONDS = 0.1
+
+
+def supervise(config: Config, wishes: Wishes, *, own_process: bool) -> None:
+    """Train, and go on by itself whatever dies.
+
+    Args:
+        own_process: This process does nothing else: all its children belong to the run.
+
+    Raises:
+        HeadwayError: what has ended the run, or the budget of failures.
+        KeyboardInterrupt: a second Ctrl-C, when no worker is left.
+    """
+    _Supervisor(config, wishes, own_process).run()
+
+
+class _Supervisor:
+    def __init__(self, config: Config, wishes: Wishes, own_process: bool) -> None:
+        self._config, self._wishes, self._own_process = config, wishes, own_process
+        self._budget, self._crew = Budget(config.supervise), Crew(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._signals: list[int] = []
+        self._lock: OwnerLock | None = None
+        self._restarts = 0
+
+    def run(self) -> None:
+        if self._own_process:
+            adopt_orphans()
+        with handled(STOPPING, self._note):
+            try:
+                while (decision := self._next()).goes_on:
+                    self._restarts += 1
+                    self._wishes = Wishes(accept_changes=True)
+                    self._pause(decision.delay_seconds)
+            finally:
+                if self._lock is not None:
+                    self._lock.release()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _pause(self, seconds: float) -> None:
+        """Between attempts; a signal ends it, and the run."""
+        until = time.monotonic() + seconds
+        while not self._signals and time.monotonic() < until:
+            time.sleep(min(_POLL_SECONDS, max(0.0, until - time.monotonic())))
+        if self._signals:
+            name = signal.Signals(self._signals[0]).name
+            raise Preempted(f"stopped by {name} between two attempts", fix="run the same command again")
+
+    def _next(self) -> Decision:
+        """One attempt; what has ended the run is raised."""
+        parallel = self._config.parallel.model_copy(update={"workers": self._crew.size})
+        config = self._config.model_copy(update={"parallel": parallel})
+        attempt = WatchedAttempt(config, self._wishes, self._crew, self._signals, self._own_process)
+        if self._restarts:
+            attempt.begin_again(self._lock, self._restarts)
+        try:
+            ending = attempt.make(self._restarts, self._lock)
+        finally:
+            self._lock, self._config = attempt.lock or self._lock, attempt.config
+        if attempt.record is None:  # it was finished before, or something spoke against it
+            decision = Decision(False, ending.what)
+        elif self._signals:
+            decision = Decision(False, f"{signal.Signals(self._signals[0]).name} came")
+        elif attempt.grows and ending.kind == "preempted":
+            self._crew.grow()
+            decision = Decision(True, f"to go on with {self._crew.size} workers again")
+        else:
+            decision = self._decide(ending)
+        attempt.conclude(ending, decision)
+        if not decision.goes_on:
+            self._end(ending, decision)
+        return decision
+
+    def _decide(self, ending: Ending) -> Decision:
+        newest = newest_checkpoint(self._config.run_directory)
+        decision = self._budget.decide(ending, newest)
+        # A fault that follows one worker may be its machine's and no bug; with fewer workers it will be seen.
+        if (decision.goes_on or decision.is_bug) and self._crew.lose(ending, newest):
+            size = self._crew.size
+            left = f"{size} worker{'s' if size > 1 else ''}"
+            why = f"worker {ending.rank} is lost for good; the run goes on with {left}"
+            return Decision(True, why, decision.delay_seconds)
+        return decision
+
+    def _end(self, ending: Ending, decision: Decision) -> None:
+        if ending.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if ending.kind == "finished":
+            return
+        what, fix = ending.what, ending.fix
+        if decision.is_bug:
+            what = f"{what}: {decision.why}\n" + "\n".join(f"    {frame}" for frame in ending.frames)
+            fix = "mend it; then the same command goes on from the newest checkpoint"
+        elif self._restarts and ending.exit_code == 1:
+            what = f"{what}; {decision.why}"
+        error: HeadwayError = WorkerDied(what, where=ending.where, fix=fix)
+        error.exit_code = ending.exit_code
+        raise error

@@ -1,0 +1,343 @@
+"""One attempt from the supervisor's side: begun, watched, ended, written down."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from headway.config import Config
+from headway.core.console import clear_line, log_to, notice, warning
+from headway.core.faults import RESTARTS_VARIABLE
+from headway.core.heartbeat import Reading, read_heartbeat
+from headway.launch.attempt import Wishes, make_way, write_config
+from headway.launch.leader_process import Leader
+from headway.supervise.crew import Crew
+from headway.supervise.endings import Decision, Ending, frames_of_dump
+from headway.supervise.ownership import OwnerLock
+from headway.supervise.processes import STOPPED, ProcessState, ask_for_stacks, end_all, process_state, reap_orphans
+from headway.supervise.run_directory import Attempt, RunDirectory
+from headway.supervise.watchdog import Finding, Watchdog, in_words
+
+_POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
+#: For the agent to tell of a worker that is dead, for stacks to be written, for workers that Ctrl-C has come to twice.
+_TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 2.0, 2.0, 5.0
+
+
+@dataclass
+class _Workers:
+    """What is known of an attempt's workers."""
+
+    readings: dict[int, Reading] = field(default_factory=dict)
+    states: dict[int, ProcessState | None] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> list[int]:
+        """Process numbers."""
+        found = (self.readings[rank].pid for rank, state in self.states.items() if state is not None)
+        return [pid for pid in found if pid > 1]
+
+
+class WatchedAttempt:
+    """One attempt, from the supervisor's side."""
+
+    def __init__(self, config: Config, wishes: Wishes, crew: Crew, signals: list[int], own_process: bool) -> None:
+        self.config, self._wishes, self._own_process = config, wishes, own_process
+        self._signals, self._passed_on = signals, 0
+        self._crew, self._watchdog = crew, Watchdog(config.supervise, config.train.compile)
+        self.grows = False
+        """Workers were asked to make room for an attempt with more of them."""
+        self.record: Attempt | None = None
+        self.lock: OwnerLock | None = None
+        self._told: dict[str, Any] | None = None
+        self._workers = _Workers()
+        self._facts: dict[str, Any] = {}
+
+    def begin(self, lock: OwnerLock | None, started: float | None = None, restarts: int = 0) -> Attempt:
+        """Take the run directory: from here on, what is left of earlier attempts cannot publish anything."""
+        run = make_way(self.config, self._wishes) if not lock else RunDirectory(self.config.run_directory)
+        self.lock = lock or run.claim()
+        facts = {"workers": self.config.parallel.workers, "restarts": restarts}
+        self.record = run.begin_attempt(" ".join(sys.argv), self.lock, started, **facts)
+        return self.record
+
+    def begin_again(self, lock: OwnerLock | None, restarts: int) -> None:
+        """The same for a further attempt, of which all is known that would be written down."""
+        attempt = self.begin(lock, restarts=restarts)
+        write_config(attempt.directory, self.config)
+        if not (attempt.run / "config.yaml").exists():
+            write_config(attempt.run, self.config)
+        if (attempt.run / "run.json").exists():  # not when the attempt before ended while it began
+            shutil.copy(attempt.run / "run.json", attempt.directory)
+
+    def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
+        """Start the workers and wait for their end; when it is here, no process of the attempt is left."""
+        number = self.record.number if self.record is not None else None
+        environment = {RESTARTS_VARIABLE: str(restarts)}
+        if self._crew.devices is not None and self.config.train.device in ("auto", "cuda"):
+            environment["CUDA_VISIBLE_DEVICES"] = self._crew.devices
+        leader = Leader(self.config, self._wishes, environment, self._own_process, number)
+        try:
+            return self._watch(leader, lock)
+        finally:
+            self._look()
+            leaders = {leader.pid, *(reading.pid for reading in self._workers.readings.values())}
+            left = end_all(leaders, os.getpid() if self._own_process else None)
+            leader.wait(_GIVE_UP_SECONDS)
+            leader.channel.end.close()
+            if left:
+                warning(f"processes {left} of this attempt do not go; they can no longer publish anything")
+
+    def conclude(self, ending: Ending, decision: Decision) -> None:
+        """Write down why it ended, and say so when the run goes on."""
+        if self.record is None:
+            return
+        outcome = ending.kind if ending.kind in ("finished", "preempted") else ending.what
+        facts = {**ending.record(), **self._facts, "decision": decision.why}
+        if self._signals:
+            facts["stopped_by"] = signal.Signals(self._signals[0]).name
+        if decision.goes_on:
+            after = f" in {decision.delay_seconds:.0f} s" if decision.delay_seconds else ""
+            self._say(
+                f"attempt {self.record.number} ended: {ending.what} ({decision.why});"
+                f" the next one begins{after}, from the newest checkpoint"
+            )
+        for path in self.record.directory.glob("stack-*.txt"):
+            if not path.stat().st_size:
+                path.unlink()
+        self.record.finish(outcome, ending.exit_code, **facts)
+
+    def _watch(self, leader: Leader, lock: OwnerLock | None) -> Ending:
+        look_at, found, tell_until = 0.0, None, 0.0
+        start_by = time.monotonic() + self.config.supervise.start_seconds
+        while True:
+            for message in leader.listen(_POLL_SECONDS):
+                self._take(message, leader, lock)
+            if leader.poll() is not None:
+                for message in leader.listen(0.0):
+                    self._take(message, leader, lock)
+                self._look()
+                return self._ended(leader, found)
+            self._pass_on(leader)
+            now = time.monotonic()
+            if now < look_at:
+                continue
+            look_at = now + _LOOK_SECONDS
+            self._look()
+            if self._own_process:
+                reap_orphans(leader.pid)
+            self._make_room()
+            if len(self._workers.readings) < self.config.parallel.workers and now > start_by:
+                return self._not_begun()
+            if found is None:
+                found = self._judge(now)
+                tell_until = now + _TELL_SECONDS
+                if found is not None and found.kind == "died":
+                    self._say(f"worker {found.rank} {found.what}; the others are ended")
+            if found is not None and (found.kind != "died" or now > tell_until + _TELL_SECONDS):
+                return self._blame(found)
+            if found is not None and now > tell_until:
+                self._hurry()
+
+    def _take(self, message: Mapping[str, Any], leader: Leader, lock: OwnerLock | None) -> None:
+        if message["kind"] == "error":
+            self._told = dict(message)
+        elif message["kind"] == "ready":
+            model = type(self.config.model).model_validate(message["model"])
+            self.config = self.config.model_copy(update={"model": model})
+            leader.channel.say("begin", attempt=self.begin(lock, leader.started).number)
+
+    def _look(self) -> None:
+        if self.record is None:
+            return
+        for rank in range(self.config.parallel.workers):
+            reading = read_heartbeat(self.record.directory / f"heartbeat-{rank}")
+            if reading is not None:
+                self._workers.readings[rank] = reading
+                self._workers.states[rank] = process_state(reading.pid)
+
+    def _judge(self, now: float) -> Finding | None:
+        found = self._watchdog.look(now, self._workers.readings, self._workers.states)
+        if found is None or found.kind == "died":
+            return None if self._signals else found  # told to stop, they may end in any way
+        if found.kind == "waits" or (found.kind == "slow" and self.config.supervise.slow_worker == "warn"):
+            self._write_stacks([found.rank])
+            self._say(f"warning: worker {found.rank} {found.what}")
+            self._facts.setdefault("warnings", []).append({"rank": found.rank, "what": found.what})
+            return None
+        self._write_stacks(list(self._workers.readings), wake=True)
+        return found
+
+    def _make_room(self) -> None:
+        """Have workers save and end at the next step, when it is time to try with all of them again."""
+        begun = self._workers.readings and all(r.step > r.first_step >= 0 for r in self._workers.readings.values())
+        if self.grows or not begun or self._signals or not self._crew.may_grow:
+            return
+        self.grows = True
+        self._say("asking workers to save, to go on with all of them again")
+        for pid in self._workers.alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
+
+    def _hurry(self) -> None:
+        """The agent gives workers that have lost another one half a minute to end; without them it tells at once."""
+        for pid in self._workers.alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _say(self, text: str) -> None:
+        assert self.record is not None, "begun"
+        with log_to(self.record.directory / "supervisor.log"):
+            clear_line()
+            notice(text)
+
+    def _write_stacks(self, ranks: list[int], wake: bool = False) -> None:
+        """Have workers write what they are doing to `stack-<rank>.txt`; a stopped one must be continued for that."""
+        assert self.record is not None, "begun"
+        workers = [(self._workers.readings[rank].pid, self._workers.states.get(rank), rank) for rank in ranks]
+        stopped = [(pid, rank) for pid, state, rank in workers if state is not None and state.state == STOPPED]
+        going = [(pid, rank) for pid, state, rank in workers if state is not None and state.state != STOPPED]
+        folder = self.record.directory
+        ask_for_stacks({pid: folder / f"stack-{rank}.txt" for pid, rank in going}, _STACK_SECONDS)
+        if wake:
+            ask_for_stacks({pid: folder / f"stack-{rank}.txt" for pid, rank in stopped}, _STACK_SECONDS, stopped=True)
+
+    def _pass_on(self, leader: Leader) -> None:
+        """Tell workers what this process was told; they save, and end with 75."""
+        while self._passed_on < len(self._signals):
+            number = self._signals[self._passed_on]
+            self._passed_on += 1
+            several = self.config.parallel.workers > 1
+            targets = self._workers.alive if several else [leader.pid]
+            if not targets and leader.poll() is None:
+                targets, number = [leader.pid], signal.SIGKILL  # an agent without workers has nothing to save
+            for pid in targets:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        if self._interrupted:
+            leader.wait(_GIVE_UP_SECONDS)
+            if leader.poll() is None:
+                os.kill(leader.pid, signal.SIGKILL)
+
+    @property
+    def _interrupted(self) -> bool:
+        """Ctrl-C came twice: nothing is to be waited for."""
+        return self._signals.count(signal.SIGINT) > 1
+
+    def _blame(self, found: Finding) -> Ending:
+        """The ending that the watchdog has brought about."""
+        reading = self._workers.readings[found.rank]
+        assert self.record is not None and found.kind != "waits", "begun, and more than a warning"
+        waiting = [rank for rank in self._workers.readings if rank not in found.suspects]
+        facts: dict[str, Any] = {
+            "host": self.record.owner.host,
+            "phase": str(reading.phase),
+            "waits_for": reading.waits_for or None,
+            "silent_seconds": round(found.seconds, 3) or None,
+            "suspects": list(found.suspects) if len(found.suspects) > 1 else None,
+            "waiting_workers": waiting or None,
+        }
+        stack = self.record.directory / f"stack-{found.rank}.txt"
+        frames = frames_of_dump(stack.read_text(encoding="utf-8", errors="replace")) if stack.exists() else ()
+        others = f"; workers {', '.join(map(str, waiting))} waited for it" if waiting and found.kind != "died" else ""
+        after = f" after step {reading.step}, in phase '{reading.phase}'" if found.kind == "died" else ""
+        what = f"worker {found.rank} on {self.record.owner.host} {found.what}{after}{others}"
+        has_stack = _size(stack) > 0
+        return Ending(
+            found.kind,
+            what,
+            1,
+            where=str(stack if has_stack else _log(self.record, found.rank)),
+            fix="run the same command again: it goes on from the newest checkpoint",
+            rank=found.rank,
+            step=reading.step,
+            signal=found.signal,
+            frames=frames,
+            facts=facts,
+        )
+
+    def _ended(self, leader: Leader, found: Finding | None) -> Ending:
+        """The ending that the leader's end tells."""
+        code, told = leader.code, self._told
+        assert code is not None, "it has ended"
+        if code == 0:
+            return Ending("finished", "finished", 0)
+        if self._interrupted and code != 75:
+            return Ending("error", "interrupted", INTERRUPTED)
+        stopping = signal.Signals(self._signals[0]).name if self._signals else None
+        if told is not None and told["exit_code"] != 1:
+            kind = "preempted" if told["exit_code"] == 75 else "error"
+            return _error(kind, told)
+        if stopping is not None and newest_checkpoint(self.config.run_directory) == self.config.train.steps:
+            return Ending("finished", "finished", 0)  # it came when all was done
+        if stopping is not None and (told is None or told.get("signal")):
+            what = f"stopped by {stopping} before a checkpoint could be saved; the newest one is intact"
+            return Ending("preempted", what, 75, str(self.config.run_directory), "run the same command again")
+        if found is not None and told is None:
+            return self._blame(found)
+        if told is not None and told.get("signal") is None:
+            self._keep_traceback(told)
+            return _error("error", told, f"worker {told['rank']} crashed: {told['what']}")
+        rank, number = (told or {}).get("rank", 0), (told or {}).get("signal") or (-code if code < 0 else None)
+        how = in_words(-number if number else code)
+        if self.record is None or rank not in self._workers.readings:
+            what = f"worker {rank} died ({how}) before its first step"
+            return Ending("died", what, 1, str(self.config.run_directory), _AGAIN, rank=rank, signal=number)
+        ending = self._blame(Finding("died", rank, f"died ({how})", signal=number, suspects=(rank,)))
+        return replace(ending, exit_code=code if code > 1 else 1)
+
+    def _not_begun(self) -> Ending:
+        missing = [rank for rank in range(self.config.parallel.workers) if rank not in self._workers.readings]
+        which = f"worker{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        seconds = self.config.supervise.start_seconds
+        return Ending("hung", f"{which} did not begin within {seconds:.0f} s", 1, fix=_AGAIN, rank=missing[0])
+
+    def _keep_traceback(self, told: Mapping[str, Any]) -> None:
+        if self.record is not None and told.get("traceback"):
+            with suppress(OSError):  # a full disk must not hide what went wrong
+                (self.record.directory / "traceback.txt").write_text(told["traceback"], encoding="utf-8")
+
+
+#: The exit code of Ctrl-C.
+INTERRUPTED = 130
+
+_AGAIN = "run the same command again: it goes on from the newest checkpoint"
+
+
+def _error(kind: Any, told: Mapping[str, Any], what: str | None = None) -> Ending:
+    return Ending(
+        kind,
+        what or told["what"],
+        told["exit_code"],
+        where=told.get("where"),
+        fix=told.get("fix"),
+        rank=told.get("rank"),
+        step=told.get("step"),
+        error=told.get("type"),
+        frames=tuple(told.get("frames") or ()),
+    )
+
+
+def _log(attempt: Attempt, rank: int) -> Path:
+    return attempt.directory / f"worker-{rank}.log"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def newest_checkpoint(run: Path) -> int:
+    """The step in the name of the newest checkpoint folder; -1 without one. Whether it verifies is for the next attempt
+    to find out."""
+    folders = (run / "checkpoints").glob("step-*")
+    return max((int(folder.name[5:]) for folder in folders if folder.name[5:].isdecimal()), default=-1)

@@ -1,0 +1,87 @@
+"""How many workers the run has now: fewer when some are lost for good, all again when they may be back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from headway.config import resolve_grid
+from headway.core.errors import ConfigError
+from headway.supervise.endings import Ending
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+#: A run that grows in vain again and again tries it at most this much more seldom.
+_MOST_PATIENCE = 64
+
+
+class Crew:
+    """The number of workers, and the GPUs that they may use.
+
+    A worker is lost for good when the same one is to blame for two endings without a new checkpoint between them: it
+    died, hung or failed to start again.
+
+    Args:
+        config: Resolved, with the number of workers that are wanted.
+        devices: `CUDA_VISIBLE_DEVICES` of this process, if it is set.
+        clock: Seconds that only rise.
+    """
+
+    def __init__(self, config: Config, devices: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wanted, self._clock = config.parallel.workers, clock
+        self._allowed = allowed_sizes(config)
+        self._all_devices = devices.split(",") if devices else [str(n) for n in range(self._wanted)]
+        self._devices = list(self._all_devices)
+        self._cool_down = float(config.supervise.grow_after.amount)
+        self._patience, self._since = 1, 0.0
+        self._blamed: tuple[int, int] | None = None
+        self.size = self._wanted
+
+    @property
+    def devices(self) -> str | None:
+        """What `CUDA_VISIBLE_DEVICES` shall be while a GPU is left out; None for as it is."""
+        return ",".join(self._devices) if len(self._devices) < len(self._all_devices) else None
+
+    def lose(self, ending: Ending, newest_step: int) -> bool:
+        """Go on with fewer workers, if one is lost for good and the run may have fewer.
+
+        Args:
+            newest_step: Of the newest checkpoint.
+        """
+        if ending.rank is None or ending.kind not in ("died", "hung", "error"):
+            return False
+        before, self._blamed = self._blamed, (ending.rank, newest_step)
+        fewer = [size for size in self._allowed if size < self.size]
+        if before != self._blamed or not fewer:
+            return False
+        if ending.rank < len(self._devices):
+            del self._devices[ending.rank]
+        self.size, self._since, self._blamed = fewer[-1], self._clock(), None
+        return True
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether it is time to try with all workers."""
+        return self.size < self._wanted and self._clock() - self._since >= self._cool_down * self._patience
+
+    def grow(self) -> None:
+        """With all of them again; should one be lost again, the next try comes later."""
+        self.size, self._devices = self._wanted, list(self._all_devices)
+        self._patience = min(_MOST_PATIENCE, self._patience * 2)
+
+
+def allowed_sizes(config: Config) -> Sequence[int]:
+    """The numbers of workers that the run may have, rising."""
+    most = config.parallel.workers
+    fewest = config.parallel.min_workers or most
+    return [size for size in range(fewest, most + 1) if _fits(config, size)]
+
+
+def _fits(config: Config, size: int) -> bool:
+    try:
+        resolve_grid(config, size)
+    except ConfigError:
+        return False
+    return True

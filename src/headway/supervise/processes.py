@@ -1,0 +1,178 @@
+"""The processes of an attempt: how they are doing, and making sure that none is left.
+
+Each worker leads a session of its own, so all that it starts carries its number, also what outlives it. A process that
+leaves the session is still a descendant; one that does both and loses its parents is seen when the supervisor adopts
+orphans (`adopt_orphans`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Part of the command line of a process that may finish what it writes when its worker is gone.
+FINISHES_ITS_WORK = "headway.checkpoint.write_process"
+
+#: How long it may take, and how long killed processes may take to go.
+GRACE_SECONDS, GONE_SECONDS = 5.0, 30.0
+
+STOPPED, TRACED, DEAD, UNINTERRUPTIBLE = "T", "t", "Z", "D"
+_LINUX = sys.platform == "linux"
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """A line of the process table."""
+
+    pid: int
+    state: str
+    """As `ps` shows it: R, S, D (uninterruptible), T (stopped), t (traced), Z (dead, not yet waited for)."""
+    parent: int
+    session: int
+    wait_status: int | None = None
+    """Of a dead one, where it can be known."""
+
+
+def process_state(pid: int) -> ProcessState | None:
+    """The state of a process; None when there is none. Elsewhere than on Linux all that can be told is that it is."""
+    if not _LINUX:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        return ProcessState(pid, "S", -1, -1)
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The second field is the program's name in brackets, which may hold anything.
+    fields = text[text.rindex(")") + 2 :].split()
+    status = int(fields[49]) if fields[0] == DEAD and len(fields) > 49 else None
+    return ProcessState(pid, fields[0], int(fields[1]), int(fields[3]), status)
+
+
+def all_processes() -> list[ProcessState]:
+    """Those that this process can see; none where there is no /proc."""
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()) if _LINUX else ()
+    return [found for pid in pids if (found := process_state(pid)) is not None]
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents die (Linux). For a process that has no other children."""
+    if _LINUX:
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def members(
+    processes: Iterable[ProcessState], leaders: Collection[int], descendants_of: int | None = None
+) -> list[ProcessState]:
+    """The processes of some sessions, with all their descendants, and those of one process if it is given."""
+    processes = [p for p in processes if p.state != DEAD]
+    found = {p.pid for p in processes if p.session in leaders or p.pid in leaders}
+    parents = {*found, *([descendants_of] if descendants_of is not None else [])}
+    while True:
+        more = {p.pid for p in processes if p.parent in parents} - found
+        if not more:
+            break
+        found |= more
+        parents |= more
+    found.discard(os.getpid())
+    return [p for p in processes if p.pid in found]
+
+
+def end_all(leaders: Collection[int], descendants_of: int | None = None) -> list[int]:
+    """Kill every process of an attempt, and wait until all are gone.
+
+    One that finishes what it writes (`FINISHES_ITS_WORK`) has a few seconds for that.
+
+    Args:
+        leaders: Workers and whatever has started them; each leads a session.
+        descendants_of: A process all of whose descendants belong to the attempt.
+
+    Returns:
+        Those that do not go, in an uninterruptible call to a driver or a file system.
+    """
+    if not _LINUX:
+        for leader in leaders:
+            with suppress(OSError):
+                os.killpg(leader, signal.SIGKILL)
+        return []
+    start, killed = time.monotonic(), set[int]()
+    while True:
+        processes = all_processes()
+        left = members(processes, leaders, descendants_of)
+        _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
+        waited = time.monotonic() - start
+        if not left or waited > GONE_SECONDS:
+            return [p.pid for p in left]
+        writers = {p.pid for p in left if waited < GRACE_SECONDS and FINISHES_ITS_WORK in _command(p.pid)}
+        for process in left:
+            if process.pid not in writers:
+                killed.add(process.pid)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _reap(processes: Iterable[ProcessState]) -> None:
+    """Take leave of dead children that were adopted; those that were started here are waited for by others."""
+    for process in processes:
+        if process.parent == os.getpid() and process.state == DEAD:
+            with suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = False) -> None:
+    """Have processes write their stacks, and wait until all have, or a time has passed.
+
+    Args:
+        files: Where each process writes when SIGURG comes, by its number.
+        stopped: They are, by SIGSTOP, and shall be again once they have written: they go on for some milliseconds.
+    """
+    before = {path: _size(path) for path in files.values()}
+    for pid in files:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGURG)
+            if stopped:
+                os.kill(pid, signal.SIGCONT)
+    until, sizes = time.monotonic() + seconds, before
+    while time.monotonic() < until:
+        time.sleep(0.005)
+        last, sizes = sizes, {path: _size(path) for path in before}
+        if last == sizes and all(sizes[path] > size for path, size in before.items()):
+            break
+    for pid in files if stopped else ():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def reap_orphans(leader: int) -> None:
+    """Take leave of adopted descendants that have ended by themselves. For a process with one child of its own."""
+    if not _LINUX:
+        return
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with suppress(ChildProcessError):
+        while (dead := os.waitid(os.P_ALL, 0, options)) is not None and dead.si_pid != leader:
+            os.waitpid(dead.si_pid, os.WNOHANG)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,249 @@
+"""Which worker has died, hangs, or is slow: judged from what workers tell and what the process table says.
+
+Workers wait for each other, so when one hangs all stand still. Only the one that is behind is to blame: it has finished
+fewer steps or begun fewer exchanges, and does not wait for anybody. Limits are for that one, by its phase; those who
+wait for it have none of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headway.config.supervise import SuperviseConfig
+from headway.core.heartbeat import Phase, Reading
+from headway.supervise.processes import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, ProcessState
+
+#: A stopped process does nothing by itself any more; short stops (a snapshot, a shell) are let pass.
+_STOPPED_SECONDS = 5.0
+#: Own times are compared over so long, and so many steps, at least; and so often in a row before anyone is named.
+_WINDOW_SECONDS, _WINDOW_STEPS, _WINDOWS = 8.0, 3, 2
+_MEDIAN_OF = 21
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a worker."""
+
+    kind: Literal["died", "hung", "slow", "waits"]
+    """`waits`: for data, longer than is usual, which is only said."""
+    rank: int
+    what: str
+    """In words, without the worker's name."""
+    seconds: float = 0.0
+    """Since its last sign of life."""
+    signal: int | None = None
+    exit_code: int | None = None
+    suspects: tuple[int, ...] = ()
+    """All of those that may be to blame."""
+
+
+@dataclass
+class _Window:
+    """Where a worker was when the comparison began."""
+
+    at: float
+    steps: dict[int, int]
+    own: dict[int, float]
+    data: dict[int, float]
+
+
+@dataclass
+class Watchdog:
+    """Looks at an attempt's workers again and again."""
+
+    config: SuperviseConfig
+    compiles: bool = False
+    """The model is compiled, which the first batch of an evaluation may have to wait for."""
+    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
+    _newest: tuple[int, float] | None = None
+    _stopped_since: dict[int, float] = field(default_factory=dict)
+    _window: _Window | None = None
+    _slow: dict[int, int] = field(default_factory=dict)
+    _named: set[int] = field(default_factory=set)
+    _waited: set[tuple[int, int]] = field(default_factory=set)
+    _looked: float | None = None
+    _forgiven: float = 0.0
+
+    def look(
+        self, now: float, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
+    ) -> Finding | None:
+        """The first thing that is wrong.
+
+        Args:
+            now: Of the monotonic clock.
+            readings: By rank; of the workers that have begun.
+            states: By rank; None for one that is gone.
+        """
+        # When this process itself was stopped, or the machine asleep, nothing of that time is anybody's fault.
+        if self._looked is not None and now - self._looked > 5.0:
+            self._forgiven = now
+            self._stopped_since.clear()
+            self._window = None
+        self._looked = now
+        self._measure(readings)
+        return (
+            _dead(readings, states)
+            or self._stopped(now, readings, states)
+            or self._hung(now, readings, states)
+            or self._slow_one(now, readings)
+        )
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of recent steps."""
+        return statistics.median(self._steps) if self._steps else None
+
+    def limit_seconds(self, reading: Reading) -> float:
+        """How long a worker may be without a sign of life in its phase."""
+        config = self.config
+        if reading.first_step < 0 or reading.step <= reading.first_step:
+            return config.start_seconds
+        if reading.phase in (Phase.CHECKPOINT, Phase.END):
+            return config.save_seconds
+        if reading.phase == Phase.EVALUATION and self.compiles:
+            return config.start_seconds
+        limit = self._limit_of_a_step
+        return max(limit, config.data_seconds) if reading.phase == Phase.DATA else limit
+
+    @property
+    def _limit_of_a_step(self) -> float:
+        return max(self.config.hang_seconds, self.config.hang_steps * (self.step_seconds or 0.0))
+
+    def _measure(self, readings: Mapping[int, Reading]) -> None:
+        if not readings:
+            return
+        first = readings[min(readings)]
+        if first.steps_seconds and (self._newest is None or first.step > self._newest[0]):
+            if self._newest is not None and self._newest[0] > 0:
+                steps, at = self._newest
+                self._steps.append((first.steps_seconds - at) / (first.step - steps))
+            self._newest = (first.step, first.steps_seconds)
+
+    def _stopped(
+        self, now: float, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
+    ) -> Finding | None:
+        for rank, state in states.items():
+            if state is None or state.state != STOPPED:
+                self._stopped_since.pop(rank, None)
+            elif now - self._stopped_since.setdefault(rank, now) >= _STOPPED_SECONDS:
+                silent = now - readings[rank].beat_seconds
+                what = f"was stopped by a signal (SIGSTOP) {silent:.0f} s ago and has not been continued"
+                return Finding("hung", rank, what, silent, suspects=(rank,))
+        return None
+
+    def _hung(
+        self, now: float, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
+    ) -> Finding | None:
+        if any(state is not None and state.state == TRACED for state in states.values()):
+            return None  # somebody looks at it with a debugger
+        behind = those_behind(readings)
+        for rank in behind:
+            reading = readings[rank]
+            silent = now - max(reading.beat_seconds, self._forgiven)
+            limit = self.limit_seconds(reading)
+            if silent < limit:  # one of those that may be to blame is still within its time
+                return self._waits(rank, reading, silent)
+        if not behind:
+            return None
+        rank = behind[0]
+        reading, state = readings[rank], states.get(rank)
+        silent = now - reading.beat_seconds
+        where = f"in phase '{reading.phase}' after step {reading.step}"
+        if reading.waits_for:
+            where += f", waiting for others (exchange {reading.collectives}: {reading.waits_for})"
+        if state is not None and state.state == UNINTERRUPTIBLE:
+            where += ", in an uninterruptible call of the kernel"
+        what = f"gave no sign of life for {silent:.0f} s, {where}"
+        return Finding("hung", rank, what, silent, suspects=tuple(behind))
+
+    def _waits(self, rank: int, reading: Reading, silent: float) -> Finding | None:
+        """Said once for every time that data do not come."""
+        key = (rank, reading.step)
+        if reading.phase != Phase.DATA or silent < self._limit_of_a_step or key in self._waited:
+            return None
+        self._waited.add(key)
+        return Finding("waits", rank, f"has waited {silent:.0f} s for data of step {reading.step + 1}", silent)
+
+    def _slow_one(self, now: float, readings: Mapping[int, Reading]) -> Finding | None:
+        if len(readings) < 2 or any(reading.step <= reading.first_step for reading in readings.values()):
+            return None
+        window, self._window = self._window, self._window or _window(now, readings)
+        if window is None or window.steps.keys() != readings.keys():
+            self._window = _window(now, readings)
+            return None
+        done = {rank: reading.step - window.steps[rank] for rank, reading in readings.items()}
+        if now - window.at < _WINDOW_SECONDS or min(done.values()) < _WINDOW_STEPS:
+            return None
+        self._window = _window(now, readings)
+        own = {rank: (r.own_seconds - window.own[rank]) / done[rank] for rank, r in readings.items()}
+        rank = max(own, key=own.__getitem__)
+        others = statistics.median(value for other, value in own.items() if other != rank)
+        if own[rank] < self.config.slow_factor * max(others, 1e-6):
+            self._slow.clear()
+            return None
+        self._slow = {rank: self._slow.get(rank, 0) + 1}
+        if self._slow[rank] < _WINDOWS or rank in self._named:
+            return None
+        self._named.add(rank)
+        data = (readings[rank].data_seconds - window.data[rank]) / done[rank]
+        cause = "waiting for data" if data > own[rank] / 2 else "computing"
+        what = (
+            f"takes {own[rank]:.3g} s for its part of a step, mostly {cause};"
+            f" the others take {others:.3g} s and wait for it"
+        )
+        return Finding("slow", rank, what, suspects=(rank,))
+
+
+def _window(now: float, readings: Mapping[int, Reading]) -> _Window:
+    return _Window(
+        now,
+        {rank: reading.step for rank, reading in readings.items()},
+        {rank: reading.own_seconds for rank, reading in readings.items()},
+        {rank: reading.data_seconds for rank, reading in readings.items()},
+    )
+
+
+def _dead(readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]) -> Finding | None:
+    """A worker that has ended by a signal or a crash; one that has ended well, or was told to stop, is not dead.
+
+    Of several the one to blame: a death makes others crash, which lose their connection to it, and the agent ends the
+    rest by SIGTERM.
+    """
+    codes = {
+        rank: os.waitstatus_to_exitcode(state.wait_status)
+        for rank in readings
+        if (state := states.get(rank)) is not None and state.state == DEAD and state.wait_status is not None
+    }
+    # Whom the agent has taken leave of already was the first to go; what ends by itself says that it ends.
+    taken = [rank for rank, r in readings.items() if rank in states and states[rank] is None and r.phase != Phase.END]
+    if taken:
+        return Finding("died", taken[0], "died", suspects=(taken[0],))
+    dead = {rank: code for rank, code in codes.items() if code not in (0, 75)}
+    if not dead:
+        return None
+    rank = min(dead, key=lambda rank: (dead[rank] == -signal.SIGTERM, dead[rank] > 0, rank))
+    code = dead[rank]
+    ended = {"signal": -code} if code < 0 else {"exit_code": code}
+    return Finding("died", rank, f"died ({in_words(code)})", suspects=(rank,), **ended)
+
+
+def those_behind(readings: Mapping[int, Reading]) -> list[int]:
+    """The workers that the others wait for: those that have begun the fewest exchanges, and of them those that do not
+    wait themselves. Everyone, when all wait for each other."""
+    if not readings:
+        return []
+    fewest = min(reading.collectives for reading in readings.values())
+    behind = [rank for rank, reading in readings.items() if reading.collectives == fewest]
+    free = [rank for rank in behind if not readings[rank].waits_for]
+    return sorted(free or behind)
+
+
+def in_words(code: int) -> str:
+    """How a process ended, from the exit code that Python gives."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,143 @@
+"""Where the time of a run went: the effective training time ratio, and what was lost by cause.
+
+The effective training time ratio (ETTR; Kokolis et al. 2024, "Revisiting Reliability in Large-Scale Machine Learning
+Research Clusters", section 2) is the time in which steps were computed that led to the newest weights, as a share of
+all time since the run began. Steps that had to be computed again count once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.core.files import read_json_lines
+from headway.core.format import format_seconds
+from headway.telemetry.metrics import FILE_NAME
+from headway.telemetry.record import FINISHED, Attempt, Run, as_int, as_text
+
+#: Causes, in the order in which they are told.
+START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
+    "start-up",
+    "steps computed again",
+    "waiting for checkpoints",
+    "waiting for data",
+    "until a hang was noticed",
+    "between attempts",
+    "evaluation and the rest",
+)
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The time of a run, in seconds."""
+
+    wall_seconds: float
+    """From the start of the first attempt to the end of the last, without the time in which nobody wanted the run to go
+    on: after it was finished, or stopped by Ctrl-C."""
+    effective_seconds: float
+    lost_seconds: dict[str, float]
+    """By cause; with `effective_seconds` these add up to `wall_seconds`."""
+    lost_steps: dict[int, int] = field(default_factory=dict)
+    """Steps that were computed again, by the attempt that had computed them first."""
+
+    @property
+    def ratio(self) -> float:
+        """ETTR, 0 to 1."""
+        return self.effective_seconds / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        causes = sorted(self.lost_seconds.items(), key=lambda item: -item[1])
+        lost = " · ".join(f"{cause} {format_seconds(seconds)}" for cause, seconds in causes if seconds >= 0.05)
+        steps = sum(self.lost_steps.values())
+        again = f" · {steps:,} steps computed again" if steps else ""
+        return f"goodput {self.ratio:.1%} of {format_seconds(self.wall_seconds)}{f' · {lost}' if lost else ''}{again}"
+
+
+@dataclass
+class _Done:
+    """What one attempt has recorded."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    waited: array[float] = field(default_factory=lambda: array("d"))
+    stalls: float = 0.0
+    first_time: float = 0.0
+
+
+def goodput(
+    attempts: Iterable[Attempt], endings: Mapping[int, Mapping[str, Any]], records: Iterable[Mapping[str, Any]]
+) -> Goodput | None:
+    """Split the time of a run; None when it has no attempt whose beginning and end are known.
+
+    Args:
+        attempts: In their order.
+        endings: `attempt.json` by attempt, for what it says of a hang and of who stopped the run.
+        records: Of `metrics.jsonl`, as they were written, superseded ones included.
+    """
+    known = [attempt for attempt in attempts if attempt.started is not None and attempt.ended is not None]
+    if not known:
+        return None
+    done = _by_attempt(records)
+    lost = dict.fromkeys((START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER), 0.0)
+    wall = effective = 0.0
+    lost_steps: dict[int, int] = {}
+    counts_below: float = float("inf")  # a step counts when no later attempt has computed it
+    for index in range(len(known) - 1, -1, -1):
+        attempt, work = known[index], done.get(known[index].number, _Done())
+        assert attempt.started is not None and attempt.ended is not None, "known"
+        wall += max(0.0, attempt.ended - attempt.started)
+        if index + 1 < len(known):
+            gap = max(0.0, (known[index + 1].started or 0.0) - attempt.ended)
+            if not _left(attempt, endings.get(attempt.number, {})):
+                lost[DOWN] += gap
+                wall += gap
+        if work.steps:
+            lost[START] += max(0.0, work.first_time - work.seconds[0] - attempt.started)
+        else:
+            lost[START] += max(0.0, attempt.ended - attempt.started)
+        for step, seconds, waited in zip(work.steps, work.seconds, work.waited, strict=True):
+            if step < counts_below:
+                effective += seconds - waited
+                lost[DATA] += waited
+            else:
+                lost[AGAIN] += seconds
+                lost_steps[attempt.number] = lost_steps.get(attempt.number, 0) + 1
+        lost[SAVING] += work.stalls
+        silent = endings.get(attempt.number, {}).get("silent_seconds")
+        lost[HANGING] += float(silent) if isinstance(silent, (int, float)) else 0.0
+        if work.steps:
+            counts_below = min(counts_below, work.steps[0])
+    lost[OTHER] = max(0.0, wall - effective - sum(lost.values()))
+    return Goodput(wall, effective, lost, dict(sorted(lost_steps.items())))
+
+
+def goodput_of(run: Run) -> Goodput | None:
+    """The same from a run directory."""
+    return goodput(run.attempts, run.attempt_records, read_json_lines(run.path / FILE_NAME))
+
+
+def _left(attempt: Attempt, ending: Mapping[str, Any]) -> bool:
+    """Whether nobody wanted the run to go on then."""
+    return attempt.outcome == FINISHED or as_text(ending.get("stopped_by")) == "SIGINT"
+
+
+def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:
+    found: dict[int, _Done] = {}
+    for record in records:
+        number, step = as_int(record.get("attempt")), as_int(record.get("step"))
+        if number is None or step is None:
+            continue
+        work = found.setdefault(number, _Done())
+        seconds, stall = record.get("speed/step_seconds"), record.get("checkpoint/stall_seconds")
+        if isinstance(seconds, float):
+            share = record.get("speed/data_wait_share")
+            if not work.steps:
+                work.first_time = float(record.get("time") or 0.0)
+            work.steps.append(step)
+            work.seconds.append(seconds)
+            work.waited.append(seconds * share if isinstance(share, float) else 0.0)
+        if isinstance(stall, float):
+            work.stalls += stall
+    return found

@@ -1,0 +1,84 @@
+"""No process of an attempt is left behind, and none of anybody else's is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headway.supervise import processes
+from headway.supervise.processes import DEAD, STOPPED, end_all, process_state
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+
+#: A worker whose child has one child in the session and one that has left it; all wait, and tell their numbers.
+FAMILY = """
+import os, subprocess, sys, time
+wait = "import time; time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", wait])
+away = subprocess.Popen([sys.executable, "-c", wait], start_new_session=True)
+print(child.pid, away.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_whole_family_goes_and_a_stranger_stays() -> None:
+    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    worker = subprocess.Popen([sys.executable, "-c", FAMILY], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None
+        others = [int(word) for word in worker.stdout.readline().split()]
+        os.kill(others[0], signal.SIGSTOP)
+        while (state := process_state(others[0])) is not None and state.state != STOPPED:
+            time.sleep(0.01)
+        assert state is not None and (state.state, state.session, state.parent) == (STOPPED, worker.pid, worker.pid)
+        assert end_all([worker.pid]) == []
+        assert all(_gone(pid) for pid in [worker.pid, *others])
+        assert stranger.poll() is None
+    finally:
+        for process in (stranger, worker):
+            process.kill()
+            process.wait()
+
+
+def test_how_a_process_died_can_be_read() -> None:
+    worker = subprocess.Popen(["sleep", "600"])
+    worker.kill()
+    while (state := process_state(worker.pid)) is not None and state.state != DEAD:
+        time.sleep(0.01)
+    assert state is not None and state.wait_status is not None
+    assert os.waitstatus_to_exitcode(state.wait_status) == -signal.SIGKILL
+    assert worker.wait() == -signal.SIGKILL
+    assert process_state(worker.pid) is None
+
+
+def test_a_writer_may_finish_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 2.0)
+    late, done = tmp_path / "late", tmp_path / "done"
+    family = f"""
+import subprocess, sys, time
+name = "{processes.FINISHES_ITS_WORK}"
+quick = "import time, pathlib; time.sleep(0.5); pathlib.Path({str(done)!r}).touch()"
+slow = "import time, pathlib; time.sleep(60); pathlib.Path({str(late)!r}).touch()"
+for code in (quick, slow):
+    subprocess.Popen([sys.executable, "-c", code, name])
+print("ready", flush=True)
+time.sleep(600)
+"""
+    worker = subprocess.Popen([sys.executable, "-c", family], start_new_session=True, stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    start = time.monotonic()
+    assert end_all([worker.pid]) == []
+    assert worker.wait() == -signal.SIGKILL
+    assert done.exists() and not late.exists() and time.monotonic() - start >= 2.0
+
+
+def _gone(pid: int) -> bool:
+    state = process_state(pid)
+    return state is None or state.state == DEAD

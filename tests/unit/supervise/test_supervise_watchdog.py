@@ -1,0 +1,162 @@
+"""The watchdog names the right worker, at the right time, and nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headway.config.supervise import SuperviseConfig
+from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
+from headway.supervise.processes import DEAD, STOPPED, TRACED, ProcessState
+from headway.supervise.watchdog import Watchdog, those_behind
+
+CONFIG = SuperviseConfig()
+
+
+def reading(**values: object) -> Reading:
+    """A worker in the middle of training, whose last beat was at second 100."""
+    plain = Reading(
+        pid=10, phase=Phase.COMPUTE, step=20, beat_seconds=100.0, phase_seconds=100.0, collectives=40, waits_for="",
+        own_seconds=20.0, data_seconds=0.0, first_step=5, steps_seconds=99.0,
+    )  # fmt: skip
+    return replace(plain, **values)  # type: ignore[arg-type]
+
+
+def running(*states: str, status: int | None = None) -> dict[int, ProcessState | None]:
+    return {rank: ProcessState(10 + rank, state, 1, 10 + rank, status) for rank, state in enumerate(states)}
+
+
+def test_a_page_says_what_was_told_last(tmp_path: Path) -> None:
+    heart = Heartbeat(tmp_path / "heartbeat-0")
+    heart.beat(Phase.DATA, 7)
+    heart.beat(Phase.COMPUTE)
+    heart.begin("sum of gradients", everyone=True)
+    found = read_heartbeat(tmp_path / "heartbeat-0")
+    assert found is not None
+    told = (found.phase, found.step, found.first_step, found.collectives, found.waits_for)
+    assert told == (Phase.COMPUTE, 7, 7, 1, "sum of gradients")
+    before = found.own_seconds
+    heart.end()
+    heart.begin("between stages", everyone=False)
+    heart.end()
+    heart.beat(Phase.DATA, 8)
+    found = read_heartbeat(tmp_path / "heartbeat-0")
+    assert found is not None and found.own_seconds >= before and found.steps_seconds > 0
+    assert (found.step, found.first_step, found.collectives, found.waits_for) == (8, 7, 1, "")
+    assert read_heartbeat(tmp_path / "nobody") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({}, 30.0),
+        ({"step": 5}, 900.0),  # the first step compiles
+        ({"first_step": -1, "step": 0, "phase": Phase.START}, 900.0),
+        ({"phase": Phase.CHECKPOINT}, 900.0),
+        ({"phase": Phase.DATA}, 300.0),
+        ({"phase": Phase.EVALUATION}, 30.0),
+    ],
+)
+def test_a_worker_without_a_beat_is_hung_after_the_limit_of_its_phase(changes: dict[str, object], limit: float) -> None:
+    silent = reading(**changes)
+    for seconds, hung in ((limit - 0.5, False), (limit + 0.5, True)):
+        found = Watchdog(CONFIG).look(100.0 + seconds, {0: silent}, running("S"))
+        assert (found is not None and found.kind == "hung") == hung
+    assert found is not None and (found.kind, found.rank) == ("hung", 0) and str(silent.phase) in found.what
+
+
+def test_waiting_for_data_is_said_once_before_it_is_a_hang() -> None:
+    dog, waiting = Watchdog(CONFIG), {0: reading(phase=Phase.DATA)}
+    seen = [dog.look(100.0 + second, waiting, running("S")) for second in range(0, 60, 4)]
+    (found,) = [found for found in seen if found is not None]
+    assert (found.kind, found.what) == ("waits", "has waited 32 s for data of step 21")
+    assert Watchdog(CONFIG, compiles=True).limit_seconds(reading(phase=Phase.EVALUATION)) == 900.0
+
+
+def test_long_steps_raise_the_limit() -> None:
+    dog = Watchdog(CONFIG)
+    for tick in range(12):
+        now, step = 1000.0 + 4.0 * tick, 20 + tick // 2
+        ended = 1000.0 + 8.0 * (tick // 2)
+        assert dog.look(now, {0: reading(step=step, steps_seconds=ended, beat_seconds=now)}, running("S")) is None
+    assert dog.step_seconds == pytest.approx(8.0)
+    assert dog.limit_seconds(reading()) == pytest.approx(80.0)
+
+
+def test_the_worker_that_the_others_wait_for_is_named() -> None:
+    waiting = reading(waits_for="gather of numbers", collectives=41)
+    found = Watchdog(CONFIG).look(140.0, {0: waiting, 1: reading(), 2: waiting}, running("S", "R", "S"))
+    assert found is not None and (found.rank, found.suspects) == (1, (1,))
+    # One that has begun the same exchange waits; one that has not begun it does not.
+    assert those_behind({0: reading(waits_for="x"), 1: reading()}) == [1]
+    assert those_behind({0: reading(waits_for="x"), 1: reading(waits_for="x")}) == [0, 1]
+    # While the one behind saves a checkpoint, those who wait for it are not hung.
+    saving = reading(phase=Phase.CHECKPOINT)
+    assert Watchdog(CONFIG).look(140.0, {0: saving, 1: waiting}, running("S", "S")) is None
+
+
+def test_a_stopped_worker_is_named_before_it_is_hung_and_a_traced_one_never() -> None:
+    dog = Watchdog(CONFIG)
+    readings = {0: reading(beat_seconds=100.0, phase=Phase.CHECKPOINT)}
+    seen = [dog.look(100.0 + second, readings, running(STOPPED)) for second in range(7)]
+    assert seen[:5] == [None] * 5
+    assert seen[6] is not None and "SIGSTOP" in seen[6].what
+    dog = Watchdog(CONFIG)
+    assert dog.look(500.0, {0: reading()}, running(TRACED)) is None
+    assert dog.look(500.0, {0: reading()}, running("S")) is not None
+
+
+def test_the_supervisors_own_pause_is_not_blamed_on_workers() -> None:
+    dog = Watchdog(CONFIG)
+    assert dog.look(101.0, {0: reading()}, running("S")) is None
+    assert dog.look(200.0, {0: reading()}, running("S")) is None, "it was stopped itself"
+    assert dog.look(202.0, {0: reading()}, running("S")) is None
+    seen = [dog.look(202.0 + second, {0: reading()}, running("S")) for second in range(1, 32, 3)]
+    assert seen[-1] is not None, "but later they have to show that they live"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(9, "died"), (11, "died"), (1 << 8, "died"), (0, None), (75 << 8, None), (None, None)]
+)
+def test_how_a_dead_worker_ended(status: int | None, kind: str | None) -> None:
+    found = Watchdog(CONFIG).look(
+        101.0, {0: reading(), 1: reading()}, {**running("S"), 1: running(DEAD, DEAD, status=status)[1]}
+    )
+    assert (found.kind if found else None) == kind
+    if found and status in (9, 11):
+        assert (found.rank, found.signal) == (1, status)
+
+
+def test_of_several_dead_the_one_to_blame_is_named() -> None:
+    """One lost its connection to the one that was killed, another one was ended by the agent."""
+    ends = {0: 15, 1: 1 << 8, 2: 9}
+    states: dict[int, ProcessState | None] = {rank: ProcessState(9, DEAD, 1, 9, end) for rank, end in ends.items()}
+    found = Watchdog(CONFIG).look(101.0, dict.fromkeys(ends, reading()), states)
+    assert found is not None and (found.rank, found.signal) == (2, 9)
+    # The agent has taken leave of the killed one, and of one that had ended by itself.
+    states |= {2: None, 3: None}
+    readings = {**dict.fromkeys(ends, reading()), 3: reading(phase=Phase.END)}
+    found = Watchdog(CONFIG).look(101.0, readings, states)
+    assert found is not None and (found.kind, found.rank, found.signal) == ("died", 2, None)
+
+
+def test_a_slow_worker_is_named_once_and_a_healthy_one_never() -> None:
+    dog, named = Watchdog(CONFIG), []
+    for tick in range(120):
+        now, steps = 1000.0 + tick * 0.5, tick  # a step of half a second, for all; one computes all of it
+        healthy = reading(step=20 + steps, own_seconds=0.1 * steps, beat_seconds=now, collectives=steps)
+        slow = reading(step=20 + steps, own_seconds=0.5 * steps, beat_seconds=now, collectives=steps)
+        found = dog.look(now, {0: healthy, 1: slow, 2: healthy}, running("S", "R", "S"))
+        if found is not None:
+            named.append((tick, found))
+    assert len(named) == 1
+    tick, found = named[0]
+    assert (found.kind, found.rank) == ("slow", 1) and tick * 0.5 < 60.0
+    assert "0.5 s" in found.what and "0.1 s" in found.what and "computing" in found.what
+    even = Watchdog(CONFIG)
+    for tick in range(120):
+        now = 1000.0 + tick * 0.5
+        a, b = (reading(step=20 + tick, own_seconds=s * tick, beat_seconds=now) for s in (0.1, 0.25))
+        assert even.look(now, {0: a, 1: b}, running("S", "S")) is None

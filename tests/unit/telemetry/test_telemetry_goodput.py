@@ -1,0 +1,54 @@
+"""Where the time of a run went, to the second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.telemetry.goodput import AGAIN, DATA, DOWN, HANGING, OTHER, SAVING, START, goodput
+from headway.telemetry.record import Attempt
+
+FIRST = Attempt(1, "worker 0 gave no sign of life", 1, started=100.0, ended=150.0)
+SECOND = Attempt(2, "finished", 0, started=155.0, ended=180.0)
+
+
+def step(attempt: int, number: int, time: float, seconds: float, share: float = 0.0) -> dict[str, Any]:
+    values = {"speed/step_seconds": seconds, "speed/data_wait_share": share, "train/loss": 1.0}
+    return {"attempt": attempt, "step": number, "time": time, **values}
+
+
+RECORDS = [
+    *(step(1, n, 108.0 + 2.0 * n, 2.0, share=0.25) for n in (1, 2, 3, 4)),
+    {"attempt": 1, "step": 2, "time": 112.5, "checkpoint/stall_seconds": 0.5},
+    *(step(2, n, 156.0 + 2.0 * n, 2.0) for n in (3, 4, 5)),
+]
+
+
+def test_all_time_has_a_cause() -> None:
+    found = goodput([FIRST, SECOND], {1: {"silent_seconds": 30.0}}, RECORDS)
+    assert found is not None
+    assert found.wall_seconds == 80.0
+    # Steps 1 and 2 of the first attempt, less a quarter of waiting, and 3 to 5 of the second one.
+    assert found.effective_seconds == pytest.approx(2 * 1.5 + 3 * 2.0)
+    lost = {START: 8.0 + 5.0, AGAIN: 4.0, SAVING: 0.5, DATA: 1.0, HANGING: 30.0, DOWN: 5.0}
+    assert {cause: found.lost_seconds[cause] for cause in lost} == pytest.approx(lost)
+    assert found.effective_seconds + sum(found.lost_seconds.values()) == pytest.approx(found.wall_seconds)
+    assert found.lost_seconds[OTHER] > 0
+    assert found.lost_steps == {1: 2}
+    assert str(found).startswith("goodput 11.2% of 1 m 20 s · until a hang was noticed 30 s")
+    assert str(found).endswith("2 steps computed again")
+
+
+@pytest.mark.parametrize(("outcome", "ending"), [("finished", {}), ("preempted", {"stopped_by": "SIGINT"})])
+def test_time_in_which_nobody_wanted_it_does_not_count(outcome: str, ending: dict[str, Any]) -> None:
+    found = goodput([replace(FIRST, outcome=outcome), SECOND], {1: ending}, [])
+    assert found is not None and found.wall_seconds == 75.0 and found.lost_seconds[DOWN] == 0.0
+    waited = goodput([replace(FIRST, outcome="preempted"), SECOND], {1: {"stopped_by": "SIGTERM"}}, [])
+    assert waited is not None and waited.lost_seconds[DOWN] == 5.0
+
+
+def test_what_is_unknown_is_not_guessed() -> None:
+    assert goodput([Attempt(1, "died")], {}, RECORDS) is None
+    assert goodput([], {}, []) is None
