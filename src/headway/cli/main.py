@@ -32,6 +32,7 @@ VERBS = (
     "ledger",
     "report",
     "verify",
+    "chaos",
 )
 
 

@@ -17,6 +17,8 @@ the START-th start only (from 1, default 1; `*` is every one), and on all worker
 - `nan`, `spike`: reported to the caller, who poisons the value or makes it very large;
 - `flip`: reported to the caller, who flips a bit.
 
+With `HEADWAY_FAULTS_LOG`, each order that is carried out is first noted in that file, as a JSON line.
+
 Without the variable a fault point costs one dictionary look-up.
 """
 
@@ -31,14 +33,17 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from headway.core.errors import ConfigError
+from headway.core.files import append_json_line
 
 _ORDER = re.compile(
     r"(kill|kill-group|stop|freeze|hang|crash|slow|enospc|nan|spike|flip)@([^:@#%]+)"
     r"(?::([1-9][0-9]*))?(?:#([1-9][0-9]*|\*))?(?:%([0-9]+))?"
 )
 
+FAULTS_VARIABLE, FAULTS_LOG_VARIABLE = "HEADWAY_FAULTS", "HEADWAY_FAULTS_LOG"
 #: How often the command that this worker belongs to has started its workers again.
 RESTARTS_VARIABLE = "HEADWAY_RESTARTS"
 _SLOW_SECONDS = 0.1
@@ -65,7 +70,7 @@ def fault_point(point: str, step: int | None = None) -> str | None:
         RuntimeError: a crash was ordered.
         ConfigError: `HEADWAY_FAULTS` holds something that is no order.
     """
-    orders = os.environ.get("HEADWAY_FAULTS")
+    orders = os.environ.get(FAULTS_VARIABLE)
     if not orders:
         return None
     name = point if step is None else f"{point}={step}"
@@ -79,6 +84,9 @@ def fault_point(point: str, step: int | None = None) -> str | None:
             time.sleep(_SLOW_SECONDS)
         if order.point != name or _passed[name] != order.count:
             continue
+        if log := os.environ.get(FAULTS_LOG_VARIABLE):
+            text = f"{action}@{name}:{order.count}"
+            append_json_line(Path(log), {"time": time.time(), "order": text, "rank": rank, "start": start})
         if action == "slow":
             _slow.add(order)
         if action == "freeze":

@@ -17,6 +17,8 @@ from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 
+from headway.core.faults import fault_point
+
 _LAYOUT = struct.Struct("<8sqqqqqqqqqq48s")
 _MAGIC = b"HWBEAT1\0"
 _FILE_BYTES = 4096
@@ -167,6 +169,7 @@ def read_heartbeat(path: Path) -> Reading | None:
 
 
 _heartbeat: Heartbeat | None = None
+_step = 0
 
 
 def open_heartbeat(path: Path) -> None:
@@ -180,9 +183,16 @@ def open_heartbeat(path: Path) -> None:
 
 
 def beat(phase: Phase, step: int | None = None) -> None:
-    """Still alive, in a phase; `step` is the number of finished steps."""
+    """Still alive, in a phase; `step` is the number of finished steps.
+
+    A phase is a fault point too, addressed by its name and that number: `kill@compute=7:2` is the second micro-batch of
+    the step after the seventh.
+    """
+    global _step
+    _step = _step if step is None else step
     if _heartbeat is not None:
         _heartbeat.beat(phase, step)
+    fault_point(phase.name.lower(), _step)
 
 
 def current_step() -> int | None:

@@ -232,6 +232,7 @@ def _lane(
             with autocast(config.train.precision, world.device):
                 loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
             to_differentiate = scaled(loss, state.cursor.loss_scale)
+            fault_point("backward", state.cursor.step)
             if state.engine is None:
                 to_differentiate.backward()
             else:

@@ -1,0 +1,156 @@
+"""A campaign, and what came of it in words and as a record."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.chaos.campaign import Shape, plan_campaign
+from headway.chaos.controls import CONTROLS
+from headway.chaos.trial import SEED, Runs, TrialResult
+from headway.config import Config, dump_config, resolve_lanes
+from headway.core.console import notice, progress
+from headway.core.errors import ConfigError
+from headway.core.format import format_seconds
+
+
+@dataclass
+class CampaignResult:
+    """What came of all trials."""
+
+    seed: int
+    expected: str
+    """Name of the undisturbed run's last state."""
+    trials: list[TrialResult] = field(default_factory=list)
+    controls: dict[str, str | None] = field(default_factory=dict)
+    """What was lost on purpose -> None when that was found out."""
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every run came out as if nothing had happened, and no control did."""
+        return not any(trial.problems for trial in self.trials) and not any(self.controls.values())
+
+    @property
+    def kills(self) -> Counter[str]:
+        """All that were carried out."""
+        return sum((trial.kills for trial in self.trials), Counter[str]())
+
+    @property
+    def mismatches(self) -> int:
+        """Runs whose last state is not the undisturbed run's."""
+        return sum(trial.state_sha256 != self.expected for trial in self.trials)
+
+    @property
+    def recoveries(self) -> list[float]:
+        """Seconds from every kill that ended an attempt to the next finished step."""
+        return sorted(seconds for trial in self.trials for seconds in trial.recovery_seconds)
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "passed": self.passed,
+            "kills": sum(self.kills.values()),
+            "mismatches": self.mismatches,
+            **asdict(self),
+            "kills_by_kind": dict(self.kills),
+        }
+
+
+def run_campaign(
+    config: Config,
+    folder: Path,
+    *,
+    kills: int,
+    seed: int,
+    worker_counts: Sequence[int],
+    controls: bool = True,
+) -> CampaignResult:
+    """Train without kills, then with, and compare.
+
+    Args:
+        config: A resolved config; its own run directory is not touched. Needs `determinism: elastic` where the number
+            of workers changes.
+        folder: For runs and logs; not removed.
+        kills: At least so many are planned.
+        seed: Of the plan.
+        worker_counts: Numbers of workers that take turns.
+        controls: Also make sure that losses are found out.
+
+    Raises:
+        ConfigError: the config cannot keep the promise that is tested.
+        HeadwayError: the run without kills does not work.
+    """
+    assert config.train.steps is not None
+    if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):
+        raise ConfigError(
+            f"determinism '{config.determinism}' does not promise what a campaign on {_listed(worker_counts)} workers"
+            " would test",
+            where="determinism",
+            fix="determinism=elastic" if len(set(worker_counts)) > 1 else "determinism=run",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.yaml"
+    file.write_text(dump_config(config), encoding="utf-8")
+    steps, every = config.train.steps, max(2, config.train.steps // 8)
+    overrides = [
+        *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
+        *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1"),
+    ]
+    shape = Shape(steps, every, every + 1, _micro_batches(config, max(worker_counts)), worker_counts)
+    runs, start = Runs(file, overrides, folder, steps), time.monotonic()
+    notice(f"training {steps} steps without a disturbance")
+    result = CampaignResult(seed, runs.reference(worker_counts[0]))
+    trials = plan_campaign(shape, kills, seed)
+    with progress("kills", sum(trial.kills for trial in trials)) as bar:
+        for trial in trials:
+            result.trials.append(runs.carry_out(trial, result.expected))
+            for problem in result.trials[-1].problems:
+                notice(f"run {trial.number}: {problem}")
+            bar.advance(trial.kills)
+    for control in (*CONTROLS, SEED) if controls else ():
+        notice(f"a run that loses on purpose: {control}")
+        result.controls[control] = runs.control(control, result.expected, worker_counts[0])
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def _micro_batches(config: Config, workers: int) -> int:
+    """Of one worker in one step."""
+    grid = resolve_lanes(config, workers)
+    return grid.lanes // workers * grid.micro_batches
+
+
+def render(result: CampaignResult) -> str:
+    """The result for people."""
+    return "\n".join(_lines(result))
+
+
+def _lines(result: CampaignResult) -> Iterator[str]:
+    kills, runs = sum(result.kills.values()), len(result.trials)
+    workers = sorted({count for trial in result.trials for count in trial.workers})
+    yield (
+        f"{kills} kills in {runs} runs on {_listed(workers)} workers (seed {result.seed},"
+        f" {format_seconds(result.seconds)}): {result.mismatches} states differ from the undisturbed run's"
+    )
+    yield from (f"  {kind:28}{count:5}" for kind, count in sorted(result.kills.items()))
+    if result.recoveries:
+        seconds = result.recoveries
+        yield (
+            f"from a kill to the next new step: median {statistics.median(seconds):.1f} s,"
+            f" longest {seconds[-1]:.1f} s ({len(seconds)} kills)"
+        )
+    for trial in result.trials:
+        yield from (f"FAIL  run {trial.number}: {problem}" for problem in trial.problems)
+    for control, problem in result.controls.items():
+        yield f"FAIL  {problem}" if problem else f"ok    a run that lost its {control} was found out"
+    yield "passed" if result.passed else "FAILED"
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(set(counts))))

@@ -1,0 +1,155 @@
+"""Carrying out a campaign: runs as a user starts them, in processes of their own, killed as planned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.chaos.campaign import Leg, Trial
+from headway.chaos.controls import forge
+from headway.checkpoint.store import CheckpointStore
+from headway.core.errors import HeadwayError
+from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
+from headway.core.files import append_json_line, read_json_lines
+from headway.supervise.ledger_proof import prove
+from headway.telemetry.metrics import FILE_NAME, read_metrics
+
+#: The control that changes the seed, as a bug in how random numbers are resumed would.
+SEED = "seed"
+_LOOK_SECONDS = 0.05
+#: A leg that takes longer has come to a standstill, which is a finding.
+_LEG_SECONDS = 1800.0
+
+
+@dataclass
+class TrialResult:
+    """What came of one run."""
+
+    number: int
+    workers: tuple[int, ...]
+    kills: Counter[str] = field(default_factory=Counter)
+    """Those that were carried out, by what was killed where."""
+    problems: list[str] = field(default_factory=list)
+    state_sha256: str | None = None
+    recovery_seconds: list[float] = field(default_factory=list)
+    """From a kill that ended an attempt to the next finished step."""
+    seconds: float = 0.0
+
+
+class Runs:
+    """Runs of one config in a scratch folder.
+
+    Args:
+        config: The config file.
+        overrides: For all runs, `key=value`.
+        folder: Where runs and logs go.
+        steps: Steps of every run.
+    """
+
+    def __init__(self, config: Path, overrides: Sequence[str], folder: Path, steps: int) -> None:
+        self._config, self._overrides, self._folder, self._steps = config, overrides, folder, steps
+
+    def reference(self, workers: int) -> str:
+        """Train without a disturbance; returns the name of the last state.
+
+        Raises:
+            HeadwayError: that does not work, so there is nothing to compare with.
+        """
+        leg = Leg(workers, (), None)
+        code = self._command("reference", leg)
+        found = self._final_state(self._folder / "reference")
+        if code != 0 or found is None:
+            log = (self._folder / "reference.log").read_text(encoding="utf-8", errors="replace")
+            raise HeadwayError(f"the run without kills ended with exit code {code}:\n{log[-3000:]}")
+        return found
+
+    def carry_out(self, trial: Trial, expected: str) -> TrialResult:
+        """Run, kill, and compare what is left with the undisturbed run."""
+        name, start = f"trial-{trial.number:03d}", time.monotonic()
+        run, result = self._folder / name, TrialResult(trial.number, tuple(leg.workers for leg in trial.legs))
+        for leg in trial.legs:
+            code = self._command(name, leg)
+            if leg.supervisor_at is None and code != 0:
+                result.problems.append(f"ended with exit code {code}")
+        result.kills, result.recovery_seconds = self._kills(run)
+        result.state_sha256 = self._final_state(run)
+        if result.state_sha256 != expected:
+            result.problems.append(f"the last state is {result.state_sha256}, not {expected}")
+        result.problems += self._damage(run)
+        result.problems += [f"ledger: {problem}" for problem in prove(run).problems]
+        result.seconds = time.monotonic() - start
+        return result
+
+    def control(self, control: str, expected: str, workers: int) -> str | None:
+        """A run that loses something half-way (`controls`), or has another seed from there on; None if it is found out.
+
+        Otherwise what was wrong with it.
+        """
+        name = f"control-{control.replace(' ', '-')}"
+        self._command(name, Leg(workers, ("kill@update=" + str(self._steps // 2),), None), "supervise.max_failures=0")
+        if control == SEED:
+            code = self._command(name, Leg(workers, (), None), "seed=987654321", "--accept-changes")
+        else:
+            forge(self._folder / name, control)
+            code = self._command(name, Leg(workers, (), None))
+        found = self._final_state(self._folder / name)
+        if code != 0 or found is None:
+            return f"the control '{control}' ended with exit code {code}, so it shows nothing"
+        return f"the control '{control}' came out as if nothing had been lost" if found == expected else None
+
+    def _command(self, name: str, leg: Leg, *more: str) -> int:
+        """One leg; returns the exit code, negative for a signal."""
+        command = [
+            *(sys.executable, "-m", "headway", "train", str(self._config), *self._overrides),
+            *(f"name={name}", f"runs={self._folder}", f"parallel.workers={leg.workers}", *more),
+        ]
+        run = self._folder / name
+        log_of_faults = self._folder / f"{name}.faults.jsonl"
+        environment = {
+            **os.environ,
+            FAULTS_VARIABLE: ",".join(leg.orders),
+            FAULTS_LOG_VARIABLE: str(log_of_faults),
+        }
+        with (self._folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            deadline = time.monotonic() + _LEG_SECONDS
+            while process.poll() is None:
+                time.sleep(_LOOK_SECONDS)
+                over = leg.supervisor_at is not None and read_metrics(run, newest=True).last_step >= leg.supervisor_at
+                if over or time.monotonic() > deadline:
+                    if over:
+                        append_json_line(log_of_faults, {"time": time.time(), "order": "kill@supervisor"})
+                    process.send_signal(signal.SIGKILL)
+                    process.wait()
+            return process.returncode
+
+    def _kills(self, run: Path) -> tuple[Counter[str], list[float]]:
+        """What was killed, and how long it took to get on."""
+        kills: Counter[str] = Counter()
+        seconds = []
+        # A disturbed run's file has a record of every step of every attempt.
+        steps = [(r["time"], r["attempt"]) for r in read_json_lines(run / FILE_NAME) if "train/loss" in r]
+        for record in read_json_lines(run.with_name(f"{run.name}.faults.jsonl")):
+            order, moment = str(record["order"]), float(record["time"])
+            kills[order.split("=")[0].split(":")[0]] += 1
+            before = max((attempt for time_, attempt in steps if time_ <= moment), default=0)
+            later = [time_ for time_, attempt in steps if time_ > moment and attempt > before]
+            if later and not order.startswith("kill@checkpoint."):
+                seconds.append(min(later) - moment)
+        return kills, seconds
+
+    def _final_state(self, run: Path) -> str | None:
+        found = [info for info in CheckpointStore(run / "checkpoints").list() if info.step == self._steps]
+        return found[0].state_sha256 if found else None
+
+    def _damage(self, run: Path) -> list[str]:
+        store = CheckpointStore(run / "checkpoints")
+        results = [store.verify(folder) for folder in store.folders()]
+        return [f"{result.path.name}: {damage}" for result in results for damage in result.damage]
