@@ -5,8 +5,9 @@ thread and with a process), Lightning and the Trainer of Hugging Face, all on th
 and AdamW's two moments of a stack of matrices, in fp32. All take turns in rounds; medians are shown.
 
 Two floors: `copy` copies the state within memory (what a stall cannot be below), `disk` writes as many bytes to one
-file and flushes it (what safe on the disk cannot be below). `durable` says whether a method flushes what it wrote; those
-that do not are safe from a crash of the program only, and their totals are shown as they are and with a flush after.
+file and flushes it (what safe on the disk cannot be below). `durable` says whether a method flushes what it wrote;
+those that do not are safe from a crash of the program only, and their totals are shown as they are and with a flush
+after.
 
 Lightning and the Trainer need an environment of their own, whose Python is given with `--peers`; they run in it in the
 same rounds.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-#: Phases of a step in which a worker is killed: those that it tells its supervisor (`core.heartbeat`), and between them.
+#: Phases of a step in which a worker is killed; it tells its supervisor of most (`core.heartbeat`).
 STEP_PHASES = ("data", "compute", "backward", "reduce", "update", "record")
 #: Phases that only some steps have.
 EVALUATION, STAGE = "evaluation", "checkpoint"
@@ -76,7 +76,7 @@ def _trial(number: int, shape: Shape, random: Random) -> Trial:
     # are several in a row.
     steps = sorted(random.randrange(1, shape.steps) for _ in range(LEGS * KILLS_PER_LEG))
     counts = list(shape.worker_counts)
-    legs = []
+    legs: list[Leg] = []
     for leg in range(LEGS):
         mine = steps[leg * KILLS_PER_LEG : (leg + 1) * KILLS_PER_LEG]
         others = [count for count in counts if not legs or count != legs[-1].workers] or counts

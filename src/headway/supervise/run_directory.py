@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.fence import Fence
+from headway.checkpoint.fence import Fence, wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError
@@ -20,6 +20,8 @@ from headway.supervise.ledger import Ledger
 from headway.supervise.ownership import OWNER_FILE, Owner, OwnerLock, read_owner
 
 _ATTEMPT_FILE = "attempt.json"
+#: How long processes of an earlier attempt may take to end the checkpoints that they have begun.
+_WRITERS_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class RunDirectory:
         """
         lock = claimed or self.claim()
         try:
+            # Of an attempt that was killed with its supervisor: from the new token on they could publish nothing.
+            wait_for_writers(self.path, _WRITERS_SECONDS)
             self._mark_dead_attempt()
             # One more than any that ever was, whether or not its folder or the owner's record is still there.
             last_owner = read_owner(self.path)
