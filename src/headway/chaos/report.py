@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,9 @@ class CampaignResult:
             "passed": self.passed,
             "kills": sum(self.kills.values()),
             "mismatches": self.mismatches,
-            **asdict(self),
             "kills_by_kind": dict(self.kills),
+            **vars(self),
+            "trials": [{**vars(trial), "kills": dict(trial.kills)} for trial in self.trials],
         }
 
 
