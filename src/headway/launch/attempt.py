@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
@@ -51,6 +52,8 @@ def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, 
     _refuse_changes(run, config, wishes)
     attempt = run.begin_attempt(" ".join(sys.argv))
     try:
+        if wishes.restart and config.checkpoint.remote is not None and not (run.path / CLAIM_FILE).exists():
+            (run.path / RESTARTED_FILE).touch()  # what is in the remote tier is of the run before
         record = provenance(
             command=sys.argv,
             config_fingerprint=fingerprint(identity(config)),

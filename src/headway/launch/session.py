@@ -14,6 +14,11 @@ from functools import partial
 import torch
 
 from headway import __version__
+from headway.checkpoint.after_save import AfterSave
+from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.format import Manifest
+from headway.checkpoint.remote import claim_tier
+from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter, WriterSettings
 from headway.config import (
@@ -121,8 +126,10 @@ def _train(
     config: Config, task: Task, world: World, grid: LaneGrid, attempt: Attempt, callbacks: Sequence[Callback]
 ) -> None:
     run = RunDirectory(config.run_directory)
-    store = CheckpointStore(run.checkpoints, keep=config.checkpoint.keep, may_write=attempt.assert_current)
-    start = _find_start(run, store, world)
+    store = CheckpointStore(run.checkpoints)
+    if config.checkpoint.sign:
+        key_to_sign_with()  # or it would be missed at the first save only
+    start = _find_start(config, run, store, world, attempt)
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
@@ -164,6 +171,7 @@ def _train(
         "threads": threads,
         "determinism": config.determinism,
         "attempt": attempt.number,
+        "parent": {"step": start.step, "state_sha256": start.state_sha256} if start else None,
         "headway": __version__,
         "torch": torch.__version__,
         **left_out,
@@ -180,11 +188,12 @@ def _train(
         writer=CheckpointWriter(
             WriterSettings(
                 directory=run.checkpoints,
-                keep=config.checkpoint.keep,
                 fence=attempt.fence,
                 rank=world.rank,
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
+                after_save=AfterSave.settings(config, attempt.number),
+                sign=config.checkpoint.sign,
             ),
             world.gather_json,
         ),
@@ -232,18 +241,37 @@ def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.devic
     return settings, world.device
 
 
-def _find_start(run: RunDirectory, store: CheckpointStore, world: World) -> CheckpointInfo | None:
+def _find_start(
+    config: Config, run: RunDirectory, store: CheckpointStore, world: World, attempt: Attempt
+) -> CheckpointInfo | None:
     """The checkpoint to go on from, the same on every worker; None starts at step 0.
 
-    Only the first worker reads every byte to verify it.
+    Only the first worker reads every byte to verify it, and brings it from the remote tier if it has to.
     """
     if not world.is_first:
         step = world.broadcast_number(0)
         return store.info(step) if step >= 0 else None
     discard_outdated(store, decided(Ledger(run.ledger_path)))
-    found = what_to_do(run, store).checkpoint
+    claimed, remote = None, config.checkpoint.remote
+    if remote is not None:
+        # With a checkpoint here there is no need to wait for long until a store answers.
+        patience = 10.0 if store.folders() else 120.0
+        claimed = partial(claim_tier, remote, run.path, attempt.number, patience_seconds=patience)
+    find = partial(newest_of_tiers, store, claimed, accept=partial(_refuse_other_run, config))
+    found = what_to_do(run, store, find).checkpoint
     world.broadcast_number(found.step if found else -1)
     return found
+
+
+def _refuse_other_run(config: Config, manifest: Manifest, where: str) -> None:
+    """With an empty run directory, only the checkpoint itself can tell whether it is one of this run."""
+    if manifest.context.get("identity") != fingerprint(identity(config)):
+        raise ConfigError(
+            "there is no checkpoint here, and those in the remote tier were made with another config",
+            where=where,
+            fix="choose another name=..., or start over with --restart; to go on with it all the same, first"
+            " `headway checkpoints restore` it, then train with --accept-changes",
+        )
 
 
 def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> int:
