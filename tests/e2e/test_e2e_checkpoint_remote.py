@@ -19,7 +19,7 @@ from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.registry import Registry
 from headway.checkpoint.remote import RESTARTED_FILE, FencedError, RemoteTier, journal_of, read_claim
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.config import load_resolved
+from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
 from headway.supervise.ledger import Ledger
 from object_storage import S3Server
@@ -83,14 +83,9 @@ def once(*wanted: tuple[str, str, str], times: int = 1) -> Callable[[str, str, b
 
 
 def settings(run: Path, url: str, **remote: Any) -> dict[str, Any]:
-    return {
-        "run": str(run),
-        "attempt": 1,
-        "last_step": 100,
-        "batches": [[0, 8]],
-        "sequence_length": 32,
-        "checkpoint": {"keep": 1, "remote": {"url": url, **remote}},
-    }
+    checkpoint = {"keep": 1, "remote": {"url": url, **remote}}
+    config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=100), checkpoint=checkpoint)
+    return AfterSave.settings(config, 1)
 
 
 def test_a_run_whose_disk_is_gone_goes_on_from_the_bucket(place: Objects, run: Path, proxy: S3Proxy) -> None:

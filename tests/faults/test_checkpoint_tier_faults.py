@@ -18,6 +18,7 @@ from headway.checkpoint.format import step_name
 from headway.checkpoint.objects import Objects
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
+from headway.config import Config, TrainConfig
 from headway.core import faults
 from states import equal, make_state, names, save
 
@@ -127,8 +128,9 @@ def test_the_writer_of_an_old_attempt_stops_sending(
     tier: RemoteTier, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tier.take(run, 2)
-    settings = {"run": str(run), "attempt": 1, "last_step": 9, "batches": [[0, 8]], "sequence_length": 32}
-    after = AfterSave({**settings, "checkpoint": {"remote": {"url": f"file://{tmp_path}/remote"}}})
+    remote = {"url": f"file://{tmp_path}/remote"}
+    config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
+    after = AfterSave(AfterSave.settings(config, 1))
     after.close(30)
     assert "nothing more is uploaded: attempt 2 has the run now" in capsys.readouterr().err
     assert tier.manifest(3) is None

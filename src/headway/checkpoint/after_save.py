@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.folders import checkpoint_folders
@@ -17,12 +18,13 @@ from headway.checkpoint.format import Manifest, read_manifest, step_name
 from headway.checkpoint.pruning import Pruner, candidate_of
 from headway.checkpoint.registry import LOCAL, Registry
 from headway.checkpoint.remote import FencedError, RemoteTier, place_of, read_claim
-from headway.checkpoint.retention import Candidate, outdated
+from headway.checkpoint.retention import Candidate, Every, Rules, outdated
 from headway.checkpoint.uploader import Uploader
-from headway.config import Batches, Config, Interval
-from headway.config.checkpoint import CheckpointConfig, RemoteConfig
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, HeadwayError
+
+if TYPE_CHECKING:
+    from headway.config import Batches, Config
 
 REMOTE = "remote"
 #: How long the end of a run that is not finished (it may be in the grace period of a preemption) waits for an upload.
@@ -43,18 +45,21 @@ class AfterSave:
         self.directory = self.run / "checkpoints"
         self._attempt = int(settings["attempt"])
         self._last_step: int | None = settings["last_step"]
-        self._batches = Batches(
-            tuple((int(a), int(b)) for a, b in settings["batches"]), int(settings["sequence_length"])
-        )
-        self._config = CheckpointConfig.model_validate(settings["checkpoint"])
+        self._full_every = Every.parse(settings["full_every"])
+        self._remote: Mapping[str, Any] | None = settings["remote"]
+        rules = Rules.parse(settings["rules"])
+        self._remote_rules = Rules.parse(self._remote["rules"]) if self._remote else rules
+        self._remote_every = Every.parse(self._remote["every"]) if self._remote else None
+        intervals = (self._full_every, rules.keep_every, self._remote_rules.keep_every, self._remote_every)
+        self._batches = _batches(settings) if any(i is not None and i.unit == "tokens" for i in intervals) else None
         self._registry = Registry(self.run)
         self._last_full: tuple[int, float] | None = None
         self._last_ordered: tuple[int, float] | None = None
         self._remote_steps: dict[int, Candidate] | None = None
         self._stopping, self._finished = threading.Event(), False
-        self._uploader = self._start_uploader(self._config.remote)
+        self._uploader = self._start_uploader() if self._remote else None
         self._prune = Pruner(
-            self.directory, self._config, self._batches, self._pinned, lambda step: self._registry.forget(LOCAL, step)
+            self.directory, rules, self._batches, self._pinned, lambda step: self._registry.forget(LOCAL, step)
         )
 
     @staticmethod
@@ -65,14 +70,22 @@ class AfterSave:
             config: Resolved.
             attempt: Number of the attempt that saves.
         """
-        batches = config.train.batches
+        batches, checkpoint, remote = config.train.batches, config.checkpoint, config.checkpoint.remote
         return {
             "run": str(Path(config.run_directory).absolute()),
             "attempt": attempt,
             "last_step": config.train.steps,
             "batches": [list(part) for part in batches.parts],
             "sequence_length": batches.sequence_length,
-            "checkpoint": config.checkpoint.model_dump(mode="json"),
+            "full_every": Every.of(checkpoint.full_every),
+            "rules": asdict(Rules.of(checkpoint)),
+            "remote": None
+            if remote is None
+            else {
+                **remote.model_dump(mode="json", include={"url", "options", "encrypt"}),
+                "every": Every.of(remote.every),
+                "rules": asdict(Rules.of(remote)),
+            },
         }
 
     def context(self, step: int) -> dict[str, Any]:
@@ -80,7 +93,7 @@ class AfterSave:
 
         To be called once per save, when metrics of the step have been recorded.
         """
-        now, every = (step, time.time()), self._config.full_every
+        now, every = (step, time.time()), self._full_every
         full = (
             every is None
             or self._last_full is None
@@ -132,9 +145,7 @@ class AfterSave:
 
     # Sending
 
-    def _start_uploader(self, remote: RemoteConfig | None) -> Uploader | None:
-        if remote is None:
-            return None
+    def _start_uploader(self) -> Uploader:
         uploader = Uploader(self.run, self._open_tier, self._sent, self._stopping)
         try:
             self._send_newest(uploader)  # what the attempt before could not finish
@@ -144,9 +155,8 @@ class AfterSave:
 
     def _open_tier(self) -> RemoteTier:
         """The remote tier as this attempt has claimed it; claimed now, where that could not be done at the start."""
-        assert self._config.remote is not None
-        settings = self._config.remote.model_dump(mode="json")
-        place = place_of(settings, self.run.name, patience_seconds=PATIENCE_SECONDS, stopping=self._stopping)
+        assert self._remote is not None
+        place = place_of(self._remote, self.run.name, patience_seconds=PATIENCE_SECONDS, stopping=self._stopping)
         tier, claim = RemoteTier.find(place, self.run), read_claim(self.run)
         if claim is not None and claim.url == tier.url and claim.attempt >= self._attempt:
             if claim.attempt > self._attempt:
@@ -155,10 +165,10 @@ class AfterSave:
         return tier.take(self.run, self._attempt)
 
     def _hand_over(self, folder: Path, manifest: Manifest) -> None:
-        if self._uploader is None or self._config.remote is None:
+        if self._uploader is None:
             return
         now = (manifest.step, float(manifest.context.get("time") or time.time()))
-        every: Interval | None = self._config.remote.every
+        every = self._remote_every
         if (
             every is None
             or self._last_ordered is None
@@ -180,8 +190,7 @@ class AfterSave:
 
     def _sent(self, tier: RemoteTier, manifest: Manifest) -> None:
         """Index what is there now, and remove what has become too old there."""
-        assert self._config.remote is not None
-        rules = self._config.remote
+        rules = self._remote_rules
         self._registry.add(manifest, REMOTE, tier.objects.url_of(step_name(manifest.step)))
         if self._remote_steps is None:
             self._remote_steps = {
@@ -202,3 +211,10 @@ class AfterSave:
 
     def _pinned(self) -> set[int]:
         return self._uploader.pinned() if self._uploader is not None else set()
+
+
+def _batches(settings: Mapping[str, Any]) -> Batches:
+    """The run's, for intervals in tokens; only then is the config's package worth its time to load."""
+    from headway.config import Batches
+
+    return Batches(tuple((int(a), int(b)) for a, b in settings["batches"]), int(settings["sequence_length"]))

@@ -10,11 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headway.config.batches import Batches
-from headway.config.units import Interval
+from headway.checkpoint.retention import Every
 from headway.core.files import parse_json_lines
+
+if TYPE_CHECKING:
+    from headway.config import Batches
 
 #: Key of the context: `full` or `light`.
 KIND = "kind"
@@ -74,7 +76,7 @@ def step_context(run: Path, step: int, full: bool) -> dict[str, Any]:
     return context
 
 
-def crossed(interval: Interval, before: tuple[int, float], now: tuple[int, float], batches: Batches | None) -> bool:
+def crossed(interval: Every, before: tuple[int, float], now: tuple[int, float], batches: Batches | None) -> bool:
     """Whether something that happens every so often is due at a point, when it last happened at the one before.
 
     Points are (step, Unix seconds). In steps and tokens it is due when a multiple lies between the two, so checkpoints

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.checkpoint.contents import step_metrics
 from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard
 from headway.checkpoint.format import Manifest, read_manifest
-from headway.checkpoint.retention import Candidate, kept, outdated
-from headway.config.batches import Batches
-from headway.config.checkpoint import RetentionConfig
+from headway.checkpoint.retention import Candidate, Rules, kept, outdated
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
+
+if TYPE_CHECKING:
+    from headway.config import Batches
 
 
 class Pruner:
@@ -31,7 +33,7 @@ class Pruner:
     def __init__(
         self,
         directory: Path,
-        rules: RetentionConfig,
+        rules: Rules,
         batches: Batches | None = None,
         pinned: Callable[[], Collection[int]] = tuple,
         forget: Callable[[int], object] = lambda _: None,

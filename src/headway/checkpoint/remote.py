@@ -24,17 +24,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.sealed_objects import SEALED, SealedObjects
 from headway.checkpoint.sealing import VARIABLE, encryption_key
-from headway.config.checkpoint import RemoteConfig
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.faults import fault_point
 from headway.core.files import read_json_lines, sha256_file, write_json
+
+if TYPE_CHECKING:
+    from headway.config import RemoteConfig
 
 #: In the run directory: what this run has claimed. In a new one after `--restart`, the wish to claim afresh.
 CLAIM_FILE = "remote.json"

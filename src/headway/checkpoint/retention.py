@@ -3,10 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headway.config.checkpoint import RetentionConfig
+from headway.core.format import format_seconds
+
+if TYPE_CHECKING:
+    from headway.config import Interval, RetentionConfig
+
+
+class Every(NamedTuple):
+    """An interval; the config's is not for the process that writes checkpoints, which is to start at once."""
+
+    amount: int
+    unit: str
+    """`steps`, `tokens` or `seconds`."""
+
+    def __str__(self) -> str:
+        return f"{self.amount:,} {self.unit}"
+
+    @classmethod
+    def of(cls, interval: Interval | None) -> Every | None:
+        """The same as a config has it."""
+        return None if interval is None else cls(interval.amount, interval.unit)
+
+    @classmethod
+    def parse(cls, record: Sequence[Any] | None) -> Every | None:
+        """From its JSON form, a list of two."""
+        return None if record is None else cls(int(record[0]), str(record[1]))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is kept (`config.RetentionConfig`)."""
+
+    keep: int = 3
+    keep_every: Every | None = None
+    keep_best: int = 0
+    keep_metric: str = "evaluation/loss"
+    keep_for_seconds: int | None = None
+
+    @classmethod
+    def of(cls, config: RetentionConfig) -> Rules:
+        """The rules of a config."""
+        age = config.keep_for.amount if config.keep_for is not None else None
+        return cls(config.keep, Every.of(config.keep_every), config.keep_best, config.keep_metric, age)
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Rules:
+        """From its JSON form, the fields by name."""
+        return cls(**{**record, "keep_every": Every.parse(record["keep_every"])})
 
 
 @dataclass(frozen=True)
@@ -24,7 +71,7 @@ class Candidate:
     """Its manifest can be read."""
 
 
-def kept(candidates: Iterable[Candidate], rules: RetentionConfig, now: float) -> dict[int, str]:
+def kept(candidates: Iterable[Candidate], rules: Rules, now: float) -> dict[int, str]:
     """The steps that stay, each with the first rule that keeps it; all others go.
 
     The newest good one always stays. Checkpoints that are not good count in no rule, so they push out none that is;
@@ -51,15 +98,13 @@ def kept(candidates: Iterable[Candidate], rules: RetentionConfig, now: float) ->
         keep(_first_of_each(good, rules.keep_every.amount, rules.keep_every.unit), f"one every {rules.keep_every}")
     if rules.keep_best:
         keep(_best(good, rules.keep_best), f"among the best {rules.keep_best} by {rules.keep_metric}")
-    if rules.keep_for is not None:
-        oldest = now - rules.keep_for.amount
-        keep((c for c in good if c.time >= oldest), f"younger than {rules.keep_for}")
+    if rules.keep_for_seconds is not None:
+        oldest = now - rules.keep_for_seconds
+        keep((c for c in good if c.time >= oldest), f"younger than {format_seconds(rules.keep_for_seconds)}")
     return reasons
 
 
-def outdated(
-    candidates: Sequence[Candidate], rules: RetentionConfig, now: float, pinned: Collection[int] = ()
-) -> list[int]:
+def outdated(candidates: Sequence[Candidate], rules: Rules, now: float, pinned: Collection[int] = ()) -> list[int]:
     """The steps that go, the oldest first; never one that is `pinned`, because somebody reads it."""
     stay = kept(candidates, rules, now)
     return sorted(c.step for c in candidates if c.step not in stay and c.step not in pinned)

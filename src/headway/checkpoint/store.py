@@ -17,9 +17,9 @@ from headway.checkpoint.images import Piece, dtype_name, plan_images
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.publish import Publisher, write_part
 from headway.checkpoint.reading import SavedTensors, read_tensors
+from headway.checkpoint.retention import Rules
 from headway.checkpoint.signing import Key
 from headway.checkpoint.verify import Verification, verify_checkpoint
-from headway.config.checkpoint import RetentionConfig
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.format import format_bytes
@@ -83,7 +83,7 @@ class CheckpointStore:
             raise ValueError("at least one checkpoint must be kept")
         self.directory, self.keep = Path(directory), keep
         self.publisher = Publisher(self.directory, may_write, sign_with)
-        self.after_save = after_save or Pruner(self.directory, RetentionConfig(keep=keep))
+        self.after_save = after_save or Pruner(self.directory, Rules(keep=keep))
         self._max_shard_bytes = max_shard_bytes
 
     # Reading

@@ -12,7 +12,7 @@ from headway.cli.common import JsonOption, RunArgument, print_json, print_table
 
 if TYPE_CHECKING:
     from headway.checkpoint.compare import Comparison, TensorDifference
-    from headway.config import RetentionConfig
+    from headway.checkpoint.retention import Rules
 
 CheckpointArgument = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Checkpoint folder.")]
 
@@ -144,18 +144,19 @@ def _run_of(path: Path) -> Path:
     return path.parent if path.name == "checkpoints" else path
 
 
-def _rules(run: Path, keep: int | None) -> RetentionConfig:
-    from headway.config import RetentionConfig, load_resolved
+def _rules(run: Path, keep: int | None) -> Rules:
+    from headway.checkpoint.retention import Rules
+    from headway.config import load_resolved
     from headway.core.errors import CheckpointError
 
     if keep is not None:
-        return RetentionConfig(keep=keep)
+        return Rules(keep=keep)
     config = run / "config.yaml"
     if not config.exists():
         raise CheckpointError(
             "there is no config that says what to keep", where=str(run.absolute()), fix="give a run, or --keep N"
         )
-    return load_resolved(config).checkpoint
+    return Rules.of(load_resolved(config).checkpoint)
 
 
 def _comparison(found: Comparison) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_fol
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import LOCAL, Place, Registry
 from headway.checkpoint.remote import RemoteTier, claim_tier
-from headway.checkpoint.retention import Candidate, kept
+from headway.checkpoint.retention import Candidate, Rules, kept
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
-from headway.config import Config, RetentionConfig, identity, load_resolved
+from headway.config import Config, identity, load_resolved
 from headway.core import console
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import atomic_write, fingerprint, sync_folder, write_json
@@ -84,7 +84,7 @@ def restore(
     return Restored(found.step, run.checkpoints / step_name(found.step), found.state_sha256, tuple(aside))
 
 
-def prune(run: RunDirectory, rules: RetentionConfig, dry_run: bool = False) -> tuple[dict[int, str], list[int]]:
+def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[int, str], list[int]]:
     """Remove the checkpoints of a run that the rules do not keep.
 
     The newest that verifies, every byte of it, always stays; what is newer and does not verify counts in no rule.

@@ -19,9 +19,9 @@ from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import Place, Registry, on_network
-from headway.checkpoint.retention import Candidate, kept, outdated
+from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.store import CheckpointStore
-from headway.config import Batches, Interval, RetentionConfig
+from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
 from states import names, save
 
 NOW = 1_000_000.0
@@ -34,28 +34,28 @@ def made(*steps: int, **more: Any) -> list[Candidate]:
 
 def test_each_rule_keeps_what_it_says() -> None:
     candidates = made(*range(100, 1300, 100))
-    assert outdated(candidates, RetentionConfig(keep=2), NOW) == list(range(100, 1100, 100))
-    rules = RetentionConfig(keep=1, keep_every=Interval(450, "steps"))
+    assert outdated(candidates, Rules(keep=2), NOW) == list(range(100, 1100, 100))
+    rules = Rules(keep=1, keep_every=Every(450, "steps"))
     assert sorted(kept(candidates, rules, NOW)) == [500, 900, 1200]
     tokens = [Candidate(c.step, c.time, tokens=10 * c.step) for c in candidates]
-    rules = RetentionConfig(keep=1, keep_every=Interval.parse("5k tokens"))
+    rules = Rules(keep=1, keep_every=Every(5000, "tokens"))
     assert sorted(kept(tokens, rules, NOW)) == [500, 1000, 1200]
-    rules = RetentionConfig(keep=1, keep_for=Interval.parse("3 min"))
+    rules = Rules(keep=1, keep_for_seconds=180)
     assert sorted(kept(candidates, rules, NOW)) == [900, 1000, 1100, 1200]
     hourly = [Candidate(step, NOW + 1800 * step) for step in range(8)]
-    kept_hourly = sorted(kept(hourly, RetentionConfig(keep=1, keep_every=Interval.parse("1 h")), NOW))
+    kept_hourly = sorted(kept(hourly, Rules(keep=1, keep_every=Every(3600, "seconds")), NOW))
     assert len(kept_hourly) in (4, 5, 6) and kept_hourly[-1] == 7
     losses = dict(zip(range(100, 700, 100), [3.0, 1.0, 2.0, math.nan, 1.0, 5.0], strict=True))
     scored = [Candidate(step, NOW, metric=loss) for step, loss in losses.items()]
-    reasons = kept([*scored, Candidate(50, NOW)], RetentionConfig(keep=1, keep_best=2), NOW)
+    reasons = kept([*scored, Candidate(50, NOW)], Rules(keep=1, keep_best=2), NOW)
     assert sorted(reasons) == [200, 500, 600]
     assert reasons[600] == "the newest" and reasons[500] == "among the best 2 by evaluation/loss"
 
 
 def test_what_is_pinned_or_cannot_be_read_is_not_taken_for_old() -> None:
     candidates = [*made(1, 2, 3), Candidate(4, NOW, good=False)]
-    assert outdated(candidates, RetentionConfig(keep=1), NOW, pinned=[1]) == [2]
-    assert outdated([Candidate(1, NOW, good=False), *made(2, 3, 4)], RetentionConfig(keep=2), NOW) == [1, 2]
+    assert outdated(candidates, Rules(keep=1), NOW, pinned=[1]) == [2]
+    assert outdated([Candidate(1, NOW, good=False), *made(2, 3, 4)], Rules(keep=2), NOW) == [1, 2]
 
 
 @given(
@@ -71,11 +71,11 @@ def test_what_is_pinned_or_cannot_be_read_is_not_taken_for_old() -> None:
         unique_by=lambda c: c.step,
     ),
     st.builds(
-        RetentionConfig,
+        Rules,
         keep=st.integers(1, 3),
         keep_best=st.integers(0, 2),
-        keep_every=st.sampled_from([None, Interval(7, "steps"), Interval(9, "tokens"), Interval(60, "seconds")]),
-        keep_for=st.sampled_from([None, Interval(3600, "seconds")]),
+        keep_every=st.sampled_from([None, Every(7, "steps"), Every(9, "tokens"), Every(60, "seconds")]),
+        keep_for_seconds=st.sampled_from([None, 3600]),
     ),
 )
 def test_the_newest_good_one_stays_and_what_stays_now_stays_the_next_time(
@@ -90,7 +90,7 @@ def test_the_newest_good_one_stays_and_what_stays_now_stays_the_next_time(
 
 def test_the_best_are_found_by_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    rules = RetentionConfig(keep=1, keep_best=1)
+    rules = Rules(keep=1, keep_best=1)
     store = CheckpointStore(run / "checkpoints", after_save=Pruner(run / "checkpoints", rules))
     run.mkdir()
     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0], start=1):
@@ -124,12 +124,21 @@ def test_the_best_are_found_by_what_was_recorded(tmp_path: Path, monkeypatch: py
 )
 def test_what_is_due_between_two_checkpoints(interval: str, before: int, now: int, due: bool) -> None:
     batches = Batches(((0, 8),), 32)  # 256 tokens per step
-    assert crossed(Interval.parse(interval), (before, 10.0 * before), (now, 10.0 * now), batches) is due
+    assert crossed(Every.of(Interval.parse(interval)), (before, 10.0 * before), (now, 10.0 * now), batches) is due
 
 
 def settings(run: Path, **checkpoint: Any) -> dict[str, Any]:
-    common = {"run": str(run), "attempt": 1, "last_step": 9, "batches": [[0, 8]], "sequence_length": 32}
-    return {**common, "checkpoint": checkpoint}
+    config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint=checkpoint)
+    return json.loads(json.dumps(AfterSave.settings(config, 1)))
+
+
+def test_rules_survive_the_way_to_another_process(tmp_path: Path) -> None:
+    keys = {"keep": 2, "keep_every": "5k steps", "keep_best": 1, "keep_metric": "x", "keep_for": "1 h"}
+    expected = Rules(2, Every(5000, "steps"), 1, "x", 3600)
+    assert Rules.of(RetentionConfig(**keys)) == expected
+    record = settings(tmp_path, **keys, remote={"url": "s3://b", "every": "1k tokens", **keys})
+    assert Rules.parse(record["rules"]) == Rules.parse(record["remote"]["rules"]) == expected
+    assert Every.parse(record["remote"]["every"]) == Every(1000, "tokens")
 
 
 def test_full_and_light_checkpoints(tmp_path: Path) -> None:
@@ -153,8 +162,8 @@ def test_nothing_that_goes_wrong_after_a_save_ends_training(
     assert "ZeroDivisionError" in said and "step 1 is not uploaded: this URL cannot be used" in said
 
 
-def test_what_runs_after_saves_needs_no_torch() -> None:
-    code = "import headway.checkpoint.after_save, sys; sys.exit('torch' in sys.modules)"
+def test_the_process_that_writes_loads_neither_torch_nor_the_config() -> None:
+    code = "import headway.checkpoint.write_process, sys; sys.exit(any(m in sys.modules for m in ('torch', 'yaml')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from headway.checkpoint.registry import Registry
 from headway.checkpoint.remote import RemoteTier, claim_tier, journal_of
+from headway.checkpoint.retention import Rules
 from headway.checkpoint.store import CheckpointStore
 from headway.cli import checkpoints as verb
-from headway.config import Config, RemoteConfig, RetentionConfig, TrainConfig, dump_config, identity
+from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
 from headway.supervise.ledger import Ledger
@@ -115,7 +116,7 @@ def test_prune_by_the_rules_of_the_run_or_a_number(run: RunDirectory) -> None:
     assert names(run.checkpoints) == ["step-00000003", "step-00000004"]
     path = run.checkpoints / "step-00000004" / "shard-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
-    stay, gone = prune(run, RetentionConfig(keep=1))
+    stay, gone = prune(run, Rules(keep=1))
     assert gone == [] and set(stay) == {3, 4}, "4 is damaged, so 3 is the newest that counts"
 
 
