@@ -12,7 +12,8 @@ from typing import Any
 from headway.checkpoint.bring import bring
 from headway.checkpoint.folders import TEMPORARY, checkpoint_folders
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
-from headway.checkpoint.remote import RemoteTier, open_place, send_folder
+from headway.checkpoint.objects import Objects
+from headway.checkpoint.remote import RemoteTier, open_place
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core.console import warning
@@ -138,10 +139,31 @@ def _uploader(target: str, options: dict[str, Any] | None) -> Callable[[Path, Ma
     place = open_place(target, options)
 
     def put(folder: Path, manifest: Manifest) -> str:
-        send_folder(place, folder, manifest)
+        _send_folder(place, folder, manifest)
         return place.url_of(step_name(manifest.step))
 
     return put
+
+
+def _send_folder(place: Objects, folder: Path, manifest: Manifest) -> bool:
+    """Copy a checkpoint that has been verified into a folder of copies, the manifest last; False when it is there.
+
+    Raises:
+        CheckpointError: another state of that step is there, or the store cannot be used.
+    """
+    name = step_name(manifest.step)
+    tier = RemoteTier(place)
+    there = tier.manifest(manifest.step)
+    if there is not None and there.state_sha256 == manifest.state_sha256:
+        return False
+    taken = CheckpointError("another state is there", where=place.url_of(name), fix="copy to another place")
+    if there is not None:
+        raise taken
+    for file in manifest.files:
+        place.put(f"{name}/{file}", folder / file)
+    if not place.create(f"{name}/{MANIFEST}", (folder / MANIFEST).read_bytes()):
+        raise taken
+    return True
 
 
 def _copier(target: Path) -> Callable[[Path, Manifest], str]:

@@ -278,27 +278,6 @@ class RemoteTier:
         self.objects.write(_NEWEST, json.dumps({"step": step, "time": time.time()}).encode())
 
 
-def send_folder(place: Objects, folder: Path, manifest: Manifest) -> bool:
-    """Copy a checkpoint that has been verified into a folder of copies, the manifest last; False when it is there.
-
-    Raises:
-        CheckpointError: another state of that step is there, or the store cannot be used.
-    """
-    name = step_name(manifest.step)
-    tier = RemoteTier(place)
-    there = tier.manifest(manifest.step)
-    if there is not None and there.state_sha256 == manifest.state_sha256:
-        return False
-    taken = CheckpointError("another state is there", where=place.url_of(name), fix="copy to another place")
-    if there is not None:
-        raise taken
-    for file in manifest.files:
-        place.put(f"{name}/{file}", folder / file)
-    if not place.create(f"{name}/{MANIFEST}", (folder / MANIFEST).read_bytes()):
-        raise taken
-    return True
-
-
 class _Journal:
     """What has been sent of one checkpoint, and as which version: a line per file, each on disk when it counts."""
 
