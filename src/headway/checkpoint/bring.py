@@ -34,6 +34,7 @@ def newest_of_tiers(
     open_tier: Callable[[], RemoteTier] | None,
     notice: Callable[[str], None] = console.warning,
     accept: Callable[[Manifest, str], None] = lambda manifest, where: None,
+    usable: Callable[[Manifest], bool] = lambda manifest: True,
 ) -> CheckpointInfo | None:
     """The newest checkpoint that verifies, from the nearest tier that has it; None when there never was one.
 
@@ -42,6 +43,7 @@ def newest_of_tiers(
         open_tier: Gives the remote tier, claimed, so that an attempt before cannot publish there any more.
         notice: Told about every newer one that is passed over, and why.
         accept: Asked about a remote checkpoint when there is none here; raises when it is not one of this run.
+        usable: Whether a remote checkpoint may be gone on from; the others are passed over.
 
     Raises:
         CheckpointError: there are checkpoints, and none verifies; or there is none here, and the remote tier cannot be
@@ -56,7 +58,7 @@ def newest_of_tiers(
     except CheckpointError as error:
         damaged = error
     try:
-        found = _newer(store, open_tier(), here.step if here else -1, notice, accept)
+        found = _newer(store, open_tier(), here.step if here else -1, notice, accept, usable)
     except UnreachableError as error:
         if here is None:
             raise CheckpointError(
@@ -77,6 +79,7 @@ def _newer(
     step: int,
     notice: Callable[[str], None],
     accept: Callable[[Manifest, str], None],
+    usable: Callable[[Manifest], bool],
 ) -> CheckpointInfo | None:
     """The newest remote checkpoint beyond a step that verifies, brought here; None when there is none."""
     seen = False
@@ -85,6 +88,9 @@ def _newer(
         try:
             manifest = tier.manifest(candidate)
             if manifest is None:
+                continue
+            if not usable(manifest):
+                notice(f"passing over {where}: it was made with rows that are left out now")
                 continue
             if step < 0:
                 accept(manifest, where)

@@ -48,7 +48,7 @@ from headway.parallel.world import World, open_world, world_size_from_environmen
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.notices import watching_for
-from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, take_decisions
+from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, is_outdated, take_decisions
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
@@ -126,7 +126,7 @@ def _train(
     config: Config, task: Task, world: World, grid: LaneGrid, attempt: Attempt, callbacks: Sequence[Callback]
 ) -> None:
     run = RunDirectory(config.run_directory)
-    store = CheckpointStore(run.checkpoints)
+    store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
     if config.checkpoint.sign:
         key_to_sign_with()  # or it would be missed at the first save only
     start = _find_start(config, run, store, world, attempt)
@@ -251,13 +251,20 @@ def _find_start(
     if not world.is_first:
         step = world.broadcast_number(0)
         return store.info(step) if step >= 0 else None
-    discard_outdated(store, decided(Ledger(run.ledger_path)))
+    left_out = decided(Ledger(run.ledger_path))
+    discard_outdated(store, left_out)
     claimed, remote = None, config.checkpoint.remote
     if remote is not None:
         # With a checkpoint here there is no need to wait for long until a store answers.
         patience = 10.0 if store.folders() else 120.0
         claimed = partial(claim_tier, remote, run.path, attempt.number, patience_seconds=patience)
-    find = partial(newest_of_tiers, store, claimed, accept=partial(_refuse_other_run, config))
+    find = partial(
+        newest_of_tiers,
+        store,
+        claimed,
+        accept=partial(_refuse_other_run, config),
+        usable=lambda m: not is_outdated(m, left_out),
+    )
     found = what_to_do(run, store, find).checkpoint
     world.broadcast_number(found.step if found else -1)
     return found
