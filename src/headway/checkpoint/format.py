@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
+from headway.checkpoint.signing import signature_problem
 from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
 from headway.core.files import canonical_json, fingerprint, sha256_bytes
@@ -173,7 +174,8 @@ class Manifest(_Part):
         """Read a manifest.
 
         Raises:
-            ValueError: this is none, or one of an unknown version, or it is damaged; the message says which.
+            ValueError: this is none, or one of an unknown version, or it is damaged, or not signed as it should be; the
+                message says which.
         """
         try:
             record = json.loads(text)
@@ -186,10 +188,14 @@ class Manifest(_Part):
         if record.pop("manifest_sha256", None) != fingerprint(record):
             raise ValueError("has changed since it was written (manifest_sha256 differs)")
         try:
-            return cls.model_validate(record)
+            manifest = cls.model_validate(record)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise ValueError(f"is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        problem = signature_problem(manifest)
+        if problem is not None:
+            raise ValueError(problem)
+        return manifest
 
 
 def step_name(step: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoint.folders import REPLACED, TEMPORARY, discard, remove
 from headway.checkpoint.format import (
     ITEM_BYTES,
     MANIFEST,
@@ -29,16 +29,12 @@ from headway.checkpoint.format import (
     step_of,
 )
 from headway.checkpoint.images import Image, Piece, write_image
+from headway.checkpoint.signing import Key, signed
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
 from headway.core.cores import usable_cores
 from headway.core.faults import fault_point
 from headway.core.files import sync_folder
-
-#: A save in progress, or a checkpoint on its way out. Nobody reads these.
-TEMPORARY = ".tmp-"
-#: A checkpoint that steps aside while another of the same step takes its place. It counts as long as that is not there.
-REPLACED = ".replaced-"
 
 
 @dataclass(frozen=True)
@@ -96,10 +92,13 @@ class Publisher:
         directory: The `checkpoints` folder; it is made when it is needed.
         may_write: Called before anything is touched and right before a save becomes visible; raises when this process
             no longer owns the run.
+        sign_with: Signs manifests.
     """
 
-    def __init__(self, directory: Path, may_write: Callable[[], None] = lambda: None) -> None:
-        self.directory, self._may_write = directory, may_write
+    def __init__(
+        self, directory: Path, may_write: Callable[[], None] = lambda: None, sign_with: Key | None = None
+    ) -> None:
+        self.directory, self._may_write, self._sign_with = directory, may_write, sign_with
 
     def assert_owned(self) -> None:
         """Make sure that this process may write.
@@ -157,6 +156,8 @@ class Publisher:
             files={name: entry for part in parts for name, entry in part.files.items()},
             tensors=tensors,
         )
+        if self._sign_with is not None:
+            manifest = signed(manifest, self._sign_with)
         fault_point("checkpoint.manifest")
         with (folder / MANIFEST).open("wb") as file:
             file.write(manifest.render())
@@ -192,25 +193,9 @@ class Publisher:
         for path in self.directory.glob(f"{REPLACED}*"):
             name = self.directory / path.name.removeprefix(REPLACED)
             if os.path.lexists(name):
-                self.discard(path)
+                discard(path)
             else:
                 path.rename(name)
-
-    def discard(self, folder: Path) -> None:
-        """Remove a checkpoint, out of sight first, so that a kill never leaves half of one to be found."""
-        hidden = self.directory / f"{TEMPORARY}discarded-{folder.name}"
-        remove(hidden)
-        folder.rename(hidden)
-        fault_point("checkpoint.discard")
-        remove(hidden)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link (not what it leads to) or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _entries(folder: Path, written: Iterable[WrittenPiece]) -> dict[str, TensorEntry]:

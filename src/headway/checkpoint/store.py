@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.format import Manifest, read_manifest, step_name, step_of, tensor_bytes
+from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard, remove
+from headway.checkpoint.format import Manifest, read_manifest, step_name, tensor_bytes
 from headway.checkpoint.images import Piece, dtype_name, plan_images
-from headway.checkpoint.publish import REPLACED, Publisher, remove, write_part
+from headway.checkpoint.pruning import Pruner
+from headway.checkpoint.publish import Publisher, write_part
 from headway.checkpoint.reading import SavedTensors, read_tensors
+from headway.checkpoint.retention import Rules
+from headway.checkpoint.signing import Key
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
 from headway.core.errors import CheckpointError
-from headway.core.faults import fault_point
 from headway.core.format import format_bytes
 from headway.core.types import Block
 
@@ -62,6 +65,9 @@ class CheckpointStore:
         keep: Newest checkpoints that survive a save.
         may_write: Called right before a save becomes visible; raises when this process no longer owns the run.
         max_shard_bytes: Size of a file, roughly; a larger tensor gets a file of its own.
+        after_save: Called with the manifest of what has been published (`AfterSave`); when not given, the newest `keep`
+            are kept.
+        sign_with: Signs manifests.
     """
 
     def __init__(
@@ -70,11 +76,14 @@ class CheckpointStore:
         keep: int = 3,
         may_write: Callable[[], None] = lambda: None,
         max_shard_bytes: int = 2 * 1024**3,
+        after_save: Callable[[Manifest], None] | None = None,
+        sign_with: Key | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError("at least one checkpoint must be kept")
         self.directory, self.keep = Path(directory), keep
-        self.publisher = Publisher(self.directory, may_write)
+        self.publisher = Publisher(self.directory, may_write, sign_with)
+        self.after_save = after_save or Pruner(self.directory, Rules(keep=keep))
         self._max_shard_bytes = max_shard_bytes
 
     # Reading
@@ -86,15 +95,11 @@ class CheckpointStore:
             CheckpointError: the directory cannot be read.
         """
         try:
-            names = [path.name for path in self.directory.iterdir()] if self.directory.exists() else []
+            return list(checkpoint_folders(self.directory).values())
         except OSError as error:
             raise CheckpointError(
                 f"checkpoints cannot be looked for: {error.strerror}", where=str(self.directory), fix="make it readable"
             ) from error
-        found = {step: name for name in names if (step := step_of(name)) is not None}
-        # A replacement that was killed between its two renames.
-        aside = {step: name for name in names if (step := step_of(name.removeprefix(REPLACED))) is not None}
-        return [self.directory / name for _, name in sorted({**aside, **found}.items())]
 
     def list(self) -> Sequence[CheckpointInfo]:
         """The checkpoints whose manifest can be read, by rising step; their bytes are not looked at."""
@@ -223,7 +228,7 @@ class CheckpointStore:
         with self.saving(step, os.getpid(), sum(image.nbytes for image in images)) as folder:
             part = write_part(folder, images, lambda piece: tensor_bytes(tensors[piece.name]))
             manifest = self.publisher.finish(folder, [part], {**cursor, "step": step}, {**context, "time": time.time()})
-        self.prune(step)
+        self.after_save(manifest)
         return manifest
 
     @contextmanager
@@ -248,20 +253,6 @@ class CheckpointStore:
             remove(temporary)
             raise
 
-    def prune(self, saved: int) -> None:
-        """Remove all but the newest `keep` checkpoints up to the one just saved, which is good and so among them.
-
-        Folders of later steps were passed over when the run resumed; they are evidence, and their turn comes when the
-        run gets there.
-        """
-        folders = [folder for folder in self.folders() if (step_of(folder.name) or 0) <= saved]
-        for folder in (*self.directory.glob(f"{REPLACED}*"), *folders[: -self.keep]):
-            try:
-                fault_point("checkpoint.prune")
-                self.publisher.discard(folder)
-            except OSError as error:
-                console.warning(f"the old checkpoint {folder} cannot be removed: {error.strerror}")
-
     def discard(self, step: int) -> None:
         """Remove the checkpoint of one step.
 
@@ -270,7 +261,7 @@ class CheckpointStore:
         """
         self.publisher.assert_owned()
         try:
-            self.publisher.discard(self._folder(step))
+            discard(self._folder(step))
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {step} cannot be removed: {error.strerror}",

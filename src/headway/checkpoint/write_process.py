@@ -11,16 +11,19 @@ import mmap
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.fence import Fence, Fenced
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.images import Piece, plan_images
 from headway.checkpoint.publish import Part, write_part
+from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.staging import image_offsets, views_of
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
@@ -39,7 +42,7 @@ class WriteProcess:
 
     Args:
         settings: What does not change: `directory`, `keep`, `max_shard_bytes`, `fence`, `rank`, `workers`,
-            `patience_seconds`.
+            `patience_seconds`, `after_save`, `sign`.
         answers: Where outcomes go, as JSON lines.
     """
 
@@ -47,16 +50,25 @@ class WriteProcess:
         fence = settings["fence"]
         self._fence = Fence(Path(fence["path"]), fence["owner"], fence["name"]) if fence else None
         self._may_write = self._fence.assert_held if self._fence else lambda: None
-        self._store = CheckpointStore(Path(settings["directory"]), settings["keep"], self._may_write)
+        follows = settings["after_save"] if settings["rank"] == 0 else None
+        self._after_save = AfterSave(follows) if follows else None
+        self._store = CheckpointStore(
+            Path(settings["directory"]),
+            settings["keep"],
+            self._may_write,
+            after_save=self._after_save,
+            sign_with=key_to_sign_with() if settings["sign"] and settings["rank"] == 0 else None,
+        )
         self._max_shard_bytes: int = settings["max_shard_bytes"]
         self._rank: int = settings["rank"]
         self._workers: int = settings["workers"]
         self._patience_seconds: float = settings["patience_seconds"]
         self._answers, self._worker = answers, os.getppid()
+        self._telling = threading.Lock()  # what follows a save has threads of its own
 
     def tell(self, kind: str, **content: Any) -> None:
         """Answer the worker; it may be gone."""
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError), self._telling:
             print(json.dumps({"kind": kind, **content}), file=self._answers, flush=True)
 
     def write(self, order: Mapping[str, Any]) -> None:
@@ -84,9 +96,15 @@ class WriteProcess:
         with self._store.saving(step, order["tag"], nbytes) as folder:
             mine = write_part(folder, images, lambda piece: views[piece.name])
             parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
-            manifest = self._store.publisher.finish(folder, parts, cursor, order["context"])
-        self._store.prune(step)
+            more = self._after_save.context(step) if self._after_save else {}
+            manifest = self._store.publisher.finish(folder, parts, cursor, {**order["context"], **more})
+        self._store.after_save(manifest)
         return manifest
+
+    def close(self) -> None:
+        """Let what follows saves come to its end."""
+        if self._after_save is not None:
+            self._after_save.close()
 
     def _contribute(self, order: Mapping[str, Any], images: list[Any], views: Mapping[str, memoryview]) -> None:
         """Write beside the first worker's files, and leave a note of what was written."""
@@ -171,6 +189,7 @@ def main() -> None:
     process.tell("ready")
     for line in sys.stdin:
         process.write(json.loads(line))
+    process.close()
 
 
 if __name__ == "__main__":

@@ -54,6 +54,10 @@ class WriterSettings:
     """How long the first worker's process waits for the others' parts."""
     max_shard_bytes: int = 2 * 1024**3
     """Size of a file, roughly; a larger tensor gets one of its own."""
+    after_save: Mapping[str, Any] | None = None
+    """What `AfterSave` has to know; when not given, the newest `keep` are kept, and that is all."""
+    sign: bool = False
+    """Sign manifests with the key of the environment."""
 
     def record(self) -> dict[str, Any]:
         """Its JSON form."""

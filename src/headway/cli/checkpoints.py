@@ -1,4 +1,4 @@
-"""`headway checkpoints`: what is saved, and whether it is still what was written."""
+"""`headway checkpoints list` and `verify`: what is saved, and whether it is still what was written."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+from headway.cli.common import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
-    from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+    from headway.checkpoint.format import Manifest
+    from headway.checkpoint.registry import Entry
+    from headway.checkpoint.store import CheckpointStore
     from headway.checkpoint.verify import Verification
 
-checkpoints = typer.Typer(no_args_is_help=True, help="List and verify the checkpoints of a run.")
+checkpoints = typer.Typer(no_args_is_help=True, help="List, verify, compare, copy, prune and restore checkpoints.")
+
+PlaceArgument = Annotated[
+    str, typer.Argument(metavar="RUN|URL", help="Run directory, or URL of remote checkpoints.", show_default=False)
+]
 
 
 @checkpoints.command("list")
-def list_(run: RunArgument, json: JsonOption = False) -> None:
-    """List a run's checkpoints, the oldest first, as their manifests tell; `verify` reads the bytes too.
+def list_(run: PlaceArgument, json: JsonOption = False) -> None:
+    """List checkpoints, the oldest first, as their manifests tell; `verify` reads the bytes too.
+
+    Of a run also those in its remote tier are shown, as its index (`checkpoints.sqlite`) knows them; what it says of
+    the run directory is brought up to date.
 
     [bold]Examples[/bold]
 
     headway checkpoints list runs/quickstart
+    headway checkpoints list s3://bucket/runs/quickstart --json
     """
-    from headway.checkpoint.format import read_manifest
-    from headway.checkpoint.store import CheckpointInfo
-    from headway.core.console import notice, warning
-    from headway.core.errors import CheckpointError
+    from headway.core.console import notice
 
-    found = []
-    folders = _store(run).folders()
-    for folder in folders:
-        try:
-            found.append(CheckpointInfo(folder, read_manifest(folder)))
-        except CheckpointError as error:
-            warning(f"{folder}: {error.what}")
+    entries, contexts = _entries(run)
     if json:
-        print_json([_record(info) for info in found])
-    elif not folders:
+        print_json([_record(entry, contexts.get((entry.step, entry.state_sha256))) for entry in entries])
+    elif not entries:
         notice(f"no checkpoints in {run}")
     else:
-        headers = ["STEP", "SAVED", "SIZE", "STATE", "ATTEMPT", "WORKERS"]
-        print_table(headers, [_row(info) for info in found], numeric=(0, 2, 4, 5))
+        headers = ["STEP", "SAVED", "SIZE", "STATE", "KIND", "LOSS", "VALIDATION", "IN", "ATTEMPT", "WORKERS"]
+        print_table(headers, [_row(entry) for entry in entries], numeric=(0, 2, 5, 6, 8, 9))
 
 
 @checkpoints.command()
@@ -101,32 +102,64 @@ def _size(folders: list[Path]) -> int:
     return sum(file.lstat().st_size for folder in folders for file in folder.glob("*.safetensors"))
 
 
-def _record(info: CheckpointInfo) -> dict[str, Any]:
-    manifest = info.manifest
-    return {
-        "step": info.step,
-        "path": str(info.path),
-        "bytes": manifest.total_bytes,
-        "state_sha256": info.state_sha256,
-        "cursor": info.cursor,
-        "context": info.context,
-        "files": len(manifest.files),
-        "tensors": len(manifest.tensors),
-    }
+def _entries(place: str) -> tuple[list[Entry], dict[tuple[int, str], dict[str, Any]]]:
+    """The checkpoints of a run or a URL by rising step, and more of those whose manifest was read."""
+    from dataclasses import replace
+
+    from headway.checkpoint.places import is_url, local_folders, remote_manifests
+    from headway.checkpoint.registry import LOCAL, Place, Registry, entry_of
+    from headway.core.console import warning
+
+    if is_url(place):
+        found, tier = remote_manifests(place), "remote"
+        entries = [replace(entry_of(f.manifest, None), places=(Place(tier, f.place, True),)) for f in found]
+        return entries, {(f.manifest.step, f.manifest.state_sha256): _more(f.manifest) for f in found}
+    from headway.checkpoint.format import read_manifest
+    from headway.core.errors import CheckpointError
+
+    path, read = Path(place), []
+    run = path.parent if path.name == "checkpoints" else path
+    for folder in local_folders(path).values():
+        try:
+            read.append((read_manifest(folder), Place(LOCAL, str(folder), True)))
+        except CheckpointError as error:
+            warning(f"{folder}: {error.what}")
+    contexts = {(manifest.step, manifest.state_sha256): _more(manifest) for manifest, _ in read}
+    if (run / "config.yaml").exists():
+        registry = Registry(run)
+        registry.rebuild(read, [LOCAL])
+        known = registry.entries()
+        if known:
+            return known, contexts
+    return [replace(entry_of(manifest, None), places=(place,)) for manifest, place in read], contexts
 
 
-def _row(info: CheckpointInfo) -> list[str]:
+def _more(manifest: Manifest) -> dict[str, Any]:
+    return {"cursor": manifest.cursor, "context": manifest.context}
+
+
+def _record(entry: Entry, more: dict[str, Any] | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    local = [place.place for place in entry.places if place.tier == "local"]
+    return {**asdict(entry), "path": local[0] if local else None, **(more or {})}
+
+
+def _row(entry: Entry) -> list[str]:
     from headway.core.format import UNKNOWN, format_bytes
-    from headway.telemetry.record import as_time
-    from headway.telemetry.summary import time_text
+    from headway.telemetry.summary import loss_text, time_text
 
     return [
-        f"{info.step:,}",
-        time_text(as_time(info.context.get("time"))),
-        format_bytes(info.manifest.total_bytes),
-        info.state_sha256[:12],
-        str(info.context.get("attempt", UNKNOWN)),
-        str(info.context.get("world_size", UNKNOWN)),
+        f"{entry.step:,}",
+        time_text(entry.time),
+        format_bytes(entry.bytes),
+        entry.state_sha256[:12],
+        entry.kind or UNKNOWN,
+        loss_text(entry.metrics.get("train/loss")),
+        loss_text(entry.metrics.get("evaluation/loss")),
+        "+".join(place.tier if place.complete else f"({place.tier})" for place in entry.places),
+        str(UNKNOWN if entry.attempt is None else entry.attempt),
+        str(UNKNOWN if entry.world_size is None else entry.world_size),
     ]
 
 
@@ -152,4 +185,7 @@ def _lines(result: Verification) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
+    from headway.cli import checkpoints_manage
+
+    checkpoints_manage.add_commands(checkpoints)
     app.add_typer(checkpoints, name="checkpoints")

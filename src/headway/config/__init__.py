@@ -1,6 +1,7 @@
 """What a run is: the schema, how it is read, and what follows from it."""
 
 from headway.config.batches import Batches, BatchStage
+from headway.config.checkpoint import CheckpointConfig, RemoteConfig, RetentionConfig
 from headway.config.data import DataConfig, DedupConfig, MixtureConfig, SourceConfig, StageConfig, TokenizerConfig
 from headway.config.deepspeed import DEEPSPEED
 from headway.config.health import HealthConfig
@@ -11,7 +12,6 @@ from headway.config.mesh import FULLY_SHARDED, MeshShape, effective_strategy, re
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
 from headway.config.schema import (
-    CheckpointConfig,
     Config,
     EvaluationConfig,
     ModelConfig,
@@ -43,6 +43,8 @@ __all__ = [
     "OptimizerConfig",
     "ParallelConfig",
     "PreemptionConfig",
+    "RemoteConfig",
+    "RetentionConfig",
     "ScheduleConfig",
     "SourceConfig",
     "StageConfig",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from headway.config.checkpoint import checkpoint_problems
 from headway.config.data import named_sources
 from headway.config.deepspeed import DEEPSPEED, deepspeed_problems
 from headway.config.experts import parallel_problems
@@ -37,6 +38,7 @@ def find_problems(config: Config) -> list[ConfigError]:
         *_fewer_workers(config),
         *_micro_batch(config),
         *_health(config),
+        *checkpoint_problems(config),
     ]
 
 

@@ -19,6 +19,7 @@ from pydantic import (
 
 from headway.config.base import Section, Share, conflict
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
+from headway.config.checkpoint import CheckpointConfig
 from headway.config.checks import combined, find_problems
 from headway.config.data import DataConfig, named_sources
 from headway.config.experts import resolved_balance, shape_problem
@@ -247,15 +248,6 @@ class ScheduleConfig(Section):
     @classmethod
     def _share_or_interval(cls, value: Any) -> Any:
         return share_or_interval(value)
-
-
-class CheckpointConfig(Section):
-    """When state is saved, and how much of it is kept."""
-
-    every: Interval = Interval(10 * 60, "seconds")
-    """How often: `500 steps`, `1B tokens`, `10 min`. The last step is always saved."""
-    keep: PositiveInt = 3
-    """Newest checkpoints that are kept."""
 
 
 class EvaluationConfig(Section):

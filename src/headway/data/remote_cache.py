@@ -32,6 +32,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
 from headway.core.files import sha256_bytes
+from headway.core.object_storage import scheme_of
 from headway.data.reading import remote
 
 #: Folder of a store's copies for what belongs to keeping them.
@@ -74,7 +75,7 @@ class Copies:
 
     def __init__(self, url: str, options: Mapping[str, Any], folder: Path, limit: int, processes: int) -> None:
         self.url, self.options, self.folder = url.rstrip("/"), options, folder
-        self.web = remote.scheme_of(url) in ("http", "https")
+        self.web = scheme_of(url) in ("http", "https")
         self._limit, self._share = limit, limit // processes
         self._mapped: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._guard = threading.Lock()

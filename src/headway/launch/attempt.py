@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
@@ -66,6 +67,12 @@ def make_way(config: Config, wishes: Wishes) -> RunDirectory:
     return run
 
 
+def note_restart(run: Path, config: Config, wishes: Wishes) -> None:
+    """What is in the remote tier is of the run before, when this one starts anew; for whoever has begun an attempt."""
+    if wishes.restart and config.checkpoint.remote is not None and not (run / CLAIM_FILE).exists():
+        (run / RESTARTED_FILE).touch()
+
+
 def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> None:
     """Write down what is about to run, for the run and for the attempt."""
     record = provenance(
@@ -89,6 +96,7 @@ def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, 
     """Take ownership of the run directory and write down what is about to run."""
     attempt = make_way(config, wishes).begin_attempt(" ".join(sys.argv))
     try:
+        note_restart(attempt.run, config, wishes)
         describe(attempt, config, fingerprints, facts)
     except BaseException as error:
         attempt.finish(f"failed to start: {error}", getattr(error, "exit_code", 1))

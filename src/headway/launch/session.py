@@ -14,6 +14,11 @@ from functools import partial
 import torch
 
 from headway import __version__
+from headway.checkpoint.after_save import AfterSave
+from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.format import Manifest
+from headway.checkpoint.remote import claim_tier
+from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter, WriterSettings
 from headway.config import (
@@ -43,7 +48,7 @@ from headway.parallel.world import World, open_world, world_size_from_environmen
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.notices import watching_for
-from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, take_decisions
+from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, is_outdated, take_decisions
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
@@ -128,8 +133,10 @@ def _train(
     config: Config, task: Task, world: World, grid: LaneGrid, attempt: Attempt, callbacks: Sequence[Callback]
 ) -> None:
     run = RunDirectory(config.run_directory)
-    store = CheckpointStore(run.checkpoints, keep=config.checkpoint.keep, may_write=attempt.assert_current)
-    start = _find_start(run, store, world)
+    store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
+    if config.checkpoint.sign:
+        key_to_sign_with()  # or it would be missed at the first save only
+    start = _find_start(config, run, store, world, attempt)
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
@@ -171,6 +178,7 @@ def _train(
         "threads": threads,
         "determinism": config.determinism,
         "attempt": attempt.number,
+        "parent": {"step": start.step, "state_sha256": start.state_sha256} if start else None,
         "headway": __version__,
         "torch": torch.__version__,
         **left_out,
@@ -187,11 +195,12 @@ def _train(
         writer=CheckpointWriter(
             WriterSettings(
                 directory=run.checkpoints,
-                keep=config.checkpoint.keep,
                 fence=attempt.fence,
                 rank=world.rank,
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
+                after_save=AfterSave.settings(config, attempt.number),
+                sign=config.checkpoint.sign,
             ),
             world.gather_json,
         ),
@@ -239,18 +248,44 @@ def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.devic
     return settings, world.device
 
 
-def _find_start(run: RunDirectory, store: CheckpointStore, world: World) -> CheckpointInfo | None:
+def _find_start(
+    config: Config, run: RunDirectory, store: CheckpointStore, world: World, attempt: Attempt
+) -> CheckpointInfo | None:
     """The checkpoint to go on from, the same on every worker; None starts at step 0.
 
-    Only the first worker reads every byte to verify it.
+    Only the first worker reads every byte to verify it, and brings it from the remote tier if it has to.
     """
     if not world.is_first:
         step = world.broadcast_number(0)
         return store.info(step) if step >= 0 else None
-    discard_outdated(store, decided(Ledger(run.ledger_path)))
-    found = what_to_do(run, store).checkpoint
+    left_out = decided(Ledger(run.ledger_path))
+    discard_outdated(store, left_out)
+    claimed, remote = None, config.checkpoint.remote
+    if remote is not None:
+        # With a checkpoint here there is no need to wait for long until a store answers.
+        patience = 10.0 if store.folders() else 120.0
+        claimed = partial(claim_tier, remote, run.path, attempt.number, patience_seconds=patience)
+    find = partial(
+        newest_of_tiers,
+        store,
+        claimed,
+        accept=partial(_refuse_other_run, config),
+        usable=lambda m: not is_outdated(m, left_out),
+    )
+    found = what_to_do(run, store, find).checkpoint
     world.broadcast_number(found.step if found else -1)
     return found
+
+
+def _refuse_other_run(config: Config, manifest: Manifest, where: str) -> None:
+    """With an empty run directory, only the checkpoint itself can tell whether it is one of this run."""
+    if manifest.context.get("identity") != fingerprint(identity(config)):
+        raise ConfigError(
+            "there is no checkpoint here, and those in the remote tier were made with another config",
+            where=where,
+            fix="choose another name=..., or start over with --restart; to go on with it all the same, first"
+            " `headway checkpoints restore` it, then train with --accept-changes",
+        )
 
 
 def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> int:

@@ -17,7 +17,7 @@ from headway.config import Config
 from headway.core.console import clear_line, log_to, notice, warning
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.heartbeat import Reading, read_heartbeat
-from headway.launch.attempt import Wishes, make_way, write_config
+from headway.launch.attempt import Wishes, make_way, note_restart, write_config
 from headway.launch.leader_process import Leader
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Decision, Ending, frames_of_dump
@@ -66,6 +66,7 @@ class WatchedAttempt:
         self.lock = lock or run.claim()
         facts = {"workers": self.config.parallel.workers, "restarts": restarts}
         self.record = run.begin_attempt(" ".join(sys.argv), self.lock, started, **facts)
+        note_restart(run.path, self.config, self._wishes)
         return self.record
 
     def begin_again(self, lock: OwnerLock | None, restarts: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headway.checkpoint.format import Manifest
 from headway.checkpoint.store import CheckpointStore
 from headway.core.console import warning
 from headway.supervise.ledger import Ledger
@@ -57,10 +58,15 @@ class CheckpointRewinder:
 def discard_outdated(store: CheckpointStore, left_out: Sequence[tuple[int, int]]) -> None:
     """Remove checkpoints that were made with rows which are left out by now."""
     for info in store.list():
-        known = ranges_of(info)
-        if any(first < info.step and (first, last) not in known for first, last in left_out):
+        if is_outdated(info.manifest, left_out):
             warning(f"removing {info.path.name}: it was made with rows that are left out now")
             store.discard(info.step)
+
+
+def is_outdated(manifest: Manifest, left_out: Sequence[tuple[int, int]]) -> bool:
+    """Whether a checkpoint was made with rows which are left out by now, wherever it lies."""
+    known = [(int(first), int(last)) for first, last in manifest.context.get(LEFT_OUT, ())]
+    return any(first < manifest.step and (first, last) not in known for first, last in left_out)
 
 
 def decided(ledger: Ledger, start: CheckpointInfo | None = None) -> _Ranges:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -281,15 +282,20 @@ class StartPoint:
         return self.checkpoint.step if self.checkpoint else 0
 
 
-def what_to_do(run: RunDirectory, store: CheckpointStore) -> StartPoint:
+def what_to_do(
+    run: RunDirectory, store: CheckpointStore, find: Callable[[], CheckpointInfo | None] | None = None
+) -> StartPoint:
     """Resume from the newest checkpoint that verifies; start at step 0 only if nothing is lost by it.
 
     Call it as the owner of the run. Whatever costs steps that were done before is said loudly.
 
+    Args:
+        find: Looks for the checkpoint (`checkpoint.bring.newest_of_tiers`); in the run directory alone when not given.
+
     Raises:
         CheckpointError: the run had checkpoints, and none is there that verifies.
     """
-    checkpoint = store.newest(console.warning)
+    checkpoint = store.newest(console.warning) if find is None else find()
     start = StartPoint(checkpoint)
     committed = Ledger(run.ledger_path).committed_step
     if checkpoint is None and committed:

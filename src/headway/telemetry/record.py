@@ -23,6 +23,8 @@ from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
 FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
 RUNNING, DIED = "running", "died"
+#: The newest attempt has put back an earlier checkpoint (`headway checkpoints restore`), and trained nothing.
+RESTORED = "restored"
 
 #: The newest attempt has no end on record, and its host is another one, so nobody here can tell whether it lives.
 NOT_ENDED = "not ended"
@@ -115,7 +117,7 @@ class Run:
     @property
     def state(self) -> str:
         """The outcome in one or two words: `failed` for one that is a sentence on what went wrong."""
-        states = (FINISHED, PREEMPTED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
+        states = (FINISHED, PREEMPTED, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
         return self.outcome if self.outcome in states else FAILED
 
     @cached_property

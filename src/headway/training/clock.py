@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from headway.config.units import Interval
 from headway.core.console import is_first_worker
 from headway.core.heartbeat import Phase, beat
 from headway.core.signals import STOPPING, handled
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
+from headway.training.save_interval import ChosenInterval, failure_rate
 
 if TYPE_CHECKING:
-    from headway.config import Interval
     from headway.data.feeding.prefetch import Prefetcher
     from headway.training.loop import Job
     from headway.training.notices import NoticeReader
@@ -64,15 +67,38 @@ class StopSignals:
 
 
 class SaveClock:
-    """Says when a checkpoint is due by time. Workers' clocks differ, so the loop lets them agree."""
+    """Says when a checkpoint is due by time. Workers' clocks differ, so the loop lets them agree.
 
-    def __init__(self, every: Interval) -> None:
-        self._seconds = every.amount if every.unit == "seconds" else None
-        self.restart()
+    Args:
+        every: The interval; of steps and tokens this clock says nothing.
+        chosen: What chooses the interval when `every` is `auto`; None on workers whose clock then has no say.
+    """
 
-    def restart(self) -> None:
-        """A checkpoint has just been saved."""
+    def __init__(self, every: Interval | Literal["auto"], chosen: ChosenInterval | None = None) -> None:
+        self._chosen = chosen if every == "auto" else None
+        self._seconds: float | None = None
+        if isinstance(every, Interval) and every.unit == "seconds":
+            self._seconds = every.amount
+        elif self._chosen is not None:
+            self._seconds = self._chosen.seconds
         self._start = time.monotonic()
+
+    @classmethod
+    def of(cls, job: Job) -> SaveClock:
+        """The clock of a worker; the first one's chooses the interval if need be."""
+        settings = job.config.checkpoint
+        if settings.every != "auto" or not job.world.is_first:
+            return cls(settings.every)
+        return cls("auto", ChosenInterval(failure_rate(job.config.run_directory, settings.failures_per_day)))
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around a save: for as long as that takes, training waits."""
+        start = time.monotonic()
+        yield
+        self._start = time.monotonic()
+        if self._chosen is not None:
+            self._seconds = self._chosen.after_save(self._start - start)
 
     def due(self) -> bool:
         """Whether the interval has passed; never when it is not a time."""

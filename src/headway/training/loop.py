@@ -55,7 +55,7 @@ class Job:
 
     def due(self, interval: Any) -> bool:
         """Whether something that happens every so many steps (or tokens) happens after the current step."""
-        return self.config.train.batches.is_due(interval, self.state.cursor.step)
+        return interval != "auto" and self.config.train.batches.is_due(interval, self.state.cursor.step)
 
 
 def train_loop(job: Job) -> None:
@@ -68,7 +68,7 @@ def train_loop(job: Job) -> None:
     config, state = job.config, job.state
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps)
-    watch, clock = Stopwatch(job, feed), SaveClock(config.checkpoint.every)
+    watch, clock = Stopwatch(job, feed), SaveClock.of(job)
     with feed, StopSignals(job.notices) as signals, _observed(job):
         if state.cursor.step == 0 and config.health.rolls_back:
             state.prepare_to_load()  # so that there are moments to be saved, and a place to go back to
@@ -90,8 +90,8 @@ def train_loop(job: Job) -> None:
                 _evaluate(job)
             fault_point("step", step)
             if save or stop or last or job.due(config.checkpoint.every):  # checkpoint
-                _checkpoint(job)
-                clock.restart()
+                with clock.saving():
+                    _checkpoint(job)
             elif ready == 0:  # all moments are there now
                 job.writer.get_ready(state.blocks())
             _tell_outcomes(job)

@@ -184,7 +184,7 @@ def test_an_unknown_key_in_an_override_is_told_with_the_override(write: Any) -> 
         ("data.sources.0.formt", "did you mean data.sources.format?"),
         ("optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
         ("model.lerning_rate", "did you mean optimizer.learning_rate?"),
-        ("checkpoint.zzz", "known keys here: every, keep"),
+        ("evaluation.zzz", "known keys here: every, rows"),
     ],
 )
 def test_where_an_unknown_key_belongs(write: Any, key: str, fix: str) -> None:

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import Config, MeshShape, load_config, load_resolved
+from headway.checkpoint.store import CheckpointStore
+from headway.config import Config, MeshShape, TrainConfig, identity, load_config, load_resolved, override
 from headway.core.errors import ConfigError, Preempted
+from headway.core.files import fingerprint
 from headway.launch import attempt as attempts
 from headway.launch.api import train
 from headway.launch.attempt import Wishes, own_attempt, preemptible
-from headway.launch.session import _updates
+from headway.launch.session import _refuse_other_run, _updates
 from headway.parallel.world import World
 from headway.telemetry.record import open_run
+from states import save
 
 
 def test_a_signal_while_an_attempt_begins_is_its_end(
@@ -81,3 +84,20 @@ def test_where_updates_are_computed_with_moments_in_host_memory(strategy: str, s
     assert (settings.offload, updates_on) == ((False, torch.device("cpu")) if theirs else (True, gpu))
     plain = Config.model_validate({"parallel": {"strategy": strategy}})
     assert _updates(plain, World(0, shards, 0, gpu, MeshShape(dp_shard=shards)))[1] == gpu
+
+
+def test_a_remote_checkpoint_of_another_config_is_not_gone_on_from(tmp_path: Path) -> None:
+    config = override(Config(train=TrainConfig(steps=1)).resolved(), ["seed=3"])
+    ours = fingerprint(identity(config))
+    manifest = save(CheckpointStore(tmp_path), 1)
+    with pytest.raises(ConfigError, match="made with another config"):
+        _refuse_other_run(config, manifest, "s3://x")
+    _refuse_other_run(config, manifest.model_copy(update={"context": {"identity": ours}}), "s3://x")
+
+
+def test_a_restarted_run_is_marked_as_one_for_the_remote_tier(tmp_path: Path) -> None:
+    overrides = [f"runs={tmp_path}", f"checkpoint.remote.url=file://{tmp_path}/remote"]
+    config = override(Config(train=TrainConfig(steps=1)).resolved(), overrides)
+    for restart in (False, True):
+        with own_attempt(config, {}, {}, Wishes(restart=restart)):
+            assert (config.run_directory / ".restarted").exists() is restart

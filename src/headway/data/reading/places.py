@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from headway.core.errors import DataError
+from headway.core.object_storage import scheme_of
 from headway.data.reading import remote
 
 STDLIB = "stdlib:"
@@ -66,7 +67,7 @@ class Listing:
 
 def is_remote(path: str) -> bool:
     """Whether `fsspec` has to be asked for it."""
-    return remote.scheme_of(path) not in (None, "file", "local")
+    return scheme_of(path) not in (None, "file", "local")
 
 
 def list_places(path: str, options: Mapping[str, Any]) -> Listing:
@@ -86,7 +87,7 @@ def list_places(path: str, options: Mapping[str, Any]) -> Listing:
 
 
 def _without_scheme(path: str) -> str:
-    scheme = remote.scheme_of(path)
+    scheme = scheme_of(path)
     return path.removeprefix(f"{scheme}://") if scheme else path
 
 

@@ -7,7 +7,6 @@ listed is an error too: a document cut in two must not pass for one.
 from __future__ import annotations
 
 import io
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from headway.core.errors import ConfigError, DataError, HeadwayError, missing_extra
+from headway.core.errors import DataError, HeadwayError
+from headway.core.object_storage import WEB, credentials_fix, filesystem, kind_of, scheme_of
 
 #: Seconds before each repetition of a request that failed for a reason that may pass.
 WAITS = (0.5, 1.0, 2.0)
@@ -25,27 +25,8 @@ _LARGEST, _SMALLEST = 8 * 2**20, 2**18
 #: A file of at most this many bytes is fetched as a whole.
 _SMALL = 2**20
 
-_SCHEME = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-_WEB = ("http", "https")
-_PACKAGES = {
-    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
-    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
-    **dict.fromkeys(_WEB, ("aiohttp", "remote")),
-}
-_CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE); for a public bucket storage_options: "
-    "{anon: true}",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`; for a public bucket "
-    "storage_options: {token: anon}",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_CONNECTION_STRING)",
-}
-_ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
-# By name, since the packages that define them need not be there.
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "HttpError401"}
 # The library below has tried for seconds already.
 _TRIED = {"EndpointConnectionError"}
-_NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google")
 _CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "uid", "commit_hash")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
 
@@ -69,12 +50,6 @@ class RemoteFile:
     bytes: int
     version: str | None
     ranges: bool = True
-
-
-def scheme_of(path: str) -> str | None:
-    """`s3` of `s3://bucket/key`; None when the path is no URL."""
-    match = _SCHEME.match(path)
-    return match[1].lower() if match else None
 
 
 def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFile]]:
@@ -101,8 +76,8 @@ def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFi
         name = place.removeprefix(root).lstrip("/")
         hidden = any(part.startswith(".") for part in name.split("/"))
         if facts.get("type") == "file" and name and not name.endswith("/") and not hidden:
-            target = place if scheme in _WEB else f"{scheme}://{place.lstrip('/')}"
-            if scheme in _WEB:
+            target = place if scheme in WEB else f"{scheme}://{place.lstrip('/')}"
+            if scheme in WEB:
                 # A web page lists names only.
                 facts = _again(target, partial(files.info, target))
             found.append(_remote_file(files, target, name, facts))
@@ -135,7 +110,7 @@ def _remote_file(files: Any, url: str, name: str, info: Mapping[str, Any]) -> Re
     size = info.get("size")
     if size is None:
         raise DataError("the server does not tell the file's length", where=url, fix="download it, and name the copy")
-    ranges = scheme_of(url) not in _WEB or _serves_ranges(files, url, info, int(size))
+    ranges = scheme_of(url) not in WEB or _serves_ranges(files, url, info, int(size))
     return RemoteFile(url, name, int(size), _version(info), ranges)
 
 
@@ -163,7 +138,7 @@ def _version(info: Mapping[str, Any]) -> str | None:
 
 def _fetcher(files: Any, url: str, path: str, size: int) -> Callable[[int, int], bytes]:
     """A function that reads bytes [start, end) of a file, in one request."""
-    if scheme_of(url) not in _WEB:
+    if scheme_of(url) not in WEB:
         return lambda start, end: _again(url, lambda: bytes(files.cat_file(path, start=start, end=end)))
 
     def fetch(start: int, end: int) -> bytes:
@@ -282,22 +257,8 @@ def _pool() -> ThreadPoolExecutor:
 
 def _filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """The `fsspec` file system for a URL, and the path on it."""
-    try:
-        import fsspec
-    except ImportError:
-        raise missing_extra("fsspec", "remote", f"reading {url}") from None
-    scheme = str(scheme_of(url))
-    try:
-        return fsspec.url_to_fs(url, **options)  # type: ignore[no-any-return]
-    except ImportError:
-        package, extra = _PACKAGES.get(scheme, (f"fsspec's {scheme}", "remote"))
-        raise missing_extra(package, extra, f"reading {url}") from None
-    except ValueError as error:
-        raise ConfigError(
-            f"this URL cannot be used: {error}", where=url, fix="s3://, gs://, az:// and https:// are what most need"
-        ) from None
-    except Exception as error:
-        raise _error(url, error) from error
+    with _errors(url):
+        return filesystem(url, options, "reading")
 
 
 def _found(ask: Callable[[], T]) -> T | None:
@@ -305,7 +266,7 @@ def _found(ask: Callable[[], T]) -> T | None:
     try:
         return _patiently(ask)
     except Exception as error:
-        if _kind_of(error)[0] == "missing":
+        if kind_of(error)[0] == "missing":
             return None
         raise
 
@@ -322,7 +283,7 @@ def _patiently(ask: Callable[[], T]) -> T:
         try:
             return ask()
         except Exception as error:
-            if _kind_of(error)[0] != "unreachable" or type(error).__name__ in _TRIED:
+            if kind_of(error)[0] != "unreachable" or type(error).__name__ in _TRIED:
                 raise
             time.sleep(wait)
     return ask()
@@ -340,41 +301,14 @@ def _errors(url: str) -> Iterator[None]:
 
 
 def _error(url: str, error: Exception) -> DataError:
-    kind, reason = _kind_of(error)
-    scheme = str(scheme_of(url))
+    kind, reason = kind_of(error)
     if kind == "missing":
         return MissingError("there is no such remote file (any more)", where=url, fix="check the URL, and the bucket")
     if kind == "credentials":
-        fix = _CREDENTIALS.get(_ALIASES.get(scheme, scheme), "check the credentials, and what they allow")
-        return DataError(f"the remote store does not let us in: {reason}", where=url, fix=fix)
+        return DataError(f"the remote store does not let us in: {reason}", where=url, fix=credentials_fix(url))
     return (UnreachableError if kind == "unreachable" else DataError)(
         f"the remote store cannot be read: {reason}", where=url, fix="check the network and storage_options, and retry"
     )
-
-
-def _kind_of(error: BaseException) -> tuple[str, str]:
-    """Whether a file is missing, access is denied, a server cannot be reached, or else; and what was said."""
-    cause = error.__cause__
-    status = getattr(error, "status", None)
-    if isinstance(error, FileNotFoundError) and cause is not None and _library(cause) == "aiohttp":
-        # On the web `fsspec` calls every file missing that it gets no answer about.
-        return _kind_of(cause)
-    if isinstance(error, FileNotFoundError) or status == 404:
-        return "missing", str(error)
-    if isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in _NO_CREDENTIALS:
-        return "credentials", _words(error)
-    passing = isinstance(error, OSError | EOFError) or _library(error) in _NETWORK
-    if status is not None and status < 500 and status not in (408, 429):
-        passing = False
-    return ("unreachable" if passing else "other"), _words(error)
-
-
-def _library(error: BaseException) -> str:
-    return type(error).__module__.split(".")[0]
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _shorter(url: str, found: int, size: int) -> DataError:
@@ -387,7 +321,7 @@ def _shorter(url: str, found: int, size: int) -> DataError:
 
 def _is_glob(url: str) -> bool:
     # A question mark begins a web address's query.
-    return any(sign in url for sign in ("*[" if scheme_of(url) in _WEB else "*?["))
+    return any(sign in url for sign in ("*[" if scheme_of(url) in WEB else "*?["))
 
 
 def _fixed_part(pattern: str) -> str:
@@ -398,5 +332,5 @@ def _fixed_part(pattern: str) -> str:
 
 
 def _last_part(url: str) -> str:
-    path = url.split("?")[0].split("#")[0] if scheme_of(url) in _WEB else url
+    path = url.split("?")[0].split("#")[0] if scheme_of(url) in WEB else url
     return path.rstrip("/").rsplit("/", 1)[-1]

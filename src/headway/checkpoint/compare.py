@@ -1,0 +1,97 @@
+"""How two checkpoints differ, tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.checkpoint.format import Manifest, TensorEntry, read_manifest
+from headway.checkpoint.reading import read_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """One tensor that is not the same in both."""
+
+    name: str
+    what: str
+    """`only in the first`, `only in the second`, `shape`, `dtype` or `values`."""
+    elements: int | None = None
+    """How many elements differ; None when that was not looked at."""
+    largest_absolute: float | None = None
+    """Largest absolute difference; NaN against a number counts as infinite, NaN against NaN as none."""
+    largest_relative: float | None = None
+    """Largest difference relative to the larger magnitude of the two."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two checkpoints side by side."""
+
+    first: Manifest
+    second: Manifest
+    differences: tuple[TensorDifference, ...]
+    equal_tensors: int
+
+    @property
+    def same_state(self) -> bool:
+        """Tensors and cursor are the same."""
+        return self.first.state_sha256 == self.second.state_sha256
+
+    @property
+    def cursor_differences(self) -> dict[str, tuple[int | None, int | None]]:
+        """What the cursors say differently."""
+        a, b = self.first.cursor, self.second.cursor
+        return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+def compare(first: Path, second: Path, values: bool = False) -> Comparison:
+    """Compare two checkpoint folders by the hashes in their manifests, whatever their files and the workers were.
+
+    Args:
+        values: Also read the tensors that differ, and say by how much.
+
+    Raises:
+        CheckpointError: a manifest or, for values, a file cannot be read.
+    """
+    a, b = read_manifest(first), read_manifest(second)
+    found = [_difference(name, a.tensors.get(name), b.tensors.get(name)) for name in sorted({*a.tensors, *b.tensors})]
+    differences = [difference for difference in found if difference is not None]
+    if values and any(difference.what == "values" for difference in differences):
+        one, other = read_tensors(first, a), read_tensors(second, b)
+        differences = [_measured(d, one, other) if d.what == "values" else d for d in differences]
+    return Comparison(a, b, tuple(differences), len(found) - len(differences))
+
+
+def _difference(name: str, a: TensorEntry | None, b: TensorEntry | None) -> TensorDifference | None:
+    if a is None or b is None:
+        return TensorDifference(name, "only in the second" if a is None else "only in the first")
+    if a.shape != b.shape:
+        return TensorDifference(name, "shape")
+    if a.dtype != b.dtype:
+        return TensorDifference(name, "dtype")
+    return None if a.sha256 == b.sha256 else TensorDifference(name, "values")
+
+
+def _measured(
+    found: TensorDifference, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
+) -> TensorDifference:
+    import torch
+
+    a, b = (side[found.name].to(torch.float64).reshape(-1) for side in (first, second))
+    # Bits may differ where values do not: -0 and 0, and NaNs of several kinds.
+    apart = (a != b) & ~(a.isnan() & b.isnan())
+    gap = (a - b).abs()[apart].nan_to_num(nan=float("inf"))
+    scale = torch.maximum(a.abs(), b.abs())[apart]
+    relative = (gap / scale).nan_to_num(nan=float("inf"))
+    return TensorDifference(
+        found.name,
+        found.what,
+        int(apart.sum()),
+        float(gap.max()) if gap.numel() else 0.0,
+        float(relative.max()) if gap.numel() else 0.0,
+    )

@@ -1,0 +1,105 @@
+"""Removing the checkpoints of a run that the rules no longer keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.checkpoint.contents import step_metrics
+from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard
+from headway.checkpoint.format import Manifest, read_manifest
+from headway.checkpoint.retention import Candidate, Rules, kept, outdated
+from headway.core import console
+from headway.core.errors import CheckpointError
+from headway.core.faults import fault_point
+
+if TYPE_CHECKING:
+    from headway.config import Batches
+
+
+class Pruner:
+    """Applies the rules to the `checkpoints` folder of a run.
+
+    Args:
+        directory: The folder.
+        rules: What is kept.
+        batches: The run's, for rules in tokens.
+        pinned: The steps that somebody reads just now.
+        forget: Told the step of each checkpoint that is gone.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rules: Rules,
+        batches: Batches | None = None,
+        pinned: Callable[[], Collection[int]] = tuple,
+        forget: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self.directory, self.rules = Path(directory), rules
+        self._batches, self._pinned, self._forget = batches, pinned, forget
+        self._known: dict[int, Candidate] = {}
+
+    def __call__(self, manifest: Manifest) -> None:
+        """Remove what goes now that this one is saved; a folder that cannot be removed only causes a warning.
+
+        Folders of later steps were passed over when the run resumed; they are evidence, and their turn comes when the
+        run gets there.
+        """
+        self._known[manifest.step] = self._candidate(manifest)
+        candidates = self.candidates(manifest.step)
+        stale = list(self.directory.glob(f"{REPLACED}*"))
+        gone = outdated(candidates, self.rules, time.time(), self._pinned())
+        folders = checkpoint_folders(self.directory)
+        for folder, step in [*((path, None) for path in stale), *((folders[step], step) for step in gone)]:
+            try:
+                fault_point("checkpoint.prune")
+                if folder.exists():
+                    discard(folder)
+            except OSError as error:
+                console.warning(f"the old checkpoint {folder} cannot be removed: {error.strerror}")
+                continue
+            if step is not None:
+                self._known.pop(step, None)
+                self._forget(step)
+
+    def candidates(self, up_to: int | None = None) -> list[Candidate]:
+        """What the rules have to decide on; a manifest is read once."""
+        found = []
+        for step, folder in checkpoint_folders(self.directory).items():
+            if up_to is not None and step > up_to:
+                continue
+            if step not in self._known:
+                try:
+                    self._known[step] = self._candidate(read_manifest(folder))
+                except CheckpointError:
+                    found.append(Candidate(step, 0.0, good=False))
+                    continue
+            found.append(self._known[step])
+        return found
+
+    def kept(self) -> dict[int, str]:
+        """The steps that stay, each with the rule that keeps it."""
+        return kept(self.candidates(), self.rules, time.time())
+
+    def _candidate(self, manifest: Manifest) -> Candidate:
+        found = candidate_of(manifest, self.rules.keep_metric, self._batches)
+        if found.metric is None and self.rules.keep_best:
+            # It may have been recorded after the checkpoint was made, or by a version that did not write it down there.
+            metric = step_metrics(self.directory.parent, manifest.step).get(self.rules.keep_metric)
+            return Candidate(found.step, found.time, metric, found.tokens)
+        return found
+
+
+def candidate_of(manifest: Manifest, metric: str, batches: Batches | None) -> Candidate:
+    """What the rules ask of a checkpoint, from its manifest."""
+    metrics, moment = manifest.context.get("metrics"), manifest.context.get("time")
+    value = metrics.get(metric) if isinstance(metrics, dict) else None
+    return Candidate(
+        step=manifest.step,
+        time=float(moment) if isinstance(moment, (int, float)) else 0.0,
+        metric=float(value) if isinstance(value, (int, float)) else None,
+        tokens=None if batches is None else batches.tokens_before(manifest.step),
+    )

@@ -1,0 +1,101 @@
+"""Object storage that sees checkpoints only encrypted. Claims and hints, which hold nothing of a run, stay readable."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from headway.checkpoint.objects import Facts, Objects
+from headway.checkpoint.sealing import content_size, seal, seal_bytes, sealed_size, unseal_bytes, unseal_file
+
+SEALED = ".sealed"
+_WORKING = ".sealing-"
+#: A working file that has not changed for so long was left by a process that was killed.
+_LEFT_SECONDS = 3600.0
+
+
+class SealedObjects(Objects):
+    """Seals files and manifests of checkpoints on their way out, and opens them on their way back.
+
+    What is there without encryption can still be read, so that a run may begin to encrypt at any time.
+    """
+
+    key: bytes
+
+    def facts(self, name: str) -> Facts | None:
+        """Size of the content, and version."""
+        found = super().facts(name + SEALED) if _is_secret(name) else None
+        if found is None:
+            return super().facts(name)
+        size = content_size(found.bytes)
+        return Facts(-1 if size is None else size, found.version)
+
+    def read(self, name: str) -> bytes | None:
+        """The content."""
+        sealed = super().read(name + SEALED) if _is_secret(name) else None
+        return super().read(name) if sealed is None else unseal_bytes(sealed, self.key, _base(name))
+
+    def fetch(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
+        """Download what is sealed, which goes on where it ended, and open it."""
+        if not _is_secret(name) or super().facts(name + SEALED) is None:
+            super().fetch(name, path, size, advance)
+            return
+        if path.exists() and path.stat().st_size == size:
+            advance(size)
+            return
+        sealed = path.with_name(path.name + SEALED)
+        super().fetch(name + SEALED, sealed, sealed_size(size), advance)
+        try:
+            unseal_file(sealed, path, self.key, _base(name))
+        finally:
+            sealed.unlink()
+
+    def put(self, name: str, path: Path) -> Facts:
+        """Seal a file beside its folder, and upload that."""
+        if not _is_secret(name):
+            return super().put(name, path)
+        folder = path.parent.parent
+        for left in folder.glob(f"{_WORKING}*"):
+            with suppress(OSError):
+                if left.stat().st_mtime < time.time() - _LEFT_SECONDS:
+                    left.unlink()
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=_WORKING) as working:
+            with path.open("rb") as source:
+                seal(source, working, self.key, _base(name))
+            working.flush()
+            found = super().put(name + SEALED, Path(working.name))
+        return Facts(path.stat().st_size, found.version)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Seal and create."""
+        if not _is_secret(name):
+            return super().create(name, content)
+        return super().create(name + SEALED, seal_bytes(content, self.key, _base(name)))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Seal and write."""
+        if _is_secret(name):
+            super().write(name + SEALED, seal_bytes(content, self.key, _base(name)))
+        else:
+            super().write(name, content)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove what is sealed, and what is not."""
+        for name in names:
+            super().remove([name + SEALED, name] if _is_secret(name) else [name])
+
+    def folders(self) -> list[str]:
+        """Names without the ending of sealed ones."""
+        return sorted({name.removesuffix(SEALED) for name in super().folders()})
+
+
+def _is_secret(name: str) -> bool:
+    base = _base(name)
+    return base.endswith(".safetensors") or (base.startswith("manifest.") and not base.endswith(SEALED))
+
+
+def _base(name: str) -> str:
+    return name.rsplit("/", 1)[-1]

@@ -1,0 +1,139 @@
+"""Sends checkpoints to the remote tier in the background, one at a time, the newest first in line.
+
+A save never waits for it. When sending is slower than saving, those between are left out; whatever fails is said, and
+the next one is tried.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.checkpoint.format import Manifest
+from headway.checkpoint.objects import GivenUp
+from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
+from headway.core.console import notice, warning, write_log
+from headway.core.errors import HeadwayError
+from headway.core.format import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class _Order:
+    folder: Path
+    manifest: Manifest
+
+
+class Uploader:
+    """A thread that sends what it is given.
+
+    Args:
+        run: The run directory, where it notes what has been sent.
+        open_tier: Gives the remote tier, claimed; called in the thread, since it may take long.
+        sent: Told each checkpoint that is there, by the thread; removes what is too old there, for example.
+        stopping: Makes the tier give up when set.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        open_tier: Callable[[], RemoteTier],
+        sent: Callable[[RemoteTier, Manifest], None],
+        stopping: threading.Event,
+    ) -> None:
+        self._run, self._open_tier, self._sent, self._stopping = run, open_tier, sent, stopping
+        self._tier: RemoteTier | None = None
+        self._condition = threading.Condition()
+        self._waiting: _Order | None = None
+        self._sending: _Order | None = None
+        self._closed = self._fenced = False
+        self.newest_sent: int | None = None
+        """The newest step that is known to be there."""
+        self.failures = 0
+        """Uploads that failed so far."""
+        # A daemon, so that a server that never answers cannot keep the process.
+        self._thread = threading.Thread(target=self._work, name="headway-upload", daemon=True)
+        self._thread.start()
+
+    def submit(self, folder: Path, manifest: Manifest) -> None:
+        """Send a checkpoint when the one before is done; it takes the place of one that still waits."""
+        with self._condition:
+            if self._closed or self._fenced:
+                return
+            if self._waiting is not None and self._waiting.manifest.step != manifest.step:
+                write_log(
+                    f"step {self._waiting.manifest.step} is not uploaded: step {manifest.step} came before its turn"
+                )
+            self._waiting = _Order(folder, manifest)
+            self._condition.notify_all()
+
+    def pinned(self) -> set[int]:
+        """The steps that must not be removed, because they are being sent or will be."""
+        with self._condition:
+            return {order.manifest.step for order in (self._waiting, self._sending) if order is not None}
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until everything is sent or has failed; whether that came about in time."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._waiting is None and self._sending is None, seconds)
+
+    def close(self, patience_seconds: float | None = None) -> None:
+        """Send what is outstanding, for at most so many seconds (as long as it takes when None), and end.
+
+        What is not sent by then, the next attempt sends; nothing of it has to be sent twice.
+        """
+        if not self.wait(patience_seconds):
+            steps = ", ".join(map(str, sorted(self.pinned())))
+            warning(f"the upload of step {steps} is not finished; the next attempt goes on with it")
+        self._stopping.set()
+        with self._condition:
+            self._closed, self._waiting = True, None
+            self._condition.notify_all()
+        self._thread.join(timeout=1.0)
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._waiting is not None or self._closed)
+                if self._closed:
+                    return
+                order, self._waiting = self._waiting, None
+                self._sending = order
+            assert order is not None
+            try:
+                self._send(order)
+            finally:
+                with self._condition:
+                    self._sending = None
+                    self._condition.notify_all()
+
+    def _send(self, order: _Order) -> None:
+        step, start = order.manifest.step, time.monotonic()
+        try:
+            if self._tier is None:
+                self._tier = self._open_tier()
+            new = self._tier.publish(order.folder, journal_of(self._run, step))
+            self.newest_sent = max(step, self.newest_sent or 0)
+            if new:
+                seconds = time.monotonic() - start
+                size = format_bytes(order.manifest.total_bytes)
+                write_log(f"step {step} is at {self._tier.url} ({size} in {format_seconds(seconds)})")
+                if self.failures:
+                    notice(f"step {step} is uploaded again: {self._tier.url}")
+                    self.failures = 0
+            self._sent(self._tier, order.manifest)
+        except GivenUp:
+            pass  # `close` has said so
+        except FencedError as error:
+            self._fenced = True
+            warning(f"nothing more is uploaded: {error.what}")
+        except (HeadwayError, OSError) as error:
+            self._failed(step, error.what if isinstance(error, HeadwayError) else str(error))
+        except Exception as error:
+            self._failed(step, f"{type(error).__name__}: {error}")
+
+    def _failed(self, step: int, why: str) -> None:
+        self.failures += 1
+        warning(f"step {step} is not uploaded: {why}; training goes on, and the next checkpoint is tried")

@@ -1,0 +1,200 @@
+"""`headway checkpoints diff`, `prune`, `copy` and `restore`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+
+if TYPE_CHECKING:
+    from headway.checkpoint.compare import Comparison, TensorDifference
+    from headway.checkpoint.retention import Rules
+
+CheckpointArgument = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Checkpoint folder.")]
+
+
+def diff(
+    first: CheckpointArgument,
+    second: CheckpointArgument,
+    values: Annotated[bool, typer.Option("--values", help="Read what differs, and say by how much.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Say which tensors of two checkpoints differ, by the hashes in their manifests, however they were saved.
+
+    [bold]Examples[/bold]
+
+    headway checkpoints diff runs/a/checkpoints/step-00001000 runs/b/checkpoints/step-00001000
+    headway checkpoints diff A B --values --json
+    """
+    from headway.checkpoint.compare import compare
+
+    found = compare(first, second, values)
+    if json:
+        print_json(_comparison(found))
+        return
+    for key, (a, b) in found.cursor_differences.items():
+        print(f"cursor {key}: {a} and {b}")
+    if found.differences:
+        headers = ["TENSOR", "DIFFERENCE", *(["ELEMENTS", "ABSOLUTE", "RELATIVE"] if values else [])]
+        print_table(headers, [_difference_row(d, values) for d in found.differences], numeric=(2, 3, 4))
+    verdict = "the same state" if found.same_state else "other states"
+    print(f"{verdict}: {found.equal_tensors} tensors are equal, {len(found.differences)} differ")
+
+
+def prune(
+    run: RunArgument,
+    keep: Annotated[int | None, typer.Option("--keep", min=1, help="Keep the newest N instead of the rules.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove a run's checkpoints that the rules of its config (`checkpoint.keep` and others) do not keep.
+
+    The newest one that verifies always stays. Refused while the run is in use.
+
+    [bold]Examples[/bold]
+
+    headway checkpoints prune runs/quickstart --dry-run
+    headway checkpoints prune runs/quickstart --keep 1
+    """
+    from headway.supervise.restoring import prune as prune_run
+    from headway.supervise.run_directory import RunDirectory
+
+    directory = _run_of(run)
+    stay, gone = prune_run(RunDirectory(directory), _rules(directory, keep), dry_run)
+    if json:
+        print_json({"kept": stay, "removed": gone, "dry_run": dry_run})
+        return
+    verb = "would go" if dry_run else "removed"
+    rows = [(step, f"stays: {why}") for step, why in stay.items()] + [(step, verb) for step in gone]
+    for step, what in sorted(rows):
+        print(f"step {step:,}: {what}")
+    if not rows:
+        print("there are no checkpoints")
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="RUN|CHECKPOINT|URL", help="What to copy.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="FOLDER|URL", help="Where to put it.", show_default=False)],
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Copy only the checkpoint of this step.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Copy checkpoints to a folder or to object storage, verified; each becomes visible when it is whole.
+
+    What is there already is not copied again. A copy lies in FOLDER/step-00001000.
+
+    [bold]Examples[/bold]
+
+    headway checkpoints copy runs/quickstart /mnt/backup/quickstart
+    headway checkpoints copy runs/quickstart/checkpoints/step-00001000 s3://bucket/models
+    headway checkpoints copy s3://bucket/runs/quickstart copies --step 1000
+    """
+    from headway.checkpoint.places import copy_checkpoints
+
+    copies = copy_checkpoints(source, target, step)
+    if json:
+        print_json(
+            [{"step": c.manifest.step, "place": c.place, "state_sha256": c.manifest.state_sha256} for c in copies]
+        )
+    else:
+        print("\n".join(copied.place for copied in copies))
+
+
+def restore(
+    run: RunArgument,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Go back to this step; else the newest.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="RUN|CHECKPOINT|URL", help="Take it from there.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a checkpoint the one that a run goes on from. Later ones are set aside, here and in the remote tier.
+
+    Nothing is removed: later checkpoints lie in RUN/set-aside. The ledger says that their steps were taken back.
+    Refused while the run is in use.
+
+    [bold]Examples[/bold]
+
+    headway checkpoints restore runs/quickstart --step 1000
+    headway checkpoints restore runs/lost --from s3://bucket/runs/lost
+    """
+    from headway.supervise.restoring import restore as restore_run
+    from headway.supervise.run_directory import RunDirectory
+
+    found = restore_run(RunDirectory(_run_of(run)), step, source, command=" ".join(sys.argv))
+    if json:
+        print_json(
+            {
+                "step": found.step,
+                "path": str(found.path),
+                "state_sha256": found.state_sha256,
+                "set_aside": list(found.set_aside),
+            }
+        )
+        return
+    print(f"{found.path}: training goes on from step {found.step:,} (state {found.state_sha256[:12]})")
+    for place in found.set_aside:
+        print(f"set aside: {place}")
+
+
+def _run_of(path: Path) -> Path:
+    return path.parent if path.name == "checkpoints" else path
+
+
+def _rules(run: Path, keep: int | None) -> Rules:
+    from headway.checkpoint.retention import Rules
+    from headway.config import load_resolved
+    from headway.core.errors import CheckpointError
+
+    if keep is not None:
+        return Rules(keep=keep)
+    config = run / "config.yaml"
+    if not config.exists():
+        raise CheckpointError(
+            "there is no config that says what to keep", where=str(run.absolute()), fix="give a run, or --keep N"
+        )
+    return Rules.of(load_resolved(config).checkpoint)
+
+
+def _comparison(found: Comparison) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "same_state": found.same_state,
+        "states": [found.first.state_sha256, found.second.state_sha256],
+        "cursor": {key: list(pair) for key, pair in found.cursor_differences.items()},
+        "equal_tensors": found.equal_tensors,
+        "differences": [_plain(asdict(difference)) for difference in found.differences],
+    }
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: it becomes a word."""
+    return {key: "Infinity" if value == float("inf") else value for key, value in record.items()}
+
+
+def _difference_row(difference: TensorDifference, values: bool) -> list[str]:
+    from headway.core.format import UNKNOWN
+
+    row = [difference.name, difference.what]
+    if not values:
+        return row
+    if difference.elements is None:
+        return [*row, UNKNOWN, UNKNOWN, UNKNOWN]
+    return [
+        *row,
+        f"{difference.elements:,}",
+        f"{difference.largest_absolute:.3g}",
+        f"{difference.largest_relative:.3g}",
+    ]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to `headway checkpoints`, once."""
+    known = {command.callback for command in app.registered_commands}
+    for command in (diff, prune, copy, restore):
+        if command not in known:
+            app.command()(command)

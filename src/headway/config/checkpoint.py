@@ -1,0 +1,139 @@
+"""When state is saved, where it goes, and how much of it is kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from headway.config.base import Section
+from headway.config.units import Interval
+from headway.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.config.schema import Config
+
+_URL = re.compile(r"^([a-z][a-z0-9+.-]*)://.", re.IGNORECASE)
+#: The config is written into the run directory and into full checkpoints, where a secret must not lie.
+_SECRETS = ("secret", "password", "account_key", "connection_string", "sas_token", "aws_secret_access_key")
+
+
+class RetentionConfig(Section):
+    """What is kept of all checkpoints in one place: whatever any of the rules keeps."""
+
+    keep: PositiveInt = 3
+    """Newest checkpoints that are kept."""
+    keep_every: Interval | None = None
+    """Kept for ever besides: the first checkpoint at or after each multiple of `10k steps`, `1B tokens`, `6 h`."""
+    keep_best: Annotated[int, Field(ge=0)] = 0
+    """Kept besides: so many with the lowest `keep_metric`."""
+    keep_metric: str = "evaluation/loss"
+    """Name of a metric, recorded at the very step of a checkpoint; lower is better."""
+    keep_for: Interval | None = None
+    """Kept besides: all that are younger than this, for example `2 days`."""
+
+    @field_validator("keep_for", mode="before")
+    @classmethod
+    def _is_a_time(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        interval = Interval.parse(value)
+        if interval.unit != "seconds":
+            raise ValueError("an age is a time; write for example '12 h' or '2 days'")
+        return interval
+
+
+class RemoteConfig(RetentionConfig):
+    """Copies of checkpoints in object storage or on a shared file system, from which a run goes on when its disk is
+    gone ([checkpoint-tiers.md](checkpoint-tiers.md))."""
+
+    url: str
+    """`s3://bucket/folder`, `gs://...`, `az://...` or `file:///mnt/shared/...`; the run's name is added to it."""
+    every: Interval | None = None
+    """How often a checkpoint is sent, by steps, tokens or time; each one that is saved when not given. The last one of
+    a run is always sent."""
+    encrypt: bool = False
+    """Encrypt what is sent (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in the file that
+    HEADWAY_ENCRYPTION_KEY_FILE names."""
+    options: dict[str, Any] = {}
+    """What `fsspec` needs to reach it besides credentials, which come from the environment: `endpoint_url`, ..."""
+
+    @field_validator("url")
+    @classmethod
+    def _can_be_written(cls, value: str) -> str:
+        match = _URL.match(value)
+        if match is None:
+            raise ValueError(f"'{value}' is no URL; write s3://bucket/folder, or file:///mnt/shared for a folder")
+        if match[1].lower() in ("http", "https"):
+            raise ValueError("nothing can be written to a web address; s3://, gs://, az:// and file:// can be")
+        return value.rstrip("/")
+
+    @field_validator("options")
+    @classmethod
+    def _holds_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key.lower() in _SECRETS:
+                raise ValueError(f"'{key}' would be kept in the run directory; credentials come from the environment")
+        return value
+
+
+class CheckpointConfig(RetentionConfig):
+    """When state is saved, and how much of it is kept."""
+
+    every: Interval | Literal["auto"] = Interval(10 * 60, "seconds")
+    """How often: `500 steps`, `1B tokens`, `10 min`; `auto` weighs what a save costs against how often runs fail (Daly
+    2006). The last step is always saved."""
+    failures_per_day: Annotated[float, Field(gt=0.0)] | None = None
+    """For `every: auto`: unplanned ends to expect; estimated from the run's own attempts when not given."""
+    full_every: Interval | None = None
+    """How often a checkpoint also holds config, provenance and the latest evaluation; each one when not given."""
+    sign: bool = False
+    """Sign manifests with the key in HEADWAY_SIGNING_KEY or in the file that HEADWAY_SIGNING_KEY_FILE names: an Ed25519
+    key in PEM, or a secret for HMAC-SHA256. Whoever has the variable set accepts no others."""
+    remote: RemoteConfig | None = None
+    """A second place for checkpoints; none when not given."""
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _auto_or_interval(cls, value: Any) -> Any:
+        return value if value == "auto" else Interval.parse(value)
+
+
+def checkpoint_problems(config: Config) -> Iterator[ConfigError]:
+    """What cannot work of the section `checkpoint`, beside the others."""
+    checkpoint = config.checkpoint
+    if checkpoint.failures_per_day is not None and checkpoint.every != "auto":
+        yield ConfigError(
+            "checkpoint.failures_per_day is for checkpoint.every=auto only",
+            where="checkpoint.failures_per_day, checkpoint.every",
+            fix="checkpoint.every=auto, or leave it out",
+        )
+    yield from _best_without_values(config, checkpoint, "checkpoint")
+    if checkpoint.remote is not None:
+        yield from _best_without_values(config, checkpoint.remote, "checkpoint.remote")
+
+
+def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> Iterator[ConfigError]:
+    """The best by an evaluation can only be told where checkpoints are made at steps that are evaluated."""
+    if not rules.keep_best or not rules.keep_metric.startswith("evaluation/"):
+        return
+    evaluated, saved = config.evaluation.every, config.checkpoint.every
+    if evaluated is None:
+        yield ConfigError(
+            f"{key}.keep_best needs {rules.keep_metric} at checkpoints, but only the last step is evaluated",
+            where=f"{key}.keep_best",
+            fix="evaluation.every=500 steps, for example, and checkpoint.every a multiple of it",
+        )
+        return
+    if saved != "auto" and saved.unit == evaluated.unit:
+        one, other = sorted((saved.amount, evaluated.amount))
+        if other % one == 0:
+            return
+    yield ConfigError(
+        f"{key}.keep_best needs {rules.keep_metric} at checkpoints, but those are made every {saved} and evaluations"
+        f" every {evaluated}",
+        where=f"{key}.keep_best, checkpoint.every",
+        fix=f"checkpoint.every={evaluated}",
+    )

@@ -1,0 +1,91 @@
+"""What reading and writing behind URLs share: file systems by scheme (`fsspec`), and what their errors mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from headway.core.errors import ConfigError, missing_extra
+
+Kind = Literal["missing", "credentials", "unreachable", "other"]
+
+_SCHEME = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+WEB = ("http", "https")
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
+    **dict.fromkeys(WEB, ("aiohttp", "remote")),
+}
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE); for a public bucket storage_options: "
+    "{anon: true}",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`; for a public bucket "
+    "storage_options: {token: anon}",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_CONNECTION_STRING)",
+}
+_ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
+# By name, since the packages that define them need not be there.
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "HttpError401"}
+_NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google")
+
+
+def scheme_of(path: str) -> str | None:
+    """`s3` of `s3://bucket/key`; None when the path is no URL."""
+    match = _SCHEME.match(path)
+    return match[1].lower() if match else None
+
+
+def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any, str]:
+    """The `fsspec` file system for a URL, and the path on it.
+
+    Raises:
+        ConfigError: the scheme is unknown, or needs a package that is not installed; `purpose` says what for.
+    """
+    try:
+        import fsspec
+    except ImportError:
+        raise missing_extra("fsspec", "remote", f"{purpose} {url}") from None
+    try:
+        return fsspec.url_to_fs(url, **options)  # type: ignore[no-any-return]
+    except ImportError:
+        scheme = str(scheme_of(url))
+        package, extra = _PACKAGES.get(scheme, (f"fsspec's {scheme}", "remote"))
+        raise missing_extra(package, extra, f"{purpose} {url}") from None
+    except ValueError as error:
+        raise ConfigError(
+            f"this URL cannot be used: {error}", where=url, fix="s3://, gs://, az:// and https:// are what most need"
+        ) from None
+
+
+def credentials_fix(url: str) -> str:
+    """What to do when a store does not let us in."""
+    scheme = str(scheme_of(url))
+    return _CREDENTIALS.get(_ALIASES.get(scheme, scheme), "check the credentials, and what they allow")
+
+
+def kind_of(error: BaseException) -> tuple[Kind, str]:
+    """Whether a file is missing, access is denied, a server cannot be reached, or else; and what was said."""
+    cause = error.__cause__
+    status = getattr(error, "status", None)
+    if isinstance(error, FileNotFoundError) and cause is not None and _library(cause) == "aiohttp":
+        # On the web `fsspec` calls every file missing that it gets no answer about.
+        return kind_of(cause)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return "missing", str(error)
+    if isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in _NO_CREDENTIALS:
+        return "credentials", in_words(error)
+    passing = isinstance(error, OSError | EOFError) or _library(error) in _NETWORK
+    if status is not None and status < 500 and status not in (408, 429):
+        passing = False
+    return ("unreachable" if passing else "other"), in_words(error)
+
+
+def in_words(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _library(error: BaseException) -> str:
+    return type(error).__module__.split(".")[0]

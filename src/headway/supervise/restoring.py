@@ -1,0 +1,260 @@
+"""Going back to an earlier checkpoint, and removing old ones, by hand: only while nobody has the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.checkpoint.bring import bring
+from headway.checkpoint.folders import checkpoint_folders, discard
+from headway.checkpoint.format import Manifest, read_manifest, step_name
+from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_folders, remote_manifests, remote_tier
+from headway.checkpoint.pruning import Pruner
+from headway.checkpoint.registry import LOCAL, Place, Registry
+from headway.checkpoint.remote import RemoteTier, claim_tier
+from headway.checkpoint.retention import Candidate, Rules, kept
+from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.verify import verify_checkpoint
+from headway.config import Config, identity, load_resolved
+from headway.core import console
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.files import atomic_write, fingerprint, sync_folder, write_json
+from headway.supervise.ledger import Ledger
+from headway.supervise.ownership import OwnerLock
+from headway.supervise.run_directory import Attempt, RunDirectory
+from headway.telemetry.record import RESTORED
+
+#: Folder of a run for checkpoints that are not to be gone on from.
+ASIDE = "set-aside"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What going back has come to."""
+
+    step: int
+    path: Path
+    state_sha256: str
+    set_aside: tuple[str, ...]
+    """Folders and URLs of later steps that are out of the way now; nothing was removed."""
+
+
+def restore(
+    run: RunDirectory,
+    step: int | None = None,
+    source: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    command: str = "headway checkpoints restore",
+) -> Restored:
+    """Make a checkpoint the one that the run goes on from, and set later ones aside, here and in the remote tier.
+
+    Args:
+        run: The run; with a `source` its directory may be new.
+        step: The checkpoint's; the newest that verifies when not given.
+        source: A run, a checkpoint, a folder of copies, or a URL of one; the run itself and then its remote tier when
+            not given.
+        options: What `fsspec` needs to reach a URL.
+        command: For the record of attempts.
+
+    Raises:
+        CheckpointError: the run is in use, or there is no such checkpoint that verifies. Nothing has changed then.
+        ConfigError: the checkpoint of a `source` was made with another config than the run's.
+    """
+    if source is None and not run.path.is_dir():
+        raise CheckpointError(
+            "there is no such run", where=str(run.path), fix="to get one back from elsewhere, give --from URL"
+        )
+    attempt = run.begin_attempt(command)
+    try:
+        config = load_resolved(run.config_path) if run.config_path.exists() else None
+        found = _bring(run, config, step, source, dict(options or {}))
+        tier = _claimed(config, run, attempt)
+        aside = [*_aside_there(tier, found.step), *_aside_here(run, attempt, found.step)]
+        _roll_back(run, found.step)
+        if source is not None:
+            _complete(run, found)
+        index(run.path)
+    except BaseException as error:
+        attempt.finish(f"could not restore: {error}", getattr(error, "exit_code", 1))
+        raise
+    attempt.finish(RESTORED, 0, found.step, found.step)
+    return Restored(found.step, run.checkpoints / step_name(found.step), found.state_sha256, tuple(aside))
+
+
+def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[int, str], list[int]]:
+    """Remove the checkpoints of a run that the rules do not keep.
+
+    The newest that verifies, every byte of it, always stays; what is newer and does not verify counts in no rule.
+
+    Args:
+        rules: What is kept.
+        dry_run: Only say what would go.
+
+    Returns:
+        What stays, with the rule that keeps it, and the steps that go.
+
+    Raises:
+        CheckpointError: the run is in use, or something cannot be removed.
+    """
+    lock = None if dry_run else OwnerLock.take(run.path)
+    try:
+        config = load_resolved(run.config_path) if run.config_path.exists() else None
+        pruner = Pruner(run.checkpoints, rules, config.train.batches if config else None)
+        folders = checkpoint_folders(run.checkpoints)
+        candidates = _verified_from_the_top(pruner.candidates(), folders)
+        stay = kept(candidates, rules, time.time())
+        go = [c.step for c in candidates if c.step not in stay]
+        if not any(c.good for c in candidates):
+            return {c.step: "none verifies" for c in candidates}, []
+        for step in [] if dry_run else go:
+            try:
+                discard(folders[step])
+            except OSError as error:
+                raise CheckpointError(
+                    f"the checkpoint of step {step} cannot be removed: {error.strerror}", where=str(folders[step])
+                ) from error
+            Registry(run.path).forget(LOCAL, step)
+        return stay, go
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def index(run: Path) -> list[Found]:
+    """Bring the registry of a run in line with the checkpoints that lie there; returns those, by rising step."""
+    found = []
+    for folder in checkpoint_folders(run / "checkpoints").values():
+        checked = verify_checkpoint(folder, hashes=False)
+        if checked.manifest is None:
+            console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
+        else:
+            found.append(Found(checked.manifest, str(folder)))
+    Registry(run).rebuild([(f.manifest, Place(LOCAL, f.place, True)) for f in found], [LOCAL])
+    return found
+
+
+def _verified_from_the_top(candidates: list[Candidate], folders: Mapping[int, Path]) -> list[Candidate]:
+    """The same, with those above the newest that verifies marked as not good."""
+    checked: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: -c.step):
+        good = candidate.good and (any(c.good for c in checked) or verify_checkpoint(folders[candidate.step]).good)
+        checked.append(Candidate(candidate.step, candidate.time, candidate.metric, candidate.tokens, good))
+    return checked[::-1]
+
+
+def _bring(
+    run: RunDirectory, config: Config | None, step: int | None, source: str | None, options: dict[str, Any]
+) -> Manifest:
+    """The checkpoint, verified and in the run's `checkpoints`."""
+    store = CheckpointStore(run.checkpoints)
+    if source is not None:
+        wanted = _newest_step(source, options) if step is None else step
+        if config is not None:
+            _refuse_other_config(config, source, wanted, options)
+        _make_room(run, wanted)
+        (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options)
+        return found.manifest
+    remote = config.checkpoint.remote if config is not None else None
+    if step is None:
+        here = store.newest()
+        if here is not None:
+            return here.manifest
+    else:
+        folder = checkpoint_folders(run.checkpoints).get(step)
+        checked = verify_checkpoint(folder) if folder is not None else None
+        if checked is not None and checked.good and checked.manifest is not None:
+            return checked.manifest
+        if checked is not None:
+            console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
+    if remote is not None:
+        url = f"{remote.url}/{run.path.resolve().name}"
+        wanted = _newest_step(url, remote.options) if step is None else step
+        for there in remote_manifests(url, remote.options):
+            if there.manifest.step == wanted:
+                bring(store, remote_tier(url, remote.options), there.manifest)
+                return there.manifest
+    raise CheckpointError(
+        "there is no checkpoint that verifies" if step is None else f"no checkpoint of step {step} verifies",
+        where=str(run.checkpoints) + (f", {remote.url}" if remote else ""),
+        fix="headway checkpoints list and verify tell which there are; --from brings one from elsewhere",
+    )
+
+
+def _newest_step(source: str, options: dict[str, Any]) -> int:
+    if is_url(source):
+        steps = [found.manifest.step for found in remote_manifests(source, options)]
+    else:
+        steps = [s for s, folder in local_folders(Path(source)).items() if verify_checkpoint(folder).good]
+    if not steps:
+        raise CheckpointError("there is no checkpoint that verifies", where=source, fix="give another --from")
+    return max(steps)
+
+
+def _refuse_other_config(config: Config, source: str, step: int, options: dict[str, Any]) -> None:
+    if is_url(source):
+        contexts = [f.manifest.context for f in remote_manifests(source, options) if f.manifest.step == step]
+    else:
+        contexts = [read_manifest(f).context for s, f in local_folders(Path(source)).items() if s == step]
+    for context in contexts:
+        if context.get("identity") not in (None, fingerprint(identity(config))):
+            raise ConfigError(
+                f"the checkpoint of step {step} was made with another config than this run",
+                where=source,
+                fix="restore it into a run of its own, under another name",
+            )
+
+
+def _make_room(run: RunDirectory, step: int) -> None:
+    """A damaged checkpoint of the step that is to come gives way; a good one of another state does not."""
+    folder = checkpoint_folders(run.checkpoints).get(step)
+    if folder is not None and not verify_checkpoint(folder).good:
+        console.warning(f"replacing {folder}, which does not verify")
+        discard(folder)
+
+
+def _claimed(config: Config | None, run: RunDirectory, attempt: Attempt) -> RemoteTier | None:
+    """The remote tier, so that what is later there does not come back by itself."""
+    if config is None or config.checkpoint.remote is None:
+        return None
+    return claim_tier(config.checkpoint.remote, run.path, attempt.number)
+
+
+def _aside_there(tier: RemoteTier | None, step: int) -> list[str]:
+    if tier is None:
+        return []
+    later = [s for s in tier.steps() if s > step]
+    return [tier.objects.url_of(step_name(s)) for s in later if tier.set_aside(s)]
+
+
+def _aside_here(run: RunDirectory, attempt: Attempt, step: int) -> list[str]:
+    """The newest first, so that a kill on the way leaves no gap that a resumed run would jump over."""
+    moved = []
+    target = run.path / ASIDE / f"{attempt.number:03d}"
+    for later, folder in reversed(checkpoint_folders(run.checkpoints).items()):
+        if later > step:
+            target.mkdir(parents=True, exist_ok=True)
+            folder.rename(target / step_name(later))
+            moved.append(str(target / step_name(later)))
+    if moved:
+        sync_folder(target)
+        sync_folder(run.checkpoints)
+    return moved
+
+
+def _roll_back(run: RunDirectory, step: int) -> None:
+    ledger = Ledger(run.ledger_path)
+    if ledger.committed_step > step:
+        ledger.rollback(step, f"restored to step {step} by hand")
+
+
+def _complete(run: RunDirectory, manifest: Manifest) -> None:
+    """Config and provenance of a full checkpoint, where the run directory has none."""
+    config, record = manifest.context.get("config"), manifest.context.get("run")
+    if isinstance(config, str) and not run.config_path.exists():
+        with atomic_write(run.config_path, "w") as file:
+            file.write(config)
+    if isinstance(record, dict) and not run.record_path.exists():
+        write_json(run.record_path, record)

@@ -1,0 +1,101 @@
+"""How often to save: what a save costs against what a failure costs.
+
+A save every `tau` seconds costs its own time, and a failure costs half of `tau` on average. The best `tau` follows from
+the cost of a save and the mean time between failures (Young 1974, "A first order approximation to the optimum
+checkpoint interval"; Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps").
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.core.console import notice, write_log
+from headway.core.format import format_seconds
+from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, open_run
+
+DAY_SECONDS = 86400.0
+#: An interval is never outside of these: below, the writer would never rest; above, too much is at stake.
+SHORTEST_SECONDS, LONGEST_SECONDS = 30.0, 3600.0
+#: Until the first save has shown what one costs.
+FIRST_SECONDS = 60.0
+#: Saves may take no more than this share of the time, whatever the formula says.
+_MOST_SHARE = 0.005
+#: Exit codes of success, config, data and divergence: such an end was wanted, or comes again at once.
+_MISTAKES = (0, 2, 3, 5)
+#: Saves whose median cost counts: an odd one is passed over, and a state that has grown is noticed.
+_REMEMBERED = 5
+
+
+def daly_interval(cost_seconds: float, mean_seconds: float) -> float:
+    """The interval between saves that costs least, in seconds (Daly 2006, equation 37).
+
+    Args:
+        cost_seconds: For how long training waits for one save (delta).
+        mean_seconds: Mean time between failures (M).
+    """
+    if cost_seconds >= 2 * mean_seconds:
+        return mean_seconds
+    ratio = cost_seconds / (2 * mean_seconds)
+    return math.sqrt(2 * cost_seconds * mean_seconds) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_seconds
+
+
+@dataclass(frozen=True)
+class FailureRate:
+    """How often a run ends without being asked to."""
+
+    per_day: float
+    source: str
+    """Where that is known from, in words."""
+
+
+def failure_rate(run: Path, given: float | None) -> FailureRate:
+    """The rate that is given, or an estimate from the run's own attempts.
+
+    The estimate is the mean of the posterior of a Poisson rate, with one failure in one day as prior: so a run without
+    any counts on one a day at first, and on fewer the longer none comes. Preemptions do not count, since the state is
+    saved before they take effect.
+    """
+    if given is not None:
+        return FailureRate(given, "checkpoint.failures_per_day")
+    try:
+        attempts = open_run(run).attempts
+    except Exception:  # there is nothing to learn from a directory that cannot be read
+        attempts = []
+    ended = [attempt for attempt in attempts if attempt.outcome != RUNNING]
+    failures = sum(a.outcome not in (FINISHED, PREEMPTED) and a.exit_code not in _MISTAKES for a in ended)
+    days = sum(attempt.seconds or 0.0 for attempt in ended) / DAY_SECONDS
+    source = f"{failures} unplanned ends in {format_seconds(days * DAY_SECONDS)}" if ended else "none seen yet"
+    return FailureRate((failures + 1) / (days + 1), source)
+
+
+class ChosenInterval:
+    """Chooses the seconds between saves from what they cost."""
+
+    def __init__(self, failures: FailureRate) -> None:
+        self._failures, self._costs = failures, deque[float](maxlen=_REMEMBERED)
+        self.seconds = FIRST_SECONDS
+        """The interval at present."""
+
+    def after_save(self, cost_seconds: float) -> float:
+        """The interval from now on; says so the first time."""
+        first = not self._costs
+        self._costs.append(cost_seconds)
+        cost, before = statistics.median(self._costs), self.seconds
+        best = daly_interval(cost, DAY_SECONDS / self._failures.per_day)
+        shortest = max(SHORTEST_SECONDS, cost / _MOST_SHARE)
+        self.seconds = min(max(best, shortest), max(LONGEST_SECONDS, shortest))
+        if first or not 0.5 < self.seconds / before < 2:
+            (notice if first else write_log)(self.describe(cost, best))
+        return self.seconds
+
+    def describe(self, cost_seconds: float, best_seconds: float) -> str:
+        """The choice and its reasons."""
+        limited = "" if abs(best_seconds - self.seconds) < 1 else f" (by the formula {format_seconds(best_seconds)})"
+        return (
+            f"saving every {format_seconds(self.seconds)}{limited}: a save holds training up for {cost_seconds:.2f} s,"
+            f" with {self._failures.per_day:.2g} failures a day ({self._failures.source})"
+        )

@@ -1,0 +1,136 @@
+"""Kills while a checkpoint is sent to the remote tier, brought from it, or removed there.
+
+Kills are real (SIGKILL), in forked children; the remote tier is a folder (`file://`), as on a shared file system.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway.checkpoint.after_save import AfterSave
+from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.format import step_name
+from headway.checkpoint.objects import Objects
+from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
+from headway.checkpoint.store import CheckpointStore
+from headway.config import Config, TrainConfig
+from headway.core import faults
+from states import equal, make_state, names, save
+
+
+def in_child(action: Callable[[], object], orders: str) -> int:
+    """Run something in a forked child; returns its exit status, negative for a signal."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.environ["HEADWAY_FAULTS"] = orders
+            faults._passed.clear()
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = tmp_path / "runs" / "tiny"
+    store = CheckpointStore(path / "checkpoints", max_shard_bytes=100, keep=9)
+    for step in (1, 2, 3):
+        save(store, step)
+    return path
+
+
+@pytest.fixture
+def tier(run: Path, tmp_path: Path) -> RemoteTier:
+    """Claimed, with step 1."""
+    tier = RemoteTier.find(Objects(f"file://{tmp_path}/remote/tiny"), run).take(run, 1)
+    send(tier, run, 1)
+    return tier
+
+
+def send(tier: RemoteTier, run: Path, step: int) -> bool:
+    return tier.publish(run / "checkpoints" / step_name(step), journal_of(run, step))
+
+
+def newest_elsewhere(tier: RemoteTier, folder: Path) -> int:
+    """What a new machine would take; it must be whole, and nothing may be passed over."""
+    said: list[str] = []
+    folder.mkdir(parents=True, exist_ok=True)
+    store = CheckpointStore(folder / "checkpoints")
+    found = newest_of_tiers(store, lambda: RemoteTier(tier.objects), said.append)
+    assert found is not None and said == []
+    assert equal(store.load(found), make_state(found.step))
+    return found.step
+
+
+@pytest.mark.parametrize("order", [*(f"upload.file:{n}" for n in (1, 2, 3)), "upload.manifest"])
+def test_a_kill_while_sending(tier: RemoteTier, run: Path, tmp_path: Path, order: str) -> None:
+    assert in_child(lambda: send(tier, run, 2), f"kill@{order}") == -signal.SIGKILL
+    assert newest_elsewhere(tier, tmp_path / "before") == 1, "half of a checkpoint must not be seen"
+    sent: list[str] = []
+    original = Objects.put
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objects, "put", lambda self, name, path: (sent.append(name), original(self, name, path))[1])
+        assert send(tier, run, 2)
+    before = {"upload.file:1": 0, "upload.file:2": 1, "upload.file:3": 2}.get(order)
+    total = len(CheckpointStore(run / "checkpoints").info(2).manifest.files)
+    assert len(sent) == (0 if before is None else total - before), "what had arrived is not sent again"
+    assert newest_elsewhere(tier, tmp_path / "after") == 2
+
+
+def test_a_kill_while_bringing(tier: RemoteTier, run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    store = CheckpointStore(elsewhere / "checkpoints")
+    for order in ("bring.part:1", "bring.part:2", "bring.rename"):
+        killed = in_child(lambda: newest_of_tiers(store, lambda: RemoteTier(tier.objects)), f"kill@{order}")
+        assert killed == -signal.SIGKILL
+        assert list(store.folders()) == []
+    assert newest_elsewhere(tier, elsewhere) == 1
+    assert names(elsewhere / "checkpoints") == ["step-00000001"]
+
+
+def test_a_kill_while_removing_what_is_too_old(tier: RemoteTier, run: Path, tmp_path: Path) -> None:
+    send(tier, run, 2)
+    assert in_child(lambda: tier.discard(1), "kill@upload.discard") == -signal.SIGKILL
+    assert [manifest.step for manifest in tier.manifests()] == [2]
+    assert newest_elsewhere(tier, tmp_path / "new") == 2
+    tier.discard(1)
+    assert names(Path(tier.url.removeprefix("file://"))) == ["newest.json", "owners", "step-00000002"]
+
+
+def test_a_zombie_cannot_publish_remove_or_hide(tier: RemoteTier, run: Path, tmp_path: Path) -> None:
+    """Claimed by a newer attempt while the old one was sending: its manifest does not come."""
+    put = Objects.put
+
+    def taken_over_meanwhile(self: Objects, name: str, path: Path) -> object:
+        RemoteTier.find(Objects(f"file://{tmp_path}/remote/tiny"), run).take(run, 2)
+        return put(self, name, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objects, "put", taken_over_meanwhile)
+        with pytest.raises(FencedError, match="attempt 2 on"):
+            send(tier, run, 2)
+    assert tier.manifest(2) is None
+    for action in (tier.discard, tier.set_aside):
+        with pytest.raises(FencedError):
+            action(1)
+
+
+def test_the_writer_of_an_old_attempt_stops_sending(
+    tier: RemoteTier, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tier.take(run, 2)
+    remote = {"url": f"file://{tmp_path}/remote"}
+    config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
+    after = AfterSave(AfterSave.settings(config, 1))
+    after.close(30)
+    assert "nothing more is uploaded: attempt 2 has the run now" in capsys.readouterr().err
+    assert tier.manifest(3) is None

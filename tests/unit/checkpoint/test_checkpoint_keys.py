@@ -1,0 +1,159 @@
+"""Signed manifests, and remote checkpoints that only the owner of a key can read."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+from pathlib import Path
+
+import pytest
+
+from headway.checkpoint import sealing
+from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.places import remote_manifests
+from headway.checkpoint.remote import RemoteTier, journal_of, place_of
+from headway.checkpoint.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
+from headway.checkpoint.signing import key_to_sign_with, signing_key
+from headway.checkpoint.store import CheckpointStore
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.files import fingerprint
+from states import equal, make_state, save
+
+SECRET, OTHER = "a secret of some length", "another secret of some length"
+
+
+def ed25519() -> tuple[str, str]:
+    """A private and a public key in PEM."""
+    pytest.importorskip("cryptography")
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
+    return private.decode(), key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def problem(store: CheckpointStore, step: int = 1) -> str:
+    return "; ".join(map(str, store.verify(step).damage))
+
+
+@pytest.mark.parametrize("kind", ["hmac-sha256", "ed25519"])
+def test_only_who_has_the_key_makes_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    private, public = (SECRET, SECRET) if kind == "hmac-sha256" else ed25519()
+    other = OTHER if kind == "hmac-sha256" else ed25519()[1]
+    (tmp_path / "key").write_text(private)
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY_FILE", str(tmp_path / "key"))
+    store = CheckpointStore(tmp_path / "run", sign_with=key_to_sign_with())
+    first = save(store, 1)
+    assert first.context["signature"]["algorithm"] == kind and problem(store) == ""
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY", public)
+    assert problem(store) == "" and store.newest() is not None
+    # Whoever changes something makes all hashes right again, but not the signature.
+    path = store.info(1).path / "manifest.json"
+    record = json.loads(path.read_text())
+    record["context"]["attempt"] = 7
+    record.pop("manifest_sha256")
+    path.write_text(json.dumps({**record, "manifest_sha256": fingerprint(record)}))
+    assert "has a signature that does not belong to it" in problem(store)
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY", other)
+    save(CheckpointStore(tmp_path / "unsigned"), 1)
+    assert "is signed with another key" in problem(store)
+    assert "is not signed, and HEADWAY_SIGNING_KEY is set" in problem(CheckpointStore(tmp_path / "unsigned"))
+    monkeypatch.delenv("HEADWAY_SIGNING_KEY")
+    monkeypatch.delenv("HEADWAY_SIGNING_KEY_FILE")
+    assert problem(store) == "" and store.info(1).context["attempt"] == 7, "without a key nobody can tell"
+
+
+def test_keys_that_cannot_sign_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no key"):
+        key_to_sign_with()
+    for text, what in (
+        ("short", "at least 16"),
+        (" ", "is empty"),
+        ("-----BEGIN PUBLIC KEY-----\nx", "no Ed25519 key"),
+    ):
+        monkeypatch.setenv("HEADWAY_SIGNING_KEY", text)
+        with pytest.raises(ConfigError, match=what):
+            signing_key()
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY", ed25519()[1])
+    with pytest.raises(ConfigError, match="a public key cannot sign"):
+        key_to_sign_with()
+    monkeypatch.delenv("HEADWAY_SIGNING_KEY")
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY_FILE", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        signing_key()
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 10, 15])
+def test_what_is_sealed_comes_back_and_nothing_else(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.setattr(sealing, "CHUNK_BYTES", 5)
+    key, content = bytes(32), bytes(range(size))
+    sealed = seal_bytes(content, key, "a")
+    assert len(sealed) == sealed_size(size) and content_size(len(sealed)) == size
+    assert unseal_bytes(sealed, key, "a") == content and seal_bytes(content, key, "a") != sealed
+    chunk = 5 + 16
+    changes = [sealed[:n] for n in range(0, len(sealed), 7)] + [sealed + b"x", sealed + sealed[40:]]
+    changes += [sealed[:n] + bytes([sealed[n] ^ 1]) + sealed[n + 1 :] for n in range(len(sealed))]
+    changes += [sealed[:-chunk], sealed[:40] + sealed[40 + chunk :], sealed[:40] + sealed[40 + chunk :] + sealed[40:61]]
+    for changed in changes:
+        if changed != sealed:
+            with pytest.raises(CheckpointError, match="cannot be decrypted"):
+                unseal_bytes(changed, key, "a")
+    for wrong_key, name in ((bytes(31) + b"x", "a"), (key, "b")):
+        with pytest.raises(CheckpointError, match="cannot be decrypted"):
+            unseal_bytes(sealed, wrong_key, name)
+
+
+def test_large_files_are_sealed_in_chunks() -> None:
+    pytest.importorskip("cryptography")
+    largest = 0
+
+    class Watched(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            nonlocal largest
+            largest = max(largest, size or 0)
+            return super().read(size)
+
+    content = secrets.token_bytes(3 * CHUNK_BYTES + 7)
+    target, back = Watched(), io.BytesIO()
+    sealing.seal(Watched(content), target, bytes(32), "a")
+    target.seek(0)
+    unseal(target, back, bytes(32), "a")
+    assert back.getvalue() == content and largest == CHUNK_BYTES + 16
+
+
+def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    run, remote = tmp_path / "tiny", {"url": f"file://{tmp_path}/remote", "encrypt": True}
+    with pytest.raises(ConfigError, match="there is no key"):
+        place_of(remote, "tiny")
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "zz" * 32)
+    with pytest.raises(ConfigError, match="32 bytes in hexadecimal or Base64"):
+        place_of(remote, "tiny")
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", secrets.token_hex(32))
+    save(CheckpointStore(run / "checkpoints", max_shard_bytes=100), 3)
+    tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
+    folder = run / "checkpoints" / "step-00000003"
+    assert tier.publish(folder, journal_of(run, 3)) and not tier.publish(folder, journal_of(run, 3))
+    there = sorted((tmp_path / "remote" / "tiny" / "run-001" / "step-00000003").iterdir())
+    assert all(path.name.endswith(".sealed") for path in there) and len(there) == 4
+    assert not any(b"model.embedding" in path.read_bytes() for path in there)
+    new = CheckpointStore(tmp_path / "new" / "checkpoints")
+    new.directory.mkdir(parents=True)
+    found = newest_of_tiers(new, lambda: tier)
+    assert found is not None and equal(new.load(found), make_state(3))
+    assert [f.manifest.step for f in remote_manifests(f"{remote['url']}/tiny")] == [3]
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", secrets.token_hex(32))
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match="none of the remote checkpoints verifies"):
+        newest_of_tiers(
+            CheckpointStore(tmp_path / "x"), lambda: RemoteTier.find(place_of(remote, "tiny"), run), said.append
+        )
+    assert "cannot be decrypted" in said[0]
+    monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
+    with pytest.raises(CheckpointError, match="it is encrypted, and there is no key"):
+        RemoteTier.find(place_of({**remote, "encrypt": False}, "tiny"), run).manifest(3)
+    tier.discard(3)
+    assert not (tmp_path / "remote" / "tiny" / "run-001" / "step-00000003").exists()

@@ -1,0 +1,215 @@
+"""Which checkpoints stay, and what is known of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.checkpoint.after_save import AfterSave
+from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
+from headway.checkpoint.pruning import Pruner
+from headway.checkpoint.registry import Place, Registry, on_network
+from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
+from headway.checkpoint.store import CheckpointStore
+from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
+from states import names, save
+
+NOW = 1_000_000.0
+
+
+def made(*steps: int, **more: Any) -> list[Candidate]:
+    """One every minute up to now."""
+    return [Candidate(step, NOW - 60 * (len(steps) - 1 - n), **more) for n, step in enumerate(steps)]
+
+
+def test_each_rule_keeps_what_it_says() -> None:
+    candidates = made(*range(100, 1300, 100))
+    assert outdated(candidates, Rules(keep=2), NOW) == list(range(100, 1100, 100))
+    rules = Rules(keep=1, keep_every=Every(450, "steps"))
+    assert sorted(kept(candidates, rules, NOW)) == [500, 900, 1200]
+    tokens = [Candidate(c.step, c.time, tokens=10 * c.step) for c in candidates]
+    rules = Rules(keep=1, keep_every=Every(5000, "tokens"))
+    assert sorted(kept(tokens, rules, NOW)) == [500, 1000, 1200]
+    rules = Rules(keep=1, keep_for_seconds=180)
+    assert sorted(kept(candidates, rules, NOW)) == [900, 1000, 1100, 1200]
+    hourly = [Candidate(step, NOW + 1800 * step) for step in range(8)]
+    kept_hourly = sorted(kept(hourly, Rules(keep=1, keep_every=Every(3600, "seconds")), NOW))
+    assert len(kept_hourly) in (4, 5, 6) and kept_hourly[-1] == 7
+    losses = dict(zip(range(100, 700, 100), [3.0, 1.0, 2.0, math.nan, 1.0, 5.0], strict=True))
+    scored = [Candidate(step, NOW, metric=loss) for step, loss in losses.items()]
+    reasons = kept([*scored, Candidate(50, NOW)], Rules(keep=1, keep_best=2), NOW)
+    assert sorted(reasons) == [200, 500, 600]
+    assert reasons[600] == "the newest" and reasons[500] == "among the best 2 by evaluation/loss"
+
+
+def test_what_is_pinned_or_cannot_be_read_is_not_taken_for_old() -> None:
+    candidates = [*made(1, 2, 3), Candidate(4, NOW, good=False)]
+    assert outdated(candidates, Rules(keep=1), NOW, pinned=[1]) == [2]
+    assert outdated([Candidate(1, NOW, good=False), *made(2, 3, 4)], Rules(keep=2), NOW) == [1, 2]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Candidate,
+            step=st.integers(0, 50),
+            time=st.floats(0, 2 * NOW),
+            metric=st.none() | st.floats(),
+            tokens=st.none() | st.integers(0, 100),
+            good=st.booleans(),
+        ),
+        unique_by=lambda c: c.step,
+    ),
+    st.builds(
+        Rules,
+        keep=st.integers(1, 3),
+        keep_best=st.integers(0, 2),
+        keep_every=st.sampled_from([None, Every(7, "steps"), Every(9, "tokens"), Every(60, "seconds")]),
+        keep_for_seconds=st.sampled_from([None, 3600]),
+    ),
+)
+def test_the_newest_good_one_stays_and_what_stays_now_stays_the_next_time(
+    candidates: list[Candidate], rules: RetentionConfig
+) -> None:
+    gone = outdated(candidates, rules, NOW)
+    good = [c.step for c in candidates if c.good]
+    assert not good or max(good) not in gone
+    rest = [c for c in candidates if c.step not in gone]
+    assert outdated(rest, rules, NOW) == []
+
+
+def test_the_best_are_found_by_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    rules = Rules(keep=1, keep_best=1)
+    store = CheckpointStore(run / "checkpoints", after_save=Pruner(run / "checkpoints", rules))
+    run.mkdir()
+    for step, loss in enumerate([3.0, 1.0, 2.0, 4.0], start=1):
+        with (run / "metrics.jsonl").open("a") as file:
+            for name, value in (("train/loss", 9.0), ("evaluation/loss", loss)):
+                file.write(json.dumps({"step": step, "attempt": 1, "time": 0, name: value}) + "\n")
+        save(store, step)
+    assert names(store.directory) == ["step-00000002", "step-00000004"]
+    assert step_metrics(run, 2) == {"train/loss": 9.0, "evaluation/loss": 1.0}
+    assert latest_evaluation(run, 3) == {"step": 3, "evaluation/loss": 2.0}
+    with (run / "metrics.jsonl").open("a") as file:  # a later attempt does step 3 again
+        file.write('{"step":3,"attempt":2,"time":0,"train/loss":7.0}\n{"step":3,"att')
+    assert step_metrics(run, 3) == {"train/loss": 7.0}
+    assert step_metrics(run, 4) == {}, "what came of it before does not count any more"
+    assert step_metrics(run, 1)["evaluation/loss"] == 3.0 and step_metrics(tmp_path / "none", 1) == {}
+    monkeypatch.setattr("headway.checkpoint.contents._BLOCK_BYTES", 7)
+    assert step_metrics(run, 2) == {"train/loss": 9.0, "evaluation/loss": 1.0}
+    assert latest_evaluation(run, 1) == {"step": 1, "evaluation/loss": 3.0} and latest_evaluation(run, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("interval", "before", "now", "due"),
+    [
+        ("100 steps", 90, 99, False),
+        ("100 steps", 90, 110, True),
+        ("1k tokens", 3, 4, True),
+        ("1k tokens", 4, 7, False),
+        ("50 s", 1, 5, False),
+        ("50 s", 1, 6, True),
+    ],
+)
+def test_what_is_due_between_two_checkpoints(interval: str, before: int, now: int, due: bool) -> None:
+    batches = Batches(((0, 8),), 32)  # 256 tokens per step
+    assert crossed(Every.of(Interval.parse(interval)), (before, 10.0 * before), (now, 10.0 * now), batches) is due
+
+
+def settings(run: Path, **checkpoint: Any) -> dict[str, Any]:
+    config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint=checkpoint)
+    return json.loads(json.dumps(AfterSave.settings(config, 1)))
+
+
+def test_rules_survive_the_way_to_another_process(tmp_path: Path) -> None:
+    keys = {"keep": 2, "keep_every": "5k steps", "keep_best": 1, "keep_metric": "x", "keep_for": "1 h"}
+    expected = Rules(2, Every(5000, "steps"), 1, "x", 3600)
+    assert Rules.of(RetentionConfig(**keys)) == expected
+    record = settings(tmp_path, **keys, remote={"url": "s3://b", "every": "1k tokens", **keys})
+    assert Rules.parse(record["rules"]) == Rules.parse(record["remote"]["rules"]) == expected
+    assert Every.parse(record["remote"]["every"]) == Every(1000, "tokens")
+
+
+def test_full_and_light_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 3\n")
+    (tmp_path / "run.json").write_text('{"command": "x"}')
+    after = AfterSave(settings(tmp_path, full_every="4 steps"))
+    contexts = {step: after.context(step) for step in (1, 3, 5, 6, 9)}
+    assert [context["kind"] for context in contexts.values()] == ["full", "light", "full", "light", "full"]
+    assert contexts[5]["config"] == "seed: 3\n" and contexts[5]["run"] == {"command": "x"}
+    assert "config" not in contexts[3]
+
+
+def test_nothing_that_goes_wrong_after_a_save_ends_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pruner, "__call__", lambda self, manifest: 1 / 0)
+    after = AfterSave(settings(tmp_path, remote={"url": "nonsense://nowhere"}))
+    save(CheckpointStore(tmp_path / "checkpoints", after_save=after), 1)
+    after.close(30)
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said and "step 1 is not uploaded: this URL cannot be used" in said
+
+
+def test_the_process_that_writes_loads_neither_torch_nor_the_config() -> None:
+    code = "import headway.checkpoint.write_process, sys; sys.exit(any(m in sys.modules for m in ('torch', 'yaml')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_registry_is_an_index_that_can_be_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, registry = CheckpointStore(tmp_path / "checkpoints"), Registry(tmp_path)
+    manifests = [save(store, step) for step in (1, 2)]
+    for manifest in manifests:
+        assert registry.add(manifest, "local", str(store.directory / f"step-{manifest.step:08d}"))
+    assert registry.add(manifests[1], "remote", "s3://b/step-2", complete=False)
+    first, second = registry.entries()
+    assert (first.step, first.attempt, first.world_size, first.tensors) == (1, 1, 2, 7)
+    assert [(p.tier, p.complete) for p in second.places] == [("local", True), ("remote", False)]
+    registry.forget("local", 1)
+    registry.forget("local", 2)
+    assert [entry.step for entry in registry.entries()] == [2]
+    registry.path.write_bytes(b"this is no database" * 100)
+    assert registry.entries() == [] and registry.add(manifests[0], "local", "x")
+    assert "is broken" in capsys.readouterr().err and [entry.step for entry in registry.entries()] == [1]
+    registry.rebuild([(manifest, Place("local", "y", True)) for manifest in manifests], ["local"])
+    assert [entry.places[0].place for entry in registry.entries()] == ["y", "y"]
+    with sqlite3.connect(registry.path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    said: list[str] = []
+    nowhere = Registry(tmp_path / "no" / "such", said.append)
+    assert not nowhere.add(manifests[0], "local", "x") and not nowhere.forget("local", 1) and len(said) == 1
+
+
+def _add_many(run: str, manifests: list[Any]) -> None:
+    for manifest in manifests:
+        assert Registry(Path(run)).add(manifest, "local", "x")
+
+
+def test_several_processes_write_to_the_registry_at_once(tmp_path: Path) -> None:
+    manifests = [save(CheckpointStore(tmp_path / "c", keep=40), step) for step in range(1, 25)]
+    spawn = multiprocessing.get_context("fork")
+    writers = [spawn.Process(target=_add_many, args=(str(tmp_path), manifests[n::3])) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert [entry.step for entry in Registry(tmp_path).entries()] == list(range(1, 25))
+
+
+def test_network_file_systems_are_told_from_others(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/sda / ext4 rw 0 0\nhost:/x /mnt nfs4 rw 0 0\nx /mnt/inside ext4 rw 0 0\n")
+    assert on_network(Path("/mnt/runs"), mounts) and not on_network(Path("/mntx"), mounts)
+    assert not on_network(Path("/mnt/inside/runs"), mounts) and not on_network(tmp_path, tmp_path / "none")

@@ -1,0 +1,64 @@
+"""The section `checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headway.config import Config, dump_config, load_config, load_resolved
+from headway.core.errors import ConfigError
+
+
+def load(tmp_path: Path, checkpoint: object, **sections: object) -> Config:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({"train": {"steps": 10}, "checkpoint": checkpoint, **sections}))
+    return load_config(path)
+
+
+def test_all_keys_survive_a_dump(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        {
+            "every": "auto",
+            "failures_per_day": 2,
+            "keep_every": "1B tokens",
+            "keep_for": "2 days",
+            "full_every": "1 h",
+            "remote": {"url": "s3://bucket/runs/", "every": "10 min", "options": {"endpoint_url": "http://x"}},
+        },
+    )
+    (tmp_path / "resolved.yaml").write_text(dump_config(config))
+    assert load_resolved(tmp_path / "resolved.yaml") == config
+    assert config.checkpoint.remote is not None and config.checkpoint.remote.url == "s3://bucket/runs"
+    assert str(config.checkpoint.keep_for) == "48 h"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "problem"),
+    [
+        ({"every": "often"}, "'often' is not"),
+        ({"keep_for": "100 steps"}, "an age is a time"),
+        ({"remote": {"url": "/mnt/x"}}, "is no URL; write s3://bucket/folder, or file:///mnt/shared"),
+        ({"remote": {"url": "https://x/y"}}, "nothing can be written to a web address"),
+        ({"remote": {"url": "s3://b", "options": {"secret": "x"}}}, "credentials come from the environment"),
+        ({"remote": {"every": "1 h"}}, "checkpoint.remote.url is missing"),
+        ({"failures_per_day": 1}, "is for checkpoint.every=auto only"),
+        ({"keep_best": 1}, "only the last step is evaluated"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, checkpoint: object, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load(tmp_path, checkpoint)
+
+
+def test_the_best_need_checkpoints_where_there_are_evaluations(tmp_path: Path) -> None:
+    evaluation = {"every": "20 steps"}
+    with pytest.raises(ConfigError, match=r"keep_best needs evaluation/loss at checkpoints.*every 10 min"):
+        load(tmp_path, {"keep_best": 1}, evaluation=evaluation)
+    for every in ("20 steps", "10 steps", "60 steps"):
+        load(tmp_path, {"keep_best": 1, "every": every}, evaluation=evaluation)
+    with pytest.raises(ConfigError, match=r"checkpoint\.remote\.keep_best needs"):
+        load(tmp_path, {"every": "30 steps", "remote": {"url": "s3://b", "keep_best": 1}}, evaluation=evaluation)
+    load(tmp_path, {"keep_best": 1, "keep_metric": "train/loss"})

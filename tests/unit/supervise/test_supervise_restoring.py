@@ -1,0 +1,179 @@
+"""Going back, comparing, copying and pruning: `headway checkpoints`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from headway.checkpoint.registry import Registry
+from headway.checkpoint.remote import RemoteTier, claim_tier, journal_of
+from headway.checkpoint.retention import Rules
+from headway.checkpoint.store import CheckpointStore
+from headway.cli import checkpoints as verb
+from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.files import fingerprint
+from headway.supervise.ledger import Ledger
+from headway.supervise.restoring import prune, restore
+from headway.supervise.run_directory import RunDirectory, what_to_do
+from states import make_state, names, save
+
+app = typer.Typer()
+verb.register(app)
+
+
+def invoke(*arguments: object) -> tuple[Any, BaseException | None]:
+    result = CliRunner().invoke(app, ["checkpoints", *map(str, arguments), "--json"])
+    return (json.loads(result.stdout) if result.stdout else None), result.exception
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run with checkpoints of steps 1 to 4, all but the last of them in its remote tier too, and a ledger."""
+    run = RunDirectory(tmp_path / "runs" / "tiny")
+    remote = {"url": f"file://{tmp_path}/remote"}
+    config = Config(name="tiny", train=TrainConfig(steps=4), checkpoint={"keep": 2, "remote": remote})
+    attempt = run.begin_attempt("train")
+    run.config_path.write_text(dump_config(config))
+    store, ledger = CheckpointStore(run.checkpoints, keep=9), Ledger(run.ledger_path)
+    tier = claim_tier(RemoteConfig(**remote), run.path, 1)
+    context = {"attempt": 1, "identity": fingerprint(identity(config)), "config": dump_config(config), "run": {"a": 1}}
+    for step in (1, 2, 3, 4):
+        store.save(step, make_state(step), {"step": step}, context)
+        ledger.commit(1, step - 1, step, {"corpus": 8}, f"step-{step:08d}")
+        if step < 4:
+            tier.publish(run.checkpoints / f"step-{step:08d}", journal_of(run.path, step))
+    attempt.finish("finished", 0)
+    return run
+
+
+def remote_of(tmp_path: Path) -> RemoteTier:
+    from headway.checkpoint.places import remote_tier
+
+    return remote_tier(f"file://{tmp_path}/remote/tiny")
+
+
+def test_going_back_sets_later_steps_aside_everywhere(run: RunDirectory, tmp_path: Path) -> None:
+    found, error = invoke("restore", run.path, "--step", 2)
+    assert error is None and found["step"] == 2 and len(found["set_aside"]) == 3
+    assert names(run.checkpoints) == ["step-00000001", "step-00000002"]
+    assert names(run.path / "set-aside" / "002") == ["step-00000003", "step-00000004"]
+    assert Ledger(run.ledger_path).committed_step == 2
+    assert [manifest.step for manifest in remote_of(tmp_path).manifests()] == [1, 2]
+    assert (tmp_path / "remote" / "tiny" / "run-001" / "step-00000003" / "shard-00000.safetensors").exists()
+    start = what_to_do(run, CheckpointStore(run.checkpoints)).checkpoint
+    assert start is not None and start.step == 2
+    assert [record["outcome"] for record in run.attempt_records()] == ["finished", "restored"]
+    assert {entry.step for entry in Registry(run.path).entries()} == {1, 2}
+
+
+def test_a_step_that_is_only_in_the_remote_tier_comes_back(run: RunDirectory) -> None:
+    path = run.checkpoints / "step-00000002" / "shard-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    assert restore(run, 2).step == 2
+    assert CheckpointStore(run.checkpoints).verify(2).good
+
+
+def test_a_lost_run_comes_back_from_a_url(run: RunDirectory, tmp_path: Path) -> None:
+    back = RunDirectory(tmp_path / "elsewhere" / "tiny")
+    found = restore(back, source=f"file://{tmp_path}/remote/tiny")
+    assert found.step == 3 and CheckpointStore(back.checkpoints).verify(3).good
+    assert back.config_path.read_text() == run.config_path.read_text()
+    assert json.loads(back.record_path.read_text()) == {"a": 1}
+    assert restore(RunDirectory(tmp_path / "third"), 4, str(run.path)).step == 4
+
+
+def test_restoring_is_refused_while_the_run_is_in_use_and_changes_nothing(run: RunDirectory) -> None:
+    attempt = run.begin_attempt("train")
+    for arguments in (("restore", run.path, "--step", 1), ("prune", run.path, "--keep", 1)):
+        _, error = invoke(*arguments)
+        assert isinstance(error, CheckpointError) and "in use by attempt 2" in error.what
+    attempt.finish("finished", 0)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 7 verifies"):
+        restore(run, 7)
+    assert len(names(run.checkpoints)) == 4 and Ledger(run.ledger_path).committed_step == 4
+
+
+def test_a_checkpoint_of_another_config_is_refused(run: RunDirectory, tmp_path: Path) -> None:
+    other = RunDirectory(tmp_path / "other")
+    other.begin_attempt("train").finish("finished", 0)
+    other.config_path.write_text(dump_config(Config(name="other", seed=4, train=TrainConfig(steps=4))))
+    with pytest.raises(ConfigError, match="was made with another config"):
+        restore(other, source=str(run.path))
+
+
+def test_prune_by_the_rules_of_the_run_or_a_number(run: RunDirectory) -> None:
+    found, _ = invoke("prune", run.path, "--dry-run")
+    assert found["removed"] == [1, 2] and len(names(run.checkpoints)) == 4
+    found, _ = invoke("prune", run.path)
+    assert found["removed"] == [1, 2] and set(found["kept"]) == {"3", "4"}
+    assert names(run.checkpoints) == ["step-00000003", "step-00000004"]
+    path = run.checkpoints / "step-00000004" / "shard-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    stay, gone = prune(run, Rules(keep=1))
+    assert gone == [] and set(stay) == {3, 4}, "4 is damaged, so 3 is the newest that counts"
+
+
+def test_copies_are_verified_and_made_once(run: RunDirectory, tmp_path: Path) -> None:
+    copied, _ = invoke("copy", run.path, tmp_path / "copies", "--step", 3)
+    assert [c["step"] for c in copied] == [3] and names(tmp_path / "copies") == ["step-00000003"]
+    before = (tmp_path / "copies" / "step-00000003").stat()
+    copied, _ = invoke("copy", run.path, tmp_path / "copies")
+    assert [c["step"] for c in copied] == [1, 2, 3, 4]
+    assert (tmp_path / "copies" / "step-00000003").stat().st_ino == before.st_ino
+    url = f"file://{tmp_path}/bucket"
+    copied, _ = invoke("copy", run.checkpoints / "step-00000004", url)
+    assert [c["place"] for c in copied] == [f"{url}/step-00000004"]
+    listed, _ = invoke("list", url)
+    assert [(entry["step"], entry["cursor"]) for entry in listed] == [(4, {"step": 4})]
+    invoke("copy", url, tmp_path / "back")
+    assert CheckpointStore(tmp_path / "back").verify(4).good
+    (tmp_path / "copies" / "step-00000004" / "shard-00000.safetensors").unlink()
+    _, error = invoke("copy", tmp_path / "copies" / "step-00000004", tmp_path / "more")
+    assert isinstance(error, CheckpointError) and "is damaged" in error.what and not (tmp_path / "more").exists()
+    _, error = invoke("copy", run.path, tmp_path / "copies")
+    assert isinstance(error, CheckpointError) and "something else is there" in error.what
+
+
+def test_list_shows_both_tiers(run: RunDirectory) -> None:
+    registry = Registry(run.path)
+    registry.add(CheckpointStore(run.checkpoints).info(3).manifest, "remote", "file:///x")
+    listed, _ = invoke("list", run.path)
+    assert [[place["tier"] for place in entry["places"]] for entry in listed] == [["local"]] * 2 + [
+        ["local", "remote"],
+        ["local"],
+    ]
+    output = CliRunner().invoke(app, ["checkpoints", "list", str(run.path)]).stdout
+    assert "local+remote" in output.splitlines()[3]
+
+
+def test_diff_tells_tensors_and_sizes_of_differences(tmp_path: Path) -> None:
+    one, other = CheckpointStore(tmp_path / "a"), CheckpointStore(tmp_path / "b", max_shard_bytes=50)
+    save(one, 3), save(other, 3)
+    folders = tmp_path / "a" / "step-00000003", tmp_path / "b" / "step-00000003"
+    found, _ = invoke("diff", *folders)
+    assert found["same_state"] and found["differences"] == []
+    changed = make_state(3)
+    changed["model.embedding"][0, 0] += 0.5
+    changed["optimizer.counts"] = changed["optimizer.counts"].to(torch.int32)
+    changed["model.mask"][0] ^= True
+    del changed["model.half"]
+    other.save(4, changed, {"step": 4}, {})
+    found, _ = invoke("diff", folders[0], tmp_path / "b" / "step-00000004", "--values")
+    differences = {d["name"]: d for d in found["differences"]}
+    assert {name: d["what"] for name, d in differences.items()} == {
+        "model.embedding": "values",
+        "model.half": "only in the first",
+        "model.mask": "values",
+        "optimizer.counts": "dtype",
+    }
+    assert differences["model.embedding"]["elements"] == 1 and not found["same_state"]
+    assert differences["model.embedding"]["largest_absolute"] == pytest.approx(0.5)
+    assert differences["model.mask"]["largest_relative"] == 1.0
+    assert found["cursor"] == {"step": [3, 4]} and found["equal_tensors"] == 3

@@ -1,0 +1,88 @@
+"""How often `checkpoint.every: auto` saves."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from headway.training.clock import SaveClock
+from headway.training.save_interval import (
+    DAY_SECONDS,
+    LONGEST_SECONDS,
+    SHORTEST_SECONDS,
+    ChosenInterval,
+    FailureRate,
+    daly_interval,
+    failure_rate,
+)
+
+
+def expected_waste(interval: float, cost: float, mean: float) -> float:
+    """Daly 2006, equation 20 without restart costs: time to solution relative to the solution time itself."""
+    return mean * math.expm1((interval + cost) / mean) / interval
+
+
+@pytest.mark.parametrize(("cost", "mean"), [(0.05, 3600.0), (5.0, 3600.0), (60.0, 1800.0), (200.0, 1000.0)])
+def test_no_other_interval_costs_less(cost: float, mean: float) -> None:
+    best = daly_interval(cost, mean)
+    at_best = expected_waste(best, cost, mean)
+    others = [expected_waste(best * factor, cost, mean) for factor in (0.5, 0.8, 1.25, 2.0)]
+    assert all(at_best < other for other in others)
+    assert daly_interval(cost, mean) == pytest.approx(math.sqrt(2 * cost * mean), rel=0.5)
+
+
+def test_a_save_that_costs_more_than_failures_leave() -> None:
+    assert daly_interval(100.0, 40.0) == 40.0
+    assert daly_interval(79.999, 40.0) == pytest.approx(40.0 * 8 / 9, rel=1e-4), "2 (1 + 1/3 + 1/9) M - 2 M"
+
+
+def test_the_choice_is_said_once_and_stays_within_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ChosenInterval(FailureRate(1.0, "checkpoint.failures_per_day"))
+    assert chosen.after_save(0.05) == pytest.approx(daly_interval(0.05, DAY_SECONDS))
+    chosen.after_save(0.06)
+    said = capsys.readouterr().err
+    assert said.count("saving every") == 1 and "0.05 s, with 1 failures a day (checkpoint.failures_per_day)" in said
+    assert ChosenInterval(FailureRate(1e-6, "")).after_save(1.0) == LONGEST_SECONDS
+    assert ChosenInterval(FailureRate(1e6, "")).after_save(0.001) == SHORTEST_SECONDS
+    # Whatever failures cost, saving never takes more than half a percent.
+    assert ChosenInterval(FailureRate(1e6, "")).after_save(30.0) == pytest.approx(6000)
+
+
+def test_one_slow_save_does_not_change_the_interval() -> None:
+    chosen = ChosenInterval(FailureRate(1.0, ""))
+    usual = [chosen.after_save(0.05) for _ in range(3)][-1]
+    assert chosen.after_save(5.0) == usual
+    assert [chosen.after_save(5.0) for _ in range(3)][-1] > usual, "but a lasting change does"
+
+
+def test_failures_are_counted_in_the_attempts_of_the_run(tmp_path: Path) -> None:
+    assert failure_rate(tmp_path, 3.0).per_day == 3.0
+    assert failure_rate(tmp_path, None).per_day == 1.0 and "none seen" in failure_rate(tmp_path, None).source
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    ends = [("died", None), ("crashed: x", 1), ("preempted", 75), ("a mistake", 2), ("restored", 0), ("finished", 0)]
+    for number, (outcome, code) in enumerate(ends, start=1):
+        folder = tmp_path / "attempts" / f"{number:03d}"
+        folder.mkdir(parents=True)
+        record = {"number": number, "started": 1e9, "ended": 1e9 + DAY_SECONDS / 6, "outcome": outcome}
+        (folder / "attempt.json").write_text(json.dumps({**record, "exit_code": code}))
+    found = failure_rate(tmp_path, None)
+    assert found.per_day == pytest.approx((2 + 1) / (1 + 1)) and "2 unplanned ends in 1 d 0 h" in found.source
+
+
+def test_the_clock_asks_only_where_an_interval_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("headway.training.clock.time.monotonic", lambda: now[0])
+    silent, speaking = SaveClock("auto"), SaveClock("auto", ChosenInterval(FailureRate(1.0, "")))
+    now[0] = 59.0
+    assert not silent.due() and not speaking.due()
+    now[0] = 60.0
+    assert not silent.due() and speaking.due()
+    with speaking.saving():
+        now[0] += 0.5
+    now[0] += daly_interval(0.5, DAY_SECONDS) - 1
+    assert not speaking.due()
+    now[0] += 1.1
+    assert speaking.due()
