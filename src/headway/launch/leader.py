@@ -20,6 +20,7 @@ from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
 from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible
 from headway.launch.worker import die_with_parent, error_record, report_to
+from headway.supervise.notices import watching_for
 from headway.supervise.run_directory import Attempt
 
 
@@ -87,11 +88,9 @@ def _again(config: Config, wishes: Wishes, attempt: Attempt) -> None:
         from headway.launch.session import run_in_this_process
         from headway.training.task import language_model_task
 
-        run_in_this_process(config, language_model_task, wishes, own=lambda *_: _watched(attempt))
+        run_in_this_process(config, language_model_task, wishes, own=lambda *_: _watched(config, attempt))
     else:
-        from headway.launch.agent import run_agent
-
-        run_agent(config, attempt)
+        _lead_several(config, attempt)
 
 
 def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
@@ -111,14 +110,20 @@ def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
 
         run_in_this_process(config, language_model_task, wishes, own=partial(_only_worker, channel))
         return
-    from headway.launch.agent import run_agent
     from headway.launch.local import check_local
     from headway.models.facts import count_parameters
 
     facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
     fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
     if check_local(config, fingerprints, wishes):
-        run_agent(config, _begun(channel, config, fingerprints, facts))
+        _lead_several(config, _begun(channel, config, fingerprints, facts))
+
+
+def _lead_several(config: Config, attempt: Attempt) -> None:
+    from headway.launch.agent import run_agent
+
+    with watching_for(attempt.directory, config.preemption):
+        run_agent(config, attempt)
 
 
 def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:
@@ -136,14 +141,16 @@ def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], fa
 def _only_worker(
     channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
 ) -> Iterator[Attempt]:
-    with _watched(_begun(channel, config, fingerprints, facts)) as attempt:
+    with _watched(config, _begun(channel, config, fingerprints, facts)) as attempt:
         yield attempt
 
 
 @contextmanager
-def _watched(attempt: Attempt) -> Iterator[Attempt]:
+def _watched(config: Config, attempt: Attempt) -> Iterator[Attempt]:
+    """With all that an attempt's only worker has around it: somebody to tell of errors, and an ear for notices."""
     report_to(attempt.directory, 0)
-    yield attempt
+    with watching_for(attempt.directory, config.preemption):
+        yield attempt
 
 
 def main() -> None:
