@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.checkpoint.format import DTYPES, ITEM_BYTES, FileEntry
 from headway.core.errors import CheckpointError
@@ -111,15 +111,39 @@ def _image(file: str, pieces: Sequence[Piece]) -> Image:
     return Image(file, len(text).to_bytes(8, "little") + text, tuple(ordered))
 
 
-def write_image(
-    folder: Path, image: Image, elements: Callable[[Piece], memoryview], pool: Executor
-) -> tuple[FileEntry, dict[str, str]]:
+class Source(Protocol):
+    """Where the bytes of a worker's part are."""
+
+    def elements(self, piece: Piece) -> memoryview:
+        """Those of a piece."""
+        ...
+
+    def copy(self, image: Image, descriptor: int) -> None:
+        """Write a whole file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Bytes that lie anywhere in this process's memory."""
+
+    elements: Callable[[Piece], memoryview]
+
+    def copy(self, image: Image, descriptor: int) -> None:
+        """Write a whole file, a piece after the other."""
+        for view in (memoryview(image.preamble), *map(self.elements, image.pieces)):
+            left = view.cast("B")
+            while left:
+                left = left[os.write(descriptor, left[:_WRITE_BYTES]) :]
+
+
+def write_image(folder: Path, image: Image, source: Source, pool: Executor) -> tuple[FileEntry, dict[str, str]]:
     """Write one file and flush it to disk.
 
     Args:
         folder: Where to.
         image: What.
-        elements: Gives the bytes of a piece.
+        source: Has the bytes.
         pool: Hashes while this thread writes; hashing lets go of the interpreter's lock.
 
     Returns:
@@ -129,12 +153,11 @@ def write_image(
     Raises:
         OSError: the file cannot be written.
     """
-    data = [elements(piece) for piece in image.pieces]
+    data = [source.elements(piece) for piece in image.pieces]
     whole = pool.submit(_digest, image.preamble, *data)
     hashes = {piece.name: pool.submit(_digest, view) for piece, view in zip(image.pieces, data, strict=True)}
     with (folder / image.file).open("wb", buffering=0) as file:
-        for view in (memoryview(image.preamble), *data):
-            _write_all(file.fileno(), view)
+        source.copy(image, file.fileno())
         fault_point("checkpoint.shard")
         os.fsync(file.fileno())
     entry = FileEntry(bytes=image.nbytes, sha256=whole.result())
@@ -146,12 +169,6 @@ def _digest(*parts: bytes | memoryview) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    view = view.cast("B")
-    while view:
-        view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
 
 
 def dtype_name(name: str, tensor: torch.Tensor) -> str:

@@ -28,7 +28,7 @@ from headway.checkpoint.format import (
     step_name,
     step_of,
 )
-from headway.checkpoint.images import Image, Piece, write_image
+from headway.checkpoint.images import Image, Piece, Source, write_image
 from headway.checkpoint.signing import Key, signed
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
@@ -67,7 +67,7 @@ class Part:
         return cls(files, [WrittenPiece(**{**p, "piece": Piece.parse(p["piece"])}) for p in record["pieces"]])
 
 
-def write_part(folder: Path, images: Iterable[Image], elements: Callable[[Piece], memoryview]) -> Part:
+def write_part(folder: Path, images: Iterable[Image], source: Source) -> Part:
     """Write the files of one worker into an existing folder and flush them; nothing is visible yet.
 
     Raises:
@@ -77,7 +77,7 @@ def write_part(folder: Path, images: Iterable[Image], elements: Callable[[Piece]
     pieces: list[WrittenPiece] = []
     with ThreadPoolExecutor(usable_cores()) as pool:
         for image in images:
-            files[image.file], hashes = write_image(folder, image, elements, pool)
+            files[image.file], hashes = write_image(folder, image, source, pool)
             begin = len(image.preamble)
             for piece in image.pieces:
                 pieces.append(WrittenPiece(piece, image.file, begin, hashes[piece.name]))

@@ -7,14 +7,15 @@ the last process that has it open goes, so no death leaves anything behind.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.images import Image
+from headway.checkpoint.images import Elements, Image, Piece
 
 if TYPE_CHECKING:
     import torch
@@ -126,13 +127,37 @@ def _unpin(content: torch.Tensor) -> None:
     torch.cuda.cudart().cudaHostUnregister(content.data_ptr())
 
 
-def views_of(mapping: mmap.mmap, images: Sequence[Image]) -> Mapping[str, memoryview]:
-    """The elements of every piece in a mapped slot, by name: for who writes them."""
-    views: dict[str, memoryview] = {}
-    content = memoryview(mapping)
-    for image, begin in zip(images, image_offsets(images), strict=False):
-        begin += len(image.preamble)
-        for piece in image.pieces:
-            views[piece.name] = content[begin : begin + piece.nbytes]
-            begin += piece.nbytes
-    return views
+class StagedImages:
+    """The images in a slot, for who writes them.
+
+    Args:
+        descriptor: Of the slot.
+        images: As the slot was prepared for.
+    """
+
+    def __init__(self, descriptor: int, images: Sequence[Image]) -> None:
+        self._descriptor = descriptor
+        self._begins = {image.file: begin for image, begin in zip(images, image_offsets(images), strict=False)}
+        # Closed when the last view of it goes.
+        content = memoryview(mmap.mmap(descriptor, max(image_offsets(images)[-1], 1), access=mmap.ACCESS_READ))
+        self._views: dict[str, memoryview] = {}
+        for image in images:
+            begin = self._begins[image.file] + len(image.preamble)
+            for piece in image.pieces:
+                self._views[piece.name] = content[begin : begin + piece.nbytes]
+                begin += piece.nbytes
+
+    def elements(self, piece: Piece) -> memoryview:
+        """The bytes of a piece."""
+        return self._views[piece.name]
+
+    def copy(self, image: Image, descriptor: int) -> None:
+        """Write a whole file, within the kernel: twice as fast here as by way of this process's memory."""
+        done, begin = 0, self._begins[image.file]
+        try:
+            while done < image.nbytes:
+                done += os.sendfile(descriptor, self._descriptor, begin + done, image.nbytes - done)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSOCK, errno.ENOSYS) or done:
+                raise
+            Elements(self.elements).copy(image, descriptor)  # not every kernel copies from file to file

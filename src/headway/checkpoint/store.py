@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard, remove
 from headway.checkpoint.format import Manifest, read_manifest, step_name, tensor_bytes
-from headway.checkpoint.images import Piece, dtype_name, plan_images
+from headway.checkpoint.images import Elements, Piece, dtype_name, plan_images
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.publish import Publisher, write_part
 from headway.checkpoint.reading import SavedTensors, read_tensors
@@ -226,7 +226,7 @@ class CheckpointStore:
         pieces = [Piece.of(name, Block.whole(tensor)) for name, tensor in tensors.items()]
         images = plan_images(pieces, 0, self._max_shard_bytes)
         with self.saving(step, os.getpid(), sum(image.nbytes for image in images)) as folder:
-            part = write_part(folder, images, lambda piece: tensor_bytes(tensors[piece.name]))
+            part = write_part(folder, images, Elements(lambda piece: tensor_bytes(tensors[piece.name])))
             manifest = self.publisher.finish(folder, [part], {**cursor, "step": step}, {**context, "time": time.time()})
         self.after_save(manifest)
         return manifest

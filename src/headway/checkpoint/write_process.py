@@ -7,7 +7,6 @@ after what was ordered: a worker's death in mid-save costs nothing that was hand
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import signal
 import sys
@@ -21,10 +20,10 @@ from typing import IO, Any
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.fence import Fence, Fenced
 from headway.checkpoint.format import Manifest
-from headway.checkpoint.images import Piece, plan_images
+from headway.checkpoint.images import Image, Piece, plan_images
 from headway.checkpoint.publish import Part, write_part
 from headway.checkpoint.signing import key_to_sign_with
-from headway.checkpoint.staging import image_offsets, views_of
+from headway.checkpoint.staging import StagedImages, image_offsets
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError
@@ -78,41 +77,39 @@ class WriteProcess:
         images = plan_images(pieces, self._rank, self._max_shard_bytes)
         nbytes = image_offsets(images)[-1]
         try:
-            # Closed when the last view of it goes.
-            views = views_of(mmap.mmap(order["descriptor"], max(nbytes, 1), access=mmap.ACCESS_READ), images)
+            staged, manifest = StagedImages(order["descriptor"], images), None
             if self._rank == 0:
-                nbytes = self._publish(order, images, views, nbytes).total_bytes
+                manifest = self._publish(order, images, staged, nbytes)
             else:
-                self._contribute(order, images, views)
+                self._contribute(order, images, staged)
         except (HeadwayError, OSError) as error:
             self.tell("failed", step=step, fatal=isinstance(error, Fenced), **_in_words(error, step))
-        else:
-            self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)
+            return
+        nbytes = manifest.total_bytes if manifest else nbytes
+        self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)
+        if manifest:
+            self._store.after_save(manifest)
 
-    def _publish(
-        self, order: Mapping[str, Any], images: list[Any], views: Mapping[str, memoryview], nbytes: int
-    ) -> Manifest:
+    def _publish(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages, nbytes: int) -> Manifest:
         step, cursor = order["step"], order["cursor"]
         with self._store.saving(step, order["tag"], nbytes) as folder:
-            mine = write_part(folder, images, lambda piece: views[piece.name])
+            mine = write_part(folder, images, staged)
             parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
             more = self._after_save.context(step) if self._after_save else {}
-            manifest = self._store.publisher.finish(folder, parts, cursor, {**order["context"], **more})
-        self._store.after_save(manifest)
-        return manifest
+            return self._store.publisher.finish(folder, parts, cursor, {**order["context"], **more})
 
     def close(self) -> None:
         """Let what follows saves come to its end."""
         if self._after_save is not None:
             self._after_save.close()
 
-    def _contribute(self, order: Mapping[str, Any], images: list[Any], views: Mapping[str, memoryview]) -> None:
+    def _contribute(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages) -> None:
         """Write beside the first worker's files, and leave a note of what was written."""
         folder = self._store.publisher.folder(order["step"], order["tag"])
         self._wait_for(folder, "the first worker's folder did not come", order=order)
         try:
             self._may_write()
-            part = write_part(folder, images, lambda piece: views[piece.name])
+            part = write_part(folder, images, staged)
             write_json(folder / _note(self._rank), part.record())
         except (HeadwayError, OSError) as error:
             with suppress(OSError):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway.checkpoint.format import hash_tensors
-from headway.checkpoint.images import Piece, plan_images
+from headway.checkpoint.images import Elements, Piece, plan_images
 from headway.checkpoint.publish import Part, Publisher, write_part
 from headway.checkpoint.sharing import share_out
 from headway.checkpoint.store import CheckpointStore
@@ -52,7 +52,7 @@ def save(store: CheckpointStore, workers: list[dict[str, Block]]) -> None:
             def elements(piece: Piece, blocks: dict[str, Block] = blocks) -> memoryview:
                 return memoryview(blocks[piece.name].local.contiguous().reshape(-1).view(torch.uint8).numpy())
 
-            part = write_part(folder, images, elements)
+            part = write_part(folder, images, Elements(elements))
             parts.append(Part.parse(part.record()))  # as it travels
         store.publisher.finish(folder, parts, {"step": 1}, {})
 
