@@ -1,0 +1,30 @@
+"""A short campaign of kills, as `headway chaos` makes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from support import headway
+
+
+def test_a_campaign_comes_out_as_if_nothing_had_happened(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny(train={"steps": 24, "lanes": 2}, determinism="elastic")
+    output = tmp_path / "chaos"
+    done = headway("chaos", config, "--kills", "10", "--workers", "1,2", "--seed", "3", "--output", output, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((output / "chaos.json").read_text())
+    assert record["passed"] and record["mismatches"] == 0
+    assert record["kills"] >= 8, "kills that were planned and did not come test nothing"
+    assert record["kills_by_kind"]["kill@supervisor"] == 2
+    assert set(record["controls"]) == {"moments", "one bit of a weight", "cursor", "seed"}
+    assert not any(record["controls"].values())
+    assert not (tmp_path / "runs").exists(), "the config's own run directory is not touched"
+
+
+def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path]) -> None:
+    refused = headway("chaos", tiny(), "--workers", "1,2")
+    assert refused.returncode == 2 and "determinism=elastic" in refused.stderr
+    refused = headway("chaos", tiny(), "--workers", "one")
+    assert refused.returncode == 2 and "--workers 1,2,4" in refused.stderr

@@ -1,0 +1,46 @@
+"""What is killed when."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from headway.chaos.campaign import EVALUATION, SAVE_POINTS, STAGE, STEP_PHASES, Shape, plan_campaign
+from headway.chaos.report import CampaignResult, render
+from headway.chaos.trial import TrialResult
+from headway.core import faults
+
+SHAPE = Shape(steps=40, save_every=5, evaluate_every=6, micro_batches=2, worker_counts=(1, 2, 4))
+
+
+def test_a_campaign_follows_from_its_seed() -> None:
+    assert plan_campaign(SHAPE, 100, 7) == plan_campaign(SHAPE, 100, 7) != plan_campaign(SHAPE, 100, 8)
+    assert sum(trial.kills for trial in plan_campaign(SHAPE, 100, 7)) >= 100
+
+
+def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
+    trials = plan_campaign(SHAPE, 2000, 1)
+    orders = [order for trial in trials for leg in trial.legs for order in leg.orders]
+    points = {order.point.split("=")[0] for text in orders for order in faults._parsed(text)}
+    assert points == {*STEP_PHASES, EVALUATION, STAGE, *(f"checkpoint.{point}" for point in SAVE_POINTS)}
+    for trial in trials:
+        workers = [leg.workers for leg in trial.legs]
+        assert all(a != b for a, b in zip(workers, workers[1:], strict=False))
+        assert [leg.supervisor_at is None for leg in trial.legs] == [False, False, True], "the last one has to end"
+        for leg in trial.legs:
+            parsed = [order for text in leg.orders for order in faults._parsed(text)]
+            assert all(order.rank is not None and order.rank < leg.workers for order in parsed)
+            starts = [order.start for order in parsed]
+            assert starts == list(range(1, len(starts) + 1)), "each start of the workers has its own kill"
+
+
+def test_a_campaign_fails_when_a_state_differs_or_a_control_is_not_found_out() -> None:
+    def result(state: str, control: str | None) -> CampaignResult:
+        trial = TrialResult(1, (1, 2), Counter({"kill@update": 3}), state_sha256=state, recovery_seconds=[2.0])
+        if state != "a":
+            trial.problems.append("the last state is b, not a")
+        return CampaignResult(0, "a", [trial], {"moments": control})
+
+    assert result("a", None).passed and "passed" in render(result("a", None))
+    assert not result("b", None).passed and result("b", None).mismatches == 1
+    assert not result("a", "the control 'moments' came out as if nothing had been lost").passed
+    assert "FAIL" in render(result("b", None)) and result("b", None).record()["kills"] == 3
