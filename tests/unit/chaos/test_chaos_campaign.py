@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from headway.chaos.campaign import EVALUATION, SAVE_POINTS, STAGE, STEP_PHASES, Shape, plan_campaign
 from headway.chaos.report import CampaignResult, render
@@ -24,7 +25,7 @@ def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
     assert points == {*STEP_PHASES, EVALUATION, STAGE, *(f"checkpoint.{point}" for point in SAVE_POINTS)}
     for trial in trials:
         workers = [leg.workers for leg in trial.legs]
-        assert all(a != b for a, b in zip(workers, workers[1:], strict=False))
+        assert all(a != b for a, b in pairwise(workers))
         assert [leg.supervisor_at is None for leg in trial.legs] == [False, False, True], "the last one has to end"
         for leg in trial.legs:
             parsed = [order for text in leg.orders for order in faults._parsed(text)]
