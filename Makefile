@@ -35,7 +35,7 @@ lint: setup
 TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 40 -m "not slow"
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal
