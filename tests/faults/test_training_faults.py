@@ -49,6 +49,21 @@ def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     assert state_hash(run) == state_hash(tmp_path / "runs" / "whole")
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["kill@update=7%0", pytest.param("crash@update=7%0", marks=pytest.mark.slow)])
+def test_a_run_goes_on_from_the_memory_of_a_dead_worker(
+    tiny: Callable[..., Path], tmp_path: Path, fault: str, workers: int
+) -> None:
+    config = tiny(checkpoint={"every": "1000 steps"}, supervise={"max_failures": 1})
+    assert headway("train", config, "name=whole", "-w", str(workers)).returncode == 0
+    memory = "checkpoint.memory_every=2 steps"
+    result = headway("train", config, "name=killed", memory, "-w", str(workers), faults=fault)
+    assert result.returncode == 0, result.stderr
+    assert "resuming from" in result.stderr and "step-00000006" in result.stderr
+    assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
+    assert headway("ledger", tmp_path / "runs" / "killed").returncode == 0
+
+
 def test_a_last_checkpoint_that_cannot_be_written_ends_with_code_4(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny()
     assert headway("train", config, "name=whole").returncode == 0

@@ -28,6 +28,7 @@ from headway.checkpoint.format import (
     step_name,
     step_of,
 )
+from headway.checkpoint.held import clear_notes
 from headway.checkpoint.images import Image, Piece, Source, write_image
 from headway.checkpoint.signing import Key, signed
 from headway.checkpoint.verify import verify_checkpoint
@@ -121,6 +122,7 @@ class Publisher:
             self.directory.mkdir(parents=True)
             sync_folder(self.directory.parent)
         self.clear_leftovers()
+        clear_notes(self.directory, but_of=tag)
         folder = self.folder(step, tag)
         folder.mkdir()
         return folder

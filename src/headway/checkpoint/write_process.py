@@ -20,6 +20,7 @@ from typing import IO, Any
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.fence import Fence, Fenced
 from headway.checkpoint.format import Manifest
+from headway.checkpoint.held import HeldStates
 from headway.checkpoint.images import Image, Piece, plan_images
 from headway.checkpoint.publish import Part, write_part
 from headway.checkpoint.signing import key_to_sign_with
@@ -64,6 +65,7 @@ class WriteProcess:
         self._patience_seconds: float = settings["patience_seconds"]
         self._answers, self._worker = answers, os.getppid()
         self._telling = threading.Lock()  # what follows a save has threads of its own
+        self._held, self._newest_saved = HeldStates(Path(settings["directory"]), self._rank, self._workers), -1
 
     def tell(self, kind: str, **content: Any) -> None:
         """Answer the worker; it may be gone."""
@@ -85,6 +87,7 @@ class WriteProcess:
         except (HeadwayError, OSError) as error:
             self.tell("failed", step=step, fatal=isinstance(error, Fenced), **_in_words(error, step))
             return
+        self._newest_saved = step
         nbytes = manifest.total_bytes if manifest else nbytes
         self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)
         if manifest:
@@ -97,6 +100,21 @@ class WriteProcess:
             parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
             more = self._after_save.context(step) if self._after_save else {}
             return self._store.publisher.finish(folder, parts, cursor, {**order["context"], **more})
+
+    def obey(self, order: Mapping[str, Any]) -> bool:
+        """Carry out an order; False for the last one."""
+        kind: str = order["kind"]
+        if kind == "write":
+            self.write(order)
+        elif kind == "hold":
+            self._held.hold(order)
+        elif kind == "let go":
+            self._held.let_go(order["descriptor"])
+        return kind != "end"
+
+    def rescue(self) -> None:
+        """The worker is gone without having said that it ends."""
+        self._held.rescue(self._newest_saved, self.write)
 
     def close(self) -> None:
         """Let what follows saves come to its end."""
@@ -184,8 +202,8 @@ def main() -> None:
     process = WriteProcess(json.loads(sys.stdin.readline()), answers)
     console.hand_over(lambda text: process.tell("said", text=text))
     process.tell("ready")
-    for line in sys.stdin:
-        process.write(json.loads(line))
+    if all(process.obey(json.loads(line)) for line in sys.stdin):
+        process.rescue()
     process.close()
 
 

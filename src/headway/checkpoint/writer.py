@@ -52,6 +52,8 @@ class WriterSettings:
     workers: int = 1
     patience_seconds: float = 600.0
     """How long the first worker's process waits for the others' parts."""
+    holds: bool = False
+    """States will be held in memory too, which takes a third slot."""
     max_shard_bytes: int = 2 * 1024**3
     """Size of a file, roughly; a larger tensor gets one of its own."""
     after_save: Mapping[str, Any] | None = None
@@ -77,7 +79,8 @@ class CheckpointWriter:
 
     def __init__(self, settings: WriterSettings, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]) -> None:
         self._settings, self._gather = settings, gather
-        self._slots = (Slot(), Slot())
+        self._slots = tuple(Slot() for _ in range(3 if settings.holds else 2))
+        self._holding: list[tuple[Slot, _Process]] = []
         self._mine: list[Piece] | None = None
         self._pieces: list[Piece] = []
         self._images: list[Image] = []
@@ -105,9 +108,38 @@ class CheckpointWriter:
         """
         start = time.monotonic()
         slot = self.get_ready(blocks)
+        self._let_go(slot)
         slot.fill(blocks)
         fault_point("checkpoint.stage")
-        order = {
+        order = self._order("write", step, slot, cursor, context)
+        with self._changed:
+            process = self._ready_process()
+            self._outstanding[step] = _Ordered(order, slot, process)
+        process.tell(order)
+        return time.monotonic() - start
+
+    def hold(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
+        """Copy a state, to be written only if this worker dies; arguments and result as `submit`.
+
+        The state held before stays until this one is whole, and all workers have theirs by the time that the one
+        after it begins: no step is finished without all of them.
+        """
+        start = time.monotonic()
+        slot = self.get_ready(blocks)
+        self._let_go(slot)
+        slot.fill(blocks)
+        fault_point("checkpoint.hold")
+        with self._changed:
+            process = self._ready_process()
+            self._holding = [(slot, process), *self._holding[:1]]
+        process.tell(self._order("hold", step, slot, cursor, context))
+        return time.monotonic() - start
+
+    def _order(
+        self, kind: str, step: int, slot: Slot, cursor: Mapping[str, int], context: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            "kind": kind,
             "step": step,
             "descriptor": slot.descriptor,
             "pieces": [piece.record() for piece in self._pieces],
@@ -115,11 +147,14 @@ class CheckpointWriter:
             "context": {**context, "time": time.time()},
             "tag": f"attempt-{context.get('attempt', os.getpid())}",
         }
-        with self._changed:
-            process = self._ready_process()
-            self._outstanding[step] = _Ordered(order, slot, process)
-        process.tell(order)
-        return time.monotonic() - start
+
+    def _let_go(self, slot: Slot) -> None:
+        """Say that a slot's content is no state any more, before it is overwritten: lines arrive in their order, so the
+        process knows it even if this worker dies in the middle of the copy."""
+        for held, process in self._holding:
+            if held is slot:
+                process.tell({"kind": "let go", "descriptor": slot.descriptor})
+        self._holding = [(held, process) for held, process in self._holding if held is not slot]
 
     def get_ready(self, blocks: StateBlocks) -> Slot:
         """Agree on who writes what of a state, and make room for a copy of it; all workers together.
@@ -156,12 +191,16 @@ class CheckpointWriter:
         if self._last_error is not None:
             raise self._last_error
 
-    def close(self) -> None:
-        """Finish what was handed over and let go of all resources. Safe to call twice."""
+    def close(self, write_held: bool = False) -> None:
+        """Finish what was handed over and let go of all resources. Safe to call twice.
+
+        Args:
+            write_held: Have the newest state written that was held, as if this worker had died.
+        """
         finished = None
         while self._process is not finished and self._process is not None:  # it may die and have a successor
             finished = self._process
-            finished.finish()
+            finished.finish(tell_end=not write_held)
         for slot in self._slots:
             slot.close()
 
@@ -177,10 +216,12 @@ class CheckpointWriter:
         self._images = plan_images(self._pieces, self._settings.rank, self._settings.max_shard_bytes)
 
     def _free_slot(self) -> Slot:
-        """One that nothing is written from; the second only if need be, since it costs as much memory again."""
+        """One that nothing is written from, and that does not hold the newest state; further ones only if need be,
+        since each costs as much memory again."""
 
         def free() -> Slot | None:
             used = [ordered.slot for ordered in self._outstanding.values()]
+            used += [slot for slot, _ in self._holding[:1]]
             return next((slot for slot in self._slots if slot not in used), None)
 
         with self._changed:
@@ -200,7 +241,7 @@ class CheckpointWriter:
     def _settle(self, outcome: Outcome) -> None:
         """A save is over."""
         with self._changed:
-            del self._outstanding[outcome.step]
+            self._outstanding.pop(outcome.step, None)  # of a state that was held, there was no order
             self._last_error = outcome.error
             self._outcomes.append(outcome)
             self._changed.notify_all()
@@ -265,9 +306,11 @@ class _Process:
             self._popen.stdin.write(json.dumps(record) + "\n")
             self._popen.stdin.flush()
 
-    def finish(self) -> None:
+    def finish(self, tell_end: bool) -> None:
         """Let it do what it has been told, and wait for its end."""
         assert self._popen.stdin is not None
+        if tell_end and not self._popen.stdin.closed:
+            self.tell({"kind": "end"})
         with suppress(BrokenPipeError):
             self._popen.stdin.close()
         self._listener.join()

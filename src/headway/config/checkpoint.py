@@ -85,6 +85,10 @@ class CheckpointConfig(RetentionConfig):
     every: Interval | Literal["auto"] = Interval(10 * 60, "seconds")
     """How often: `500 steps`, `1B tokens`, `10 min`; `auto` weighs what a save costs against how often runs fail (Daly
     2006). The last step is always saved."""
+    memory_every: Interval | None = None
+    """How often state is copied into host memory besides, in steps or tokens, where it outlives the worker: when that
+    dies, its newest copy is written and the run goes on from there. Takes three times the memory of a worker's part of
+    the state."""
     failures_per_day: Annotated[float, Field(gt=0.0)] | None = None
     """For `every: auto`: unplanned ends to expect; estimated from the run's own attempts when not given."""
     full_every: Interval | None = None
@@ -94,6 +98,16 @@ class CheckpointConfig(RetentionConfig):
     key in PEM, or a secret for HMAC-SHA256. Whoever has the variable set accepts no others."""
     remote: RemoteConfig | None = None
     """A second place for checkpoints; none when not given."""
+
+    @field_validator("memory_every", mode="before")
+    @classmethod
+    def _not_a_time(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        interval = Interval.parse(value)
+        if interval.unit == "seconds":
+            raise ValueError("state is held at given steps; give steps or tokens, not a time")
+        return interval
 
     @field_validator("every", mode="before")
     @classmethod

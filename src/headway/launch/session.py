@@ -196,6 +196,7 @@ def _train(
             WriterSettings(
                 directory=run.checkpoints,
                 fence=attempt.fence,
+                holds=config.checkpoint.memory_every is not None,
                 rank=world.rank,
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,

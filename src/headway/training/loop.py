@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import Config, LaneGrid
-from headway.core.errors import DivergedError, Preempted
+from headway.core.errors import DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
 from headway.data.feeding.prefetch import Prefetcher
@@ -92,6 +92,8 @@ def train_loop(job: Job) -> None:
             if save or stop or last or job.due(config.checkpoint.every):  # checkpoint
                 with clock.saving():
                     _checkpoint(job)
+            elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):
+                job.writer.hold(step, state.blocks(), state.cursor_record(), job.checkpoint_context)
             elif ready == 0:  # all moments are there now
                 job.writer.get_ready(state.blocks())
             _tell_outcomes(job)
@@ -108,13 +110,18 @@ def train_loop(job: Job) -> None:
 @contextmanager
 def _observed(job: Job) -> Iterator[None]:
     """Callbacks around all steps; whatever ends them, what was handed over is saved before."""
+    crashed = True
     try:
         for callback in job.callbacks:
             callback.on_start(job)
         yield
+        crashed = False
+    except HeadwayError:  # the end of the run, or a state that was saved on purpose
+        crashed = False
+        raise
     finally:
         beat(Phase.END)
-        job.writer.close()
+        job.writer.close(write_held=crashed)
         _tell_outcomes(job)
         for callback in job.callbacks:
             callback.on_end(job)

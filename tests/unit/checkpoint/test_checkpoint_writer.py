@@ -151,6 +151,83 @@ def test_the_process_ends_its_work_when_its_worker_is_gone(settings: WriterSetti
     assert [info.step for info in store.list()] == [7] and store.verify(7).good
 
 
+def hold(writer: CheckpointWriter, step: int) -> None:
+    writer.hold(step, blocks(make_state(step)), {"step": step}, {"attempt": 1})
+
+
+def killed(settings: WriterSettings, act: Callable[[CheckpointWriter], None]) -> list[int]:
+    """The steps that are there after a worker did something and was killed."""
+    pid = os.fork()
+    if pid == 0:
+        act(CheckpointWriter(settings))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert settings.fence is not None
+    assert wait_for_writers(settings.fence.path.parent, 60)
+    store = CheckpointStore(settings.directory)
+    assert all(equal(store.load(info), make_state(info.step)) and store.verify(info.step).good for info in store.list())
+    return [info.step for info in store.list()]
+
+
+@pytest.fixture
+def holding(settings: WriterSettings, tmp_path: Path) -> WriterSettings:
+    (tmp_path / ".owner").write_text("{}")
+    return replace(settings, fence=Fence(tmp_path / ".owner", {}, "attempt 1"), holds=True)
+
+
+def test_a_state_that_is_held_is_written_when_its_worker_dies(holding: WriterSettings) -> None:
+    def act(writer: CheckpointWriter) -> None:
+        for step in (1, 2, 3, 4):
+            hold(writer, step)
+
+    assert killed(holding, act) == [4], "the newest, and no other"
+
+
+def test_a_state_half_copied_is_no_state(holding: WriterSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(writer: CheckpointWriter) -> None:
+        hold(writer, 1)
+        hold(writer, 2)
+        monkeypatch.setenv("HEADWAY_FAULTS", "kill@checkpoint.hold")
+        hold(writer, 3)
+
+    assert killed(holding, act) == [2]
+
+
+def test_what_is_older_than_a_checkpoint_is_not_written(holding: WriterSettings) -> None:
+    def act(writer: CheckpointWriter) -> None:
+        hold(writer, 1)
+        submit(writer, 2)
+        writer.wait()
+
+    assert killed(holding, act) == [2]
+
+
+def test_what_is_held_is_let_go_at_an_orderly_end(holding: WriterSettings) -> None:
+    writer = CheckpointWriter(holding)
+    hold(writer, 1)
+    writer.close()
+    assert not holding.directory.exists()
+    writer = CheckpointWriter(holding)
+    hold(writer, 2)
+    writer.close(write_held=True)
+    assert CheckpointStore(holding.directory).verify(2).good
+
+
+def test_workers_that_die_write_the_newest_state_that_all_have(holding: WriterSettings) -> None:
+    def act(writer: CheckpointWriter, rank: int) -> None:
+        for step in (1, 2, 3):
+            if rank == 1 and step == 3:
+                writer.get_ready(shard(make_state(step), rank))  # it is killed before it has its copy
+            else:
+                writer.hold(step, shard(make_state(step), rank), {"step": step}, {"attempt": 1})
+        writer.close(write_held=True)
+
+    together(holding, act)
+    store = CheckpointStore(holding.directory)
+    assert [info.step for info in store.list()] == [2]
+    assert equal(store.load(store.info(2)), make_state(2)) and store.verify(2).good
+
+
 def test_a_run_is_not_taken_over_while_the_last_state_is_written(settings: WriterSettings, tmp_path: Path) -> None:
     """Not even while the process that is to write it has not begun."""
     owner_file = tmp_path / ".owner"

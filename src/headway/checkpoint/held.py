@@ -1,0 +1,96 @@
+"""States that are in memory only, until their worker dies: then the process beside it writes the newest one.
+
+The process has the memory open as its worker had it, so a worker's death, in whatever way, takes nothing from it. Where
+several workers have a part each, all their processes have to write the same step: they leave notes of what they have,
+and the first one chooses.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headway.core.files import write_json
+
+_LOOK_SECONDS = 0.02
+#: How long the first process waits for what the others have, when all workers may be dead.
+_MEETING_SECONDS = 3.0
+
+Order = Mapping[str, Any]
+
+
+class HeldStates:
+    """What one process has of states that nobody has ordered to be written.
+
+    Args:
+        directory: The run's `checkpoints` folder.
+        rank: Of the worker.
+        workers: How many there are.
+    """
+
+    def __init__(self, directory: Path, rank: int, workers: int) -> None:
+        self._directory, self._rank, self._workers = directory, rank, workers
+        self._orders: dict[int, Order] = {}
+
+    def hold(self, order: Order) -> None:
+        """A state is whole in its slot."""
+        self._orders[order["descriptor"]] = order
+
+    def let_go(self, descriptor: int) -> None:
+        """The slot is about to be overwritten."""
+        self._orders.pop(descriptor, None)
+
+    def rescue(self, newest_saved: int, write: Callable[[Order], None]) -> None:
+        """The worker is dead: write the newest state that all have, if it is newer than what was saved.
+
+        Args:
+            newest_saved: The step of the newest checkpoint that this process has part in; -1 for none.
+            write: Writes one.
+        """
+        held = {int(order["step"]): order for order in self._orders.values() if order["step"] > newest_saved}
+        for step in sorted(held)[-1:] if self._workers == 1 else self._agreed(held):
+            write(held[step])
+
+    def _agreed(self, held: Mapping[int, Order]) -> list[int]:
+        """The step to write, as a list of at most one."""
+        if not held:
+            return []
+        tag = next(iter(held.values()))["tag"]
+        choice = self._directory / f".held-{tag}-choice.json"
+        mine = self._directory / f".held-{tag}-{self._rank:05d}.json"
+        with suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            if self._rank > 0:
+                write_json(mine, sorted(held))
+                chosen = _read_when_there(choice)
+                return [step for step in chosen or [] if step in held]
+            common = set(held)
+            for rank in range(1, self._workers):
+                note = self._directory / f".held-{tag}-{rank:05d}.json"
+                common &= set(_read_when_there(note) or [])
+                note.unlink(missing_ok=True)
+            steps = sorted(common)[-1:]
+            write_json(choice, steps)
+            return steps
+        return []
+
+
+def clear_notes(directory: Path, but_of: object) -> None:
+    """Remove what rescues of other attempts have left, for who owns the run."""
+    for path in directory.glob(".held-*.json"):
+        if not path.name.startswith(f".held-{but_of}-"):
+            path.unlink(missing_ok=True)
+
+
+def _read_when_there(path: Path) -> list[int] | None:
+    deadline = time.monotonic() + _MEETING_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_LOOK_SECONDS)
+    steps: list[int] = json.loads(path.read_bytes())
+    return steps
