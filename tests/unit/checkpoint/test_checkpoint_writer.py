@@ -56,6 +56,7 @@ def test_states_are_saved_as_they_were_when_they_were_handed_over(
     outcomes = writer.outcomes()
     assert [(o.step, o.error) for o in outcomes] == [(step, None) for step in (1, 2, 3, 4)]
     assert all(o.seconds > 0 and o.bytes > 0 for o in outcomes) and writer.outcomes() == []
+    writer.close()  # old ones are removed after a new one was told of
     store = CheckpointStore(settings.directory)
     assert [info.step for info in store.list()] == [2, 3, 4], "as many are kept as are asked for"
     for info in store.list():
