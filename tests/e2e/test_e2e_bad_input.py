@@ -148,10 +148,10 @@ def test_a_run_that_is_not_there(place: Path, verb: list[str]) -> None:
 
 def test_a_full_disk_during_a_checkpoint_loses_nothing(place: Path) -> None:
     train = ["train", place / "config.yaml", "name=full"]
-    says = "the checkpoint of step 4 cannot be written: No space left on device"
-    stderr = refused(*train, code=4, says=says, where="full/checkpoints", faults="enospc@checkpoint.shard:2")
-    assert "the checkpoint of step 2 is untouched" in stderr
-    assert "step-00000002" in succeeded(*train).stderr
+    says = "the checkpoint of step 10 cannot be written: No space left on device"
+    stderr = refused(*train, code=4, says=says, where="full/checkpoints", faults="enospc@checkpoint.shard:5")
+    assert "the checkpoint of step 8 is untouched" in stderr
+    assert "step-00000008" in succeeded(*train).stderr
     assert state_hash(place / "runs" / "full") == state_hash(place / "runs" / "tiny")
 
 

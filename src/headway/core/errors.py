@@ -82,3 +82,9 @@ def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
         f"{purpose} needs the package '{package}', which is not installed.",
         fix=f"pip install 'headway[{extra}]'",
     )
+
+
+def error_with(exit_code: int) -> type[HeadwayError] | None:
+    """The kind of error that ends a process with this code, if there is one for it alone."""
+    kinds = {kind.exit_code: kind for kind in (ConfigError, DataError, CheckpointError, DivergedError, Preempted)}
+    return kinds.get(exit_code)

@@ -12,7 +12,7 @@ import time
 from types import FrameType
 
 from headway.config import Config
-from headway.core.errors import HeadwayError, Preempted
+from headway.core.errors import Preempted, error_with
 from headway.core.signals import STOPPING, handled
 from headway.launch.attempt import Wishes, WorkerDied
 from headway.launch.watched import INTERRUPTED, WatchedAttempt, newest_checkpoint
@@ -118,6 +118,9 @@ class _Supervisor:
             fix = "mend it; then the same command goes on from the newest checkpoint"
         elif self._restarts and ending.exit_code == 1:
             what = f"{what}; {decision.why}"
-        error: HeadwayError = WorkerDied(what, where=ending.where, fix=fix)
+        kind = error_with(ending.exit_code)
+        if kind is not None:
+            raise kind(what, where=ending.where, fix=fix)
+        error = WorkerDied(what, where=ending.where, fix=fix)
         error.exit_code = ending.exit_code
         raise error

@@ -285,7 +285,8 @@ class WatchedAttempt:
             return self._blame(found)
         if told is not None and told.get("signal") is None:
             self._keep_traceback(told)
-            return _error("error", told, f"worker {told['rank']} crashed: {told['what']}")
+            deliberate = told.get("frames") is None  # its words say all that there is to know
+            return _error("error", told, None if deliberate else f"worker {told['rank']} crashed: {told['what']}")
         rank, number = (told or {}).get("rank", 0), (told or {}).get("signal") or (-code if code < 0 else None)
         how = in_words(-number if number else code)
         if self.record is None or rank not in self._workers.readings:

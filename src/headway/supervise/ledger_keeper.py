@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.store import CheckpointInfo
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import Outcome
 from headway.supervise.ledger import Ledger, merged_ranges, plan_fingerprint
 from headway.training.callbacks import Callback
@@ -39,8 +39,10 @@ class LedgerKeeper(Callback):
         if committed > step:
             self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
         elif committed < step and self._start is not None:
-            # The attempt before was killed after it published the checkpoint and before it told the ledger.
-            self._commit(job, step, int(self._start.context.get("attempt", self._attempt)))
+            # The attempt before was killed after its checkpoints became visible, and before it told the ledger of them.
+            for info in CheckpointStore(self._start.path.parent).list():
+                if info.step <= step:
+                    self._commit(job, info.step, int(info.context.get("attempt", self._attempt)))
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """The steps up to a checkpoint are safe now."""
