@@ -40,7 +40,8 @@ def _kill_group_after(config: Path, workers: int, seconds: float) -> bool:
     return running
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow  # the campaign in test_chaos_campaign.py kills at random, too
+@pytest.mark.parametrize("workers", [1, 2])
 def test_two_kills_of_the_process_group_at_random_moments(
     tiny: Callable[..., Path], tmp_path: Path, workers: int
 ) -> None:
@@ -55,6 +56,7 @@ def test_two_kills_of_the_process_group_at_random_moments(
     assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
 
 
+@pytest.mark.slow  # as above
 def test_kills_at_every_phase_of_a_step(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(train={"steps": 6})
     assert headway("train", config, "name=whole").returncode == 0
