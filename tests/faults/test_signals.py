@@ -25,7 +25,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_signal_to_the_launcher_reaches_its_workers(
     tiny: Callable[..., Path], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -71,6 +71,7 @@ def test_one_command_goes_on_after_a_kill_a_hang_and_a_crash(tiny: Callable[...,
     assert shown["goodput"]["lost_steps"] == {"1": 1, "2": 1, "3": 1} and "goodput" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_twice_is_left_out_until_it_is_back(tiny: Callable[..., Path], tmp_path: Path) -> None:
     supervise = {"max_failures": 3, "hang_seconds": 3, "grow_after": "1 s"}
     config = tiny(supervise=supervise, determinism="elastic", train={"steps": 150}, checkpoint={"every": "1000 steps"})

@@ -30,7 +30,9 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny: Callable[..., Path], 
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("fault", ["enospc@checkpoint.shard:2", "kill@checkpoint.manifest:2"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("enospc@checkpoint.shard:2", marks=pytest.mark.slow), "kill@checkpoint.manifest:2"]
+)
 def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     tiny: Callable[..., Path], tmp_path: Path, fault: str, workers: int
 ) -> None:
