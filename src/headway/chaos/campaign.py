@@ -85,7 +85,9 @@ def _trial(number: int, shape: Shape, random: Random) -> Trial:
         at_workers = mine if is_last else mine[:-1]
         orders = [_order(step, start, workers, shape, random) for start, step in enumerate(at_workers, 1)]
         # The death of a process that writes ends no attempt, so it comes on top.
-        extra = f"kill@checkpoint.{random.choice(SAVE_POINTS[:3])}:1#{len(at_workers) + 1}%0"
+        point = random.choice(SAVE_POINTS[:3])
+        rank = random.randrange(workers) if point == "shard" else 0  # the first one's process does the rest alone
+        extra = f"kill@checkpoint.{point}:1#{len(at_workers) + 1}%{rank}"
         legs.append(Leg(workers, (*orders, *([extra] if is_last else [])), None if is_last else mine[-1]))
     return Trial(number, tuple(legs))
 

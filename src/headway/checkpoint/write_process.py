@@ -106,6 +106,8 @@ class WriteProcess:
         kind: str = order["kind"]
         if kind == "write":
             self.write(order)
+        elif kind == "fail":
+            self._fail(order)
         elif kind == "hold":
             self._held.hold(order)
         elif kind == "let go":
@@ -133,6 +135,13 @@ class WriteProcess:
             with suppress(OSError):
                 leave_failure(folder, self._rank, str(error))
             raise
+
+    def _fail(self, order: Mapping[str, Any]) -> None:
+        """Tell the first worker's process that this worker's part will not come: who was to write it died."""
+        folder = self._store.publisher.folder(order["step"], order["tag"])
+        with suppress(HeadwayError, OSError):  # nobody waits for it any more
+            self._wait_for(folder, "the first worker's folder did not come", order=order)
+            leave_failure(folder, self._rank, order["why"])
 
     def _part_of(self, folder: Path, rank: int) -> Part:
         """What another worker has written, when it has."""

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.fence import Fence, Fenced, open_writers_lock
+from headway.checkpoint.folders import remove
 from headway.checkpoint.images import Image, Piece, plan_images
+from headway.checkpoint.publish import Publisher
 from headway.checkpoint.sharing import share_out
 from headway.checkpoint.staging import Slot
 from headway.core import console
@@ -25,6 +27,10 @@ from headway.core.faults import fault_point
 
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks
+
+
+class WriterDied(CheckpointError):
+    """The process beside this worker ended before a checkpoint was whole."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class CheckpointWriter:
         self._outstanding: dict[int, _Ordered] = {}
         self._changed = threading.Condition(threading.RLock())
         self._last_error: CheckpointError | None = None
+        self._newest: tuple[int, str] | None = None
         self._process: _Process | None = None
         self._ready_process()
 
@@ -116,6 +123,7 @@ class CheckpointWriter:
             process = self._ready_process()
             self._outstanding[step] = _Ordered(order, slot, process)
         process.tell(order)
+        self._newest = step, order["tag"]
         return time.monotonic() - start
 
     def hold(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
@@ -191,6 +199,18 @@ class CheckpointWriter:
         if self._last_error is not None:
             raise self._last_error
 
+    def wants_another_try(self) -> bool:
+        """Wait for all that was handed over; whether some worker's process died over the newest state, so that a new
+        process may succeed. All workers together."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._outstanding)
+        wanted = any(self._gather(isinstance(self._last_error, WriterDied)))
+        if wanted:
+            if self._settings.rank == 0 and self._newest is not None:  # or others would write into the old folder
+                remove(Publisher(self._settings.directory).folder(*self._newest))
+            self._gather(None)
+        return wanted
+
     def close(self, write_held: bool = False) -> None:
         """Finish what was handed over and let go of all resources. Safe to call twice.
 
@@ -253,10 +273,19 @@ class CheckpointWriter:
             lost = sorted(step for step, ordered in self._outstanding.items() if ordered.process is process)
             for step in lost[:1]:
                 what = f"the process that writes checkpoints died ({how}) before step {step} was saved"
-                self._settle(Outcome(step, error=CheckpointError(what, where=str(self._settings.directory))))
+                self._tell_others(step, self._outstanding[step].order["tag"], what)
+                self._settle(Outcome(step, error=WriterDied(what, where=str(self._settings.directory))))
             for step in lost[1:]:
                 self._outstanding[step] = again = replace(self._outstanding[step], process=self._ready_process())
                 again.process.tell(again.order)
+
+    def _tell_others(self, step: int, tag: str, why: str) -> None:
+        """Their processes wait for what the dead one was to do, each in another way (see `WriteProcess`)."""
+        if self._settings.rank:
+            self._ready_process().tell({"kind": "fail", "step": step, "tag": tag, "why": why})
+        elif self._settings.workers > 1:
+            with suppress(OSError):  # it was made already, or nothing can be
+                Publisher(self._settings.directory).folder(step, tag).mkdir(parents=True)
 
 
 @dataclass(frozen=True)

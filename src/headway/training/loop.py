@@ -25,6 +25,9 @@ from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import Task
 
+#: Of writing the last state of an attempt, when a process died over it.
+_MORE_TRIES = 2
+
 
 @dataclass
 class Job:
@@ -100,8 +103,7 @@ def train_loop(job: Job) -> None:
             if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
                 raise _diverged(job)
             if stop or last:
-                beat(Phase.END)
-                job.writer.wait()
+                _save_surely(job)
             if stop and not last:
                 raise _stopped(job, signals)
             watch.restart()
@@ -143,6 +145,23 @@ def _checkpoint(job: Job) -> None:
     stall = job.writer.submit(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
     for callback in job.callbacks:
         callback.on_checkpoint(job, state.cursor.step, stall)
+
+
+def _save_surely(job: Job) -> None:
+    """Have the newest state on disk. There is no later save that would make up for it: when a process dies over this
+    one, another tries.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    beat(Phase.END)
+    for _ in range(_MORE_TRIES):
+        if not job.writer.wants_another_try():
+            break
+        _tell_outcomes(job)
+        _checkpoint(job)
+        beat(Phase.END)
+    job.writer.wait()
 
 
 def _tell_outcomes(job: Job) -> None:

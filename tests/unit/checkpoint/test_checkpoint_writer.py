@@ -6,7 +6,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,43 @@ def test_what_a_dead_process_had_not_begun_is_written_by_the_next(
     writer.close()
     assert [(o.step, o.error is None) for o in writer.outcomes()] == [(1, False), (2, True)]
     assert names(settings.directory) == ["step-00000002"]
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_save_over_which_a_process_died_is_written_by_another_if_it_is_tried_again(
+    settings: WriterSettings, dead: int
+) -> None:
+    """Two workers, as threads. The one's process would wait for the other's as long as its patience lasts."""
+    barrier, said = threading.Barrier(2), [None, None]
+
+    def gather(rank: int, what: Any) -> list[Any]:
+        said[rank] = what
+        barrier.wait()
+        everyone = list(said)
+        barrier.wait()
+        return everyone
+
+    def work(rank: int) -> tuple[bool, bool]:
+        mine = replace(settings, rank=rank, workers=2, patience_seconds=120.0)
+        writer = CheckpointWriter(mine, partial(gather, rank))
+        if rank == dead:
+            os.kill(_process(writer), signal.SIGSTOP)
+        submit(writer, 1)
+        if rank == dead:
+            os.kill(_process(writer), signal.SIGKILL)
+        first = writer.wants_another_try()
+        submit(writer, 1)
+        second = writer.wants_another_try()
+        writer.wait()
+        writer.close()
+        return first, second
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, (0, 1))) == [(True, False)] * 2
+    assert time.monotonic() - start < 100, "the first worker's process learns of the other's death"
+    store = CheckpointStore(settings.directory)
+    assert store.verify(1).good and equal(store.load(store.info(1)), make_state(1))
 
 
 def _process(writer: CheckpointWriter) -> int:
