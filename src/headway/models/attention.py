@@ -5,19 +5,18 @@ Suffixes of tensor names: B rows, T positions, S positions with those in the cac
 
 from __future__ import annotations
 
-import inspect
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional as F
-from torch.nn.attention.varlen import varlen_attn
+from torch.torch_version import TorchVersion
 
 if TYPE_CHECKING:
     from headway.models.context import SharedPositions
 
 # From torch 2.12 on; before, every query head needs a key-value head of its own there.
-_VARLEN_SHARES_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+_VARLEN_SHARES_HEADS = TorchVersion(torch.__version__) >= "2.12"
 _VARLEN_MAX_HEAD_DIM = 256
 
 
@@ -273,6 +272,8 @@ def _attend_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, window: int | None
 ) -> torch.Tensor:
     """The same in one call of the flash kernel; an empty segment costs a block that ends at once."""
+    from torch.nn.attention.varlen import varlen_attn  # loads the compiler, which takes a second
+
     if not _VARLEN_SHARES_HEADS and q.shape[2] != k.shape[2]:
         k, v = _repeated(k, q), _repeated(v, q)
     shared: dict[str, Any] = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}

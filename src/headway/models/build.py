@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from headway.config.experts import resolved_balance
 from headway.core.errors import ConfigError
@@ -94,10 +95,7 @@ def build_model(
         ConfigError, CheckpointError: as `complete` and `headway.models.huggingface.import_model`.
     """
     config = complete(config, vocab_size)
-    # Built without memory first: torch's own first weights would be drawn only to be thrown away.
-    model = _without_memory(config, stages)
-    model.to_empty(device="cpu")
-    model.make_rotary_tables()
+    model = _without_values(config, stages, "cpu")
     if initialize and config.from_pretrained is not None:
         weights = import_model(config.from_pretrained)[1]
         model.load_state_dict({name: weights[name] for name in model.state_dict()})
@@ -116,15 +114,25 @@ def build_without_memory(
         ConfigError, CheckpointError: as `build_model`; the latter also while values are taken.
     """
     config = complete(config, vocab_size)
-    model = _without_memory(config, stages)
+    model = _without_values(config, stages, "meta")
     if config.from_pretrained is None:
         return model, lambda name, size: model.first_value(name, size, seed)
     read = open_model(config.from_pretrained)[1]
     return model, lambda name, size: read(name)
 
 
-def _without_memory(config: ModelConfig, stages: Sequence[range] | None) -> Decoder:
-    with torch.device("meta"):
+class _NoFirstValues(TorchFunctionMode):
+    """Leaves weights as modules have allocated them: values would be drawn only to be thrown away, and to draw them on
+    the meta device PyTorch loads its compiler, which takes a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def _without_values(config: ModelConfig, stages: Sequence[range] | None, device: str) -> Decoder:
+    with torch.device(device), _NoFirstValues():
         model = Decoder(config)
     if stages is not None:
         model.keep_stages(stages)

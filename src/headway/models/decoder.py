@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
 from headway.core.types import IGNORE_TARGET
@@ -40,6 +40,7 @@ from headway.models.tensor_plan import decoder_plan
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel.style import ParallelStyle
 
     from headway.config import ModelConfig
@@ -331,7 +332,7 @@ class Decoder(nn.Module):
             return self.logits(x_BTD)
         if self.shared is not None:
             targets_BT = self.shared.cut(targets_BT, 1)
-        if isinstance(x_BTD, DTensor):
+        if is_dtensor(x_BTD):
             return vocabulary_parallel_cross_entropy(x_BTD, self.projection, targets_BT)
         return linear_cross_entropy(x_BTD.flatten(0, 1), self.projection, targets_BT.flatten())
 
@@ -342,9 +343,11 @@ class Decoder(nn.Module):
 
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) of final hidden states."""
-        if isinstance(x_BTD, DTensor):
+        if is_dtensor(x_BTD):
+            from torch.distributed.tensor import Replicate
+
             whole_BTD = x_BTD.redistribute(placements=[Replicate()])
-            return cast(DTensor, F.linear(whole_BTD, self.projection)).full_tensor()
+            return cast("DTensor", F.linear(whole_BTD, self.projection)).full_tensor()
         return F.linear(x_BTD, self.projection)
 
     def hidden_states(

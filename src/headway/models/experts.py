@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from headway.core.dtensors import is_dtensor
 from headway.models.dispatch import plan_transfer
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Experts(nn.Module):
 
 def _here(weight: torch.Tensor) -> torch.Tensor:
     """The experts that this worker has."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+    return weight.to_local() if is_dtensor(weight) else weight
 
 
 def compute_experts(

@@ -8,15 +8,18 @@ the projection are kept (Hsu et al. 2024, "Liger Kernel", section 3.2, fused lin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from headway.core.dtensors import is_dtensor
 from headway.core.types import IGNORE_TARGET
 from headway.models.facts import default_chunk_rows
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,12 @@ def vocabulary_parallel_cross_entropy(
         targets_BT: All positions.
         chunk_rows: As of `linear_cross_entropy`.
     """
-    assert isinstance(weight_VD, DTensor)
+    from torch.distributed.tensor import Partial, Replicate
+
+    assert is_dtensor(weight_VD)
     group = weight_VD.device_mesh.get_group()
     if torch.is_autocast_enabled(x_BTD.device.type):  # before it travels
-        x_BTD = cast(DTensor, x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type)))
+        x_BTD = cast("DTensor", x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type)))
     # Each worker's logits give a part of the gradient of `x`; its sum goes back to where the positions came from.
     whole_BTD = x_BTD.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     rows_VD = weight_VD.to_local()

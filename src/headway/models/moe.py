@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional as F
 
 from headway.config.experts import resolved_balance
+from headway.core.dtensors import is_dtensor
 from headway.models.experts import Experts
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class MixtureOfExperts(nn.Module):
         return self.selection_bias  # type: ignore[return-value]
 
     # The loop over experts reads their loads, and the tally is no matter for a graph; the products are large anyway.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    # This is `torch.compiler.disable`, which loads the compiler where it is used, not where it is named.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def forward(self, x_BTD: torch.Tensor, counted_BT: torch.Tensor | None = None) -> torch.Tensor:
         """Output of all experts of a token, weighted and added up, (B, T, D).
 
@@ -186,7 +187,11 @@ class MixtureOfExperts(nn.Module):
 
 def _on_own_tokens(weight: torch.Tensor) -> torch.Tensor:
     """A weight that tensor-parallel workers all have, each for its own tokens: its gradient is one part of a sum."""
-    return weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
+    if not is_dtensor(weight):
+        return weight
+    from torch.distributed.tensor import Partial
+
+    return weight.to_local(grad_placements=[Partial()])
 
 
 def selects_with_bias(config: ModelConfig) -> bool:

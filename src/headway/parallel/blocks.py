@@ -7,20 +7,23 @@ reads or writes a state knows those only, and a checkpoint has no trace of the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
+from headway.core.dtensors import is_dtensor
 from headway.core.types import Block, StateBlocks, StateTensors, part_of
 from headway.parallel.replicas import is_dealt_out
 from headway.parallel.world import World
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 
 def block_of(tensor: torch.Tensor) -> Block:
     """This worker's part of a tensor; of a plain one that is all of it."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return Block.whole(tensor)
     offset, size = _box(tensor)
     local = tensor.to_local().detach()
@@ -58,7 +61,7 @@ def is_first_of_equals(tensor: torch.Tensor, world: World) -> bool:
         return True
     if world.mesh.tp == 1 or world.mesh.coordinates(world.rank)["tp"] == 0:
         return True
-    if not isinstance(tensor, DTensor) or tensor.device_mesh.mesh_dim_names is None:
+    if not is_dtensor(tensor) or tensor.device_mesh.mesh_dim_names is None:
         return False
     placements = dict(zip(tensor.device_mesh.mesh_dim_names, tensor.placements, strict=True))
     cut = placements.get(world.weights_axis_name("tp"))
@@ -67,7 +70,7 @@ def is_first_of_equals(tensor: torch.Tensor, world: World) -> bool:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The live elements of a tensor that are here."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def cut_like(tensor: torch.Tensor, local: torch.Tensor, shape: Sequence[int] | None = None) -> torch.Tensor:
@@ -78,8 +81,10 @@ def cut_like(tensor: torch.Tensor, local: torch.Tensor, shape: Sequence[int] | N
         local: The part.
         shape: Of the whole that it is a part of, in the order of rows; the tensor's own, in its layout, when not given.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return local
+    from torch.distributed.tensor import DTensor
+
     whole = tensor if shape is None else torch.empty(tuple(shape), device="meta")
     return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=whole.shape, stride=whole.stride()

@@ -9,13 +9,17 @@ changes. A model declares which of its parameters are stacked by expert; this on
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from headway.core.errors import ConfigError
 from headway.parallel.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 def deal_out_experts(module: nn.Module, world: World) -> None:
@@ -73,5 +77,7 @@ def _part(whole: torch.Tensor, axis: DeviceMesh) -> DTensor:
             where="parallel.expert",
             fix="parallel.expert=1, or a number that divides theirs",
         )
+    from torch.distributed.tensor import DTensor, Shard
+
     mine = whole.chunk(workers)[axis.get_local_rank()].clone()
     return DTensor.from_local(mine, axis, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
+from headway.core.dtensors import is_dtensor
 from headway.parallel.world import World
 
 
@@ -40,4 +40,4 @@ def replica_count(p: torch.Tensor, world: World) -> int:
 
 def is_dealt_out(p: torch.Tensor, world: World) -> bool:
     """Whether a parameter is stacked by expert and this worker has its own run of it (`parallel.experts`)."""
-    return isinstance(p, DTensor) and world.experts_axis_name("ep") in (p.device_mesh.mesh_dim_names or ())
+    return is_dtensor(p) and world.experts_axis_name("ep") in (p.device_mesh.mesh_dim_names or ())

@@ -7,14 +7,17 @@ positions (sequence parallelism). A model declares how it may be cut; this only 
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
 
+from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.parallel.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def cut_matrices(module: nn.Module, world: World) -> None:
@@ -34,10 +37,12 @@ def cut_matrices(module: nn.Module, world: World) -> None:
             where="parallel.tensor",
             fix="parallel.tensor=1, or give the module a method tensor_plan",
         )
+    from torch.distributed.tensor.parallel import parallelize_module
+
     # Cut from this worker's own copy: no worker draws first weights of its own for a part.
     parallelize_module(module, world.weights_axis("tp"), declared(world.mesh.tp), src_data_rank=None)
     for name, p in module.named_parameters():
-        if not isinstance(p, DTensor):
+        if not is_dtensor(p):
             raise ConfigError(
                 f"tensor_plan of {type(module).__name__} leaves out '{name}'; a gradient norm over parts and wholes"
                 " would count it more than once",
@@ -45,10 +50,10 @@ def cut_matrices(module: nn.Module, world: World) -> None:
                 fix="give it a style, SequenceParallel() where it is to stay whole",
             )
         if p.requires_grad:
-            p.register_hook(partial(_as_cut, p))  # type: ignore[no-untyped-call]
+            p.register_hook(partial(_as_cut, p))
 
 
 def _as_cut(p: DTensor, gradient: torch.Tensor) -> torch.Tensor:
     """A gradient cut as its parameter is: of one that each worker has whole, each has summed its own positions."""
-    assert isinstance(gradient, DTensor)
+    assert is_dtensor(gradient)
     return gradient if gradient.placements == p.placements else gradient.redistribute(placements=p.placements)

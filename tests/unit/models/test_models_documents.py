@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
@@ -53,7 +54,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Every way to keep attention inside documents; the one of CUDA with a stand-in for its kernel."""
     name: str = request.param
     monkeypatch.setattr("headway.models.decoder.document_kernel", lambda *_: name)
-    monkeypatch.setattr(attention, "varlen_attn", varlen_on_cpu)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_on_cpu)
     return name
 
 
@@ -222,10 +223,10 @@ def test_what_the_cuda_kernel_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append({"q": tuple(q.shape), "k": tuple(k.shape), **options})
         return varlen_on_cpu(q, k, *rest, **options)
 
-    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     monkeypatch.setattr("headway.models.decoder.document_kernel", lambda *_: "varlen")
     ids, documents = packed(documents_of((20, 13, 31)), documents_of((64,)))
-    outputs = []
+    outputs, released = [], attention._VARLEN_SHARES_HEADS
     for shares in (True, False):
         monkeypatch.setattr(attention, "_VARLEN_SHARES_HEADS", shares)
         outputs.append(model_of(layers=1, sliding_window=5)(ids, documents=documents))
@@ -233,7 +234,8 @@ def test_what_the_cuda_kernel_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[1] == {"q": (128, 4, 8), "k": (128, 4, 8), "window_size": (4, 0)}
     torch.testing.assert_close(*outputs)
     # The stand-in takes nothing that the real one does not.
-    real = inspect.signature(torch.nn.attention.varlen.varlen_attn).parameters
+    real = inspect.signature(varlen_attn).parameters
+    assert ("enable_gqa" in real) == released
     assert set(inspect.signature(varlen_on_cpu).parameters) <= set(real) | {"enable_gqa"}
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from headway.core.dtensors import is_dtensor
 from headway.parallel.blocks import cut_like, local_part
 
 
@@ -94,7 +94,7 @@ def _norm(part: torch.Tensor, p: torch.Tensor) -> float:
 
 def _add_up(value: torch.Tensor, p: torch.Tensor) -> None:
     """Sum over the workers that share a parameter."""
-    if isinstance(p, DTensor):
+    if is_dtensor(p):
         for dimension, placement in enumerate(p.placements):
             if not placement.is_replicate():
                 dist.all_reduce(value, group=p.device_mesh.get_group(dimension))

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.combined import Combined
+from headway.training.optimizer.eager import eager, keep_compiler_out
 from headway.training.optimizer.eight_bit import eight_bit_adamw
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.muon import ShardedMuon
@@ -21,6 +22,8 @@ from headway.training.optimizer.offload import HostOffload
 from headway.training.optimizer.whole_vectors import WholeVectorAdamW
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from headway.config import OptimizerConfig
 
 _HOST = torch.device("cpu")
@@ -50,6 +53,7 @@ def build_optimizer(
     """
     trainable = [p for p in model.parameters() if p.requires_grad and updates(p)]
     _refuse_shards(config, trainable)
+    keep_compiler_out()
     hidden = {id(p) for p in hidden_matrices(model)}
     order = _Order(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
     if not config.offload:
@@ -115,7 +119,7 @@ def _refuse_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) 
     from headway.config.mesh import needs_whole_rows
 
     reason = needs_whole_rows(config)
-    if reason is not None and any(isinstance(p, DTensor) and _cuts_rows(p) for p in parameters):
+    if reason is not None and any(is_dtensor(p) and _cuts_rows(p) for p in parameters):
         raise ConfigError(reason, where="optimizer, parallel", fix="optimizer.name=lion, or parallel.strategy=zero2")
 
 
@@ -128,7 +132,7 @@ def _adamw(order: _Order) -> Optimizer:
     if order.device.type == "cpu" and order.elastic:
         return WholeVectorAdamW(order.groups(), config.learning_rate, config.betas, config.eps)
     fused = order.device.type in ("cuda", "cpu")
-    return torch.optim.AdamW(
+    return eager(torch.optim.AdamW)(
         order.groups(),
         lr=config.learning_rate,
         betas=config.betas,
@@ -142,7 +146,7 @@ def _muon(order: _Order) -> Optimizer:
     config, hidden, rest = order.config, order.only(hidden=True), order.only(hidden=False)
     parts = [_adamw(rest)] if rest.parameters else []
     if hidden.parameters:
-        sharded = any(isinstance(p, DTensor) for p in hidden.parameters)
+        sharded = any(is_dtensor(p) for p in hidden.parameters)
         # Scaled so that updates are about as large as AdamW's, one learning rate serves both (Liu et al. 2025, 2.2).
         options: dict[str, Any] = {
             "lr": config.learning_rate,
@@ -153,7 +157,7 @@ def _muon(order: _Order) -> Optimizer:
         if sharded or order.products != torch.bfloat16:
             parts.append(ShardedMuon(hidden.parameters, order.products, **options))
         else:
-            parts.append(torch.optim.Muon(hidden.parameters, **options))
+            parts.append(eager(torch.optim.Muon)(hidden.parameters, **options))
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 
@@ -164,8 +168,8 @@ def _lion(order: _Order) -> Optimizer:
 def _adafactor(order: _Order) -> Optimizer:
     # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
     # (Shazeer & Stern 2018, algorithm 4).
-    cut = any(isinstance(p, DTensor) for p in order.parameters)
-    return (ShardedAdafactor if cut else torch.optim.Adafactor)(order.groups(), lr=order.config.learning_rate)
+    cut = any(is_dtensor(p) for p in order.parameters)
+    return (ShardedAdafactor if cut else eager(torch.optim.Adafactor))(order.groups(), lr=order.config.learning_rate)
 
 
 def _adamw8bit(order: _Order) -> Optimizer:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
+from headway.core.dtensors import is_dtensor
 from headway.parallel.blocks import block_of, cut_like, local_part
 
 
@@ -36,7 +36,7 @@ class ShardedMuon(torch.optim.Muon):
         """One update; all workers that share the matrices must call it."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            together = max((p.device_mesh.size() for p in parameters if isinstance(p, DTensor)), default=1)
+            together = max((p.device_mesh.size() for p in parameters if is_dtensor(p)), default=1)
             for first in range(0, len(parameters), together):
                 self._update(parameters[first : first + together], group)
 
@@ -65,7 +65,7 @@ class ShardedMuon(torch.optim.Muon):
 
     def _shared(self, direction: torch.Tensor | None, p: Any, turn: int) -> torch.Tensor:
         """The owner's result, on every worker."""
-        if not isinstance(p, DTensor) or p.device_mesh.ndim > 1:
+        if not is_dtensor(p) or p.device_mesh.ndim > 1:
             assert direction is not None
             return direction
         if direction is None:
@@ -97,12 +97,12 @@ def orthogonalized(matrix: torch.Tensor, group: dict[str, Any], products: torch.
 
 
 def _whole(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
+    return matrix.full_tensor() if is_dtensor(matrix) else matrix
 
 
 def _is_owner(p: Any, turn: int) -> bool:
     """Whether this worker orthogonalises the matrix."""
-    if not isinstance(p, DTensor):
+    if not is_dtensor(p):
         return True
     mesh = p.device_mesh
     return bool(mesh.ndim > 1 or mesh.get_local_rank() == turn % mesh.size())
