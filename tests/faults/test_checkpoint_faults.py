@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,25 +21,9 @@ from headway.core import faults
 from headway.core.errors import CheckpointError
 from headway.supervise.run_directory import Attempt, RunDirectory
 from states import equal, make_state, names, save
+from support import in_child
 
 POINTS = ("shard", "manifest", "rename", "replace", "prune", "discard")
-
-
-def in_child(action: Callable[[], object], orders: str = "") -> int:
-    """Run something in a forked child; returns its exit status, negative for a signal."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.environ["HEADWAY_FAULTS"] = orders
-            faults._passed.clear()
-            action()
-            code = 0
-        except CheckpointError as error:
-            code = error.exit_code
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def assert_whole(store: CheckpointStore, *states: tuple[int, int]) -> tuple[int, int]:
