@@ -5,13 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
+import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
+
+OWNER_FILE = ".owner"
 
 
 class Fenced(CheckpointError):
@@ -19,13 +24,59 @@ class Fenced(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Fence:
-    """A file that names the owner of a run, and the owner on whose behalf this process writes."""
+class Owner:
+    """The content of `.owner`."""
 
-    path: Path
-    owner: Mapping[str, Any]
-    name: str
-    """Of the owner, for people."""
+    attempt: int
+    token: str
+    """Random, so that attempt 1 of a run is not taken for attempt 1 of the run that took its place."""
+    host: str
+    pid: int
+    since: float
+    """Unix seconds."""
+
+    @classmethod
+    def this_process(cls, attempt: int) -> Owner:
+        """A new owner with a new token."""
+        return cls(attempt, secrets.token_hex(8), socket.gethostname()[:64], os.getpid(), time.time())
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since).astimezone().isoformat(" ", "seconds")
+        return f"attempt {self.attempt}, process {self.pid} on {self.host}, since {since}"
+
+
+def read_owner(run: Path) -> Owner | None:
+    """Who has, or last had, the run; None when that was never written."""
+    try:
+        return Owner(**json.loads((run / OWNER_FILE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def fenced(run: Path, attempt: int) -> Fenced:
+    """The error of an attempt that has lost its run."""
+    return Fenced(
+        f"attempt {attempt} no longer owns this run; it is now with {read_owner(run) or 'nobody'}",
+        where=str(run),
+        fix="stop this process; the other one goes on with the run",
+    )
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A run, and the owner on whose behalf this process writes to it."""
+
+    run: Path
+    owner: Owner
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Fence:
+        """From its JSON form."""
+        return cls(Path(record["run"]), Owner(**record["owner"]))
+
+    def record(self) -> dict[str, Any]:
+        """Its JSON form."""
+        return {"run": str(self.run), "owner": asdict(self.owner)}
 
     def assert_held(self) -> None:
         """Make sure that the run still has this owner.
@@ -33,23 +84,8 @@ class Fence:
         Raises:
             Fenced: it has another one, or was moved away.
         """
-        try:
-            found = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
-            found = None
-        if found != dict(self.owner):
-            raise Fenced(
-                f"{self.name} no longer owns this run; it is now with {describe_owner(found)}",
-                where=str(self.path.parent),
-                fix="stop this process; the other one goes on with the run",
-            )
-
-
-def describe_owner(record: Any) -> str:
-    """The owner in a record, in words."""
-    if not isinstance(record, dict):
-        return "nobody"
-    return f"attempt {record.get('attempt')}, process {record.get('pid')} on {record.get('host')}"
+        if read_owner(self.run) != self.owner:
+            raise fenced(self.run, self.owner.attempt)
 
 
 _WRITERS_FILE = ".writing"

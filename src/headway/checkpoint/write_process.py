@@ -47,9 +47,7 @@ class WriteProcess:
     """
 
     def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
-        fence = settings["fence"]
-        self._fence = Fence(Path(fence["path"]), fence["owner"], fence["name"]) if fence else None
-        self._may_write = self._fence.assert_held if self._fence else lambda: None
+        self._may_write = Fence.parse(settings["fence"]).assert_held if settings["fence"] else lambda: None
         follows = settings["after_save"] if settings["rank"] == 0 else None
         self._after_save = AfterSave(follows) if follows else None
         self._store = CheckpointStore(

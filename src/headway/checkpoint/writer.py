@@ -69,8 +69,7 @@ class WriterSettings:
 
     def record(self) -> dict[str, Any]:
         """Its JSON form."""
-        fence = self.fence and {"path": str(self.fence.path), "owner": dict(self.fence.owner), "name": self.fence.name}
-        return {**vars(self), "directory": str(self.directory), "fence": fence}
+        return {**vars(self), "directory": str(self.directory), "fence": self.fence and self.fence.record()}
 
 
 class CheckpointWriter:
@@ -310,7 +309,7 @@ class _Process:
     ) -> None:
         self.ended = False
         self._settle, self._at_end = settle, at_end
-        lock = [open_writers_lock(settings.fence.path.parent)] if settings.fence else []
+        lock = [open_writers_lock(settings.fence.run)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "headway.checkpoint.write_process"],

@@ -7,18 +7,18 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.fence import Fence, wait_for_writers
+from headway.checkpoint.fence import OWNER_FILE, Fence, Owner, fenced, read_owner, wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.files import sync_folder, write_json
 from headway.core.notices import posted
 from headway.supervise.ledger import Ledger
-from headway.supervise.ownership import OWNER_FILE, Owner, OwnerLock, read_owner
+from headway.supervise.ownership import OwnerLock
 
 _ATTEMPT_FILE = "attempt.json"
 #: How long processes of an earlier attempt may take to end the checkpoints that they have begun.
@@ -204,8 +204,7 @@ class Attempt:
         """
         owner = read_owner(run)
         if owner is None or owner.attempt != number:
-            Fence(run / OWNER_FILE, {}, f"attempt {number}").assert_held()
-        assert owner is not None
+            raise fenced(run, number)
         return cls(run, owner)
 
     @property
@@ -229,7 +228,7 @@ class Attempt:
     @property
     def fence(self) -> Fence:
         """The same for a process that writes on behalf of this one."""
-        return Fence(self.run / OWNER_FILE, asdict(self.owner), f"attempt {self.number}")
+        return Fence(self.run, self.owner)
 
     def finish(
         self,

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoint.fence import Fence, Fenced, wait_for_writers
+from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner, wait_for_writers
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter, WriterSettings
 from headway.core.errors import CheckpointError
@@ -203,16 +203,22 @@ def killed(settings: WriterSettings, act: Callable[[CheckpointWriter], None]) ->
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert settings.fence is not None
-    assert wait_for_writers(settings.fence.path.parent, 60)
+    assert wait_for_writers(settings.fence.run, 60)
     store = CheckpointStore(settings.directory)
     assert all(equal(store.load(info), make_state(info.step)) and store.verify(info.step).good for info in store.list())
     return [info.step for info in store.list()]
 
 
+def owned(run: Path, attempt: int = 1) -> Fence:
+    """Give a run to an attempt."""
+    owner = Owner.this_process(attempt)
+    (run / OWNER_FILE).write_text(json.dumps(asdict(owner)))
+    return Fence(run, owner)
+
+
 @pytest.fixture
 def holding(settings: WriterSettings, tmp_path: Path) -> WriterSettings:
-    (tmp_path / ".owner").write_text("{}")
-    return replace(settings, fence=Fence(tmp_path / ".owner", {}, "attempt 1"), holds=True)
+    return replace(settings, fence=owned(tmp_path), holds=True)
 
 
 def test_a_state_that_is_held_is_written_when_its_worker_dies(holding: WriterSettings) -> None:
@@ -270,10 +276,8 @@ def test_workers_that_die_write_the_newest_state_that_all_have(holding: WriterSe
 
 def test_a_run_is_not_taken_over_while_the_last_state_is_written(settings: WriterSettings, tmp_path: Path) -> None:
     """Not even while the process that is to write it has not begun."""
-    owner_file = tmp_path / ".owner"
-    owner_file.write_text("{}")
     assert wait_for_writers(tmp_path, 0), "nobody ever wrote"
-    writer = CheckpointWriter(replace(settings, fence=Fence(owner_file, {}, "attempt 1")))
+    writer = CheckpointWriter(replace(settings, fence=owned(tmp_path)))
     assert not wait_for_writers(tmp_path, 0)
     os.kill(_process(writer), signal.SIGSTOP)
     submit(writer, 1)
@@ -284,14 +288,11 @@ def test_a_run_is_not_taken_over_while_the_last_state_is_written(settings: Write
 
 
 def test_who_lost_the_run_writes_nothing_and_stops(settings: WriterSettings, tmp_path: Path) -> None:
-    owner_file = tmp_path / ".owner"
-    owner = {"attempt": 1, "token": "a", "pid": 1, "host": "h"}
-    owner_file.write_text(json.dumps(owner))
-    writer = CheckpointWriter(replace(settings, fence=Fence(owner_file, owner, "attempt 1")))
+    writer = CheckpointWriter(replace(settings, fence=owned(tmp_path)))
     submit(writer, 1)
     writer.wait()
     assert len(writer.outcomes()) == 1
-    owner_file.write_text(json.dumps({**owner, "attempt": 2, "token": "b"}))
+    owned(tmp_path, attempt=2)
     submit(writer, 2)
     writer.close()
     with pytest.raises(Fenced, match="attempt 1 no longer owns this run; it is now with attempt 2"):
