@@ -9,12 +9,14 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
+from headway.core.waiting import wait_until
 
 OWNER_FILE = ".owner"
 
@@ -89,7 +91,6 @@ class Fence:
 
 
 _WRITERS_FILE = ".writing"
-_LOOK_SECONDS = 0.02
 
 
 def open_writers_lock(run: Path) -> int:
@@ -108,17 +109,17 @@ def wait_for_writers(run: Path, seconds: float) -> bool:
 
     They may go on when their workers were killed. Taking the run over before that would throw away what they do.
     """
-    path, deadline = run / _WRITERS_FILE, time.monotonic() + seconds
-    while path.exists():
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                pass
-            except OSError:  # a file system without locks: nobody waits for anybody
-                return False
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_SECONDS)
-    return True
+    path = run / _WRITERS_FILE
+
+    def all_have_ended() -> bool:
+        if not path.exists():
+            return True
+        with path.open("rb") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    try:
+        return wait_until(all_have_ended, seconds)
+    except OSError:  # a file system without locks: nobody waits for anybody
+        return False

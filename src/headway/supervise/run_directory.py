@@ -157,7 +157,7 @@ class RunDirectory:
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
 
     def _attempt_folder(self, number: int) -> Path:
-        return self.attempts / f"{number:03d}"
+        return attempt_folder(self.path, number)
 
     def _mark_dead_attempt(self) -> None:
         """Complete the record of the attempt before this one; having the lock proves that it is not going on."""
@@ -185,6 +185,16 @@ class RunDirectory:
             where=str(error.filename or self.path),
             fix="choose a place that you may write to with runs=... or name=...",
         )
+
+
+def attempt_folder(run: Path, number: int) -> Path:
+    """What an attempt leaves behind."""
+    return run / "attempts" / f"{number:03d}"
+
+
+def worker_log(attempt: Path, rank: int) -> Path:
+    """What a worker prints, in its attempt's folder."""
+    return attempt / f"worker-{rank}.log"
 
 
 @dataclass(frozen=True)
@@ -215,7 +225,11 @@ class Attempt:
     @property
     def directory(self) -> Path:
         """Logs, stacks, and why it ended."""
-        return self.run / "attempts" / f"{self.number:03d}"
+        return attempt_folder(self.run, self.number)
+
+    def worker_log(self, rank: int) -> Path:
+        """What a worker prints."""
+        return worker_log(self.directory, rank)
 
     def assert_current(self) -> None:
         """Make sure that the run still belongs to this attempt; call it before publishing anything.
