@@ -20,6 +20,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter, WriterSettings
 from headway.core.errors import CheckpointError
 from headway.core.types import Block, StateBlocks
+from headway.core.waiting import wait_until
 from states import equal, make_state, names
 
 
@@ -185,9 +186,8 @@ def test_the_process_ends_its_work_when_its_worker_is_gone(settings: WriterSetti
         submit(writer, 7)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    store, deadline = CheckpointStore(settings.directory), time.monotonic() + 60
-    while not store.list() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    store = CheckpointStore(settings.directory)
+    assert wait_until(store.list, 60)
     assert [info.step for info in store.list()] == [7] and store.verify(7).good
 
 
