@@ -30,6 +30,9 @@ class Callback:
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
         """After the state has been handed over to be saved, which took so long; training goes on meanwhile."""
 
+    def on_hold(self, job: Job, step: int, stall_seconds: float) -> None:
+        """After the state has been copied into memory (`checkpoint.memory_every`), which took so long."""
+
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """After a checkpoint has become visible, or could not be made: between steps, some after its own.
 

@@ -67,6 +67,10 @@ class Recorder(Callback):
         if step:  # one of the beginning belongs to no step's record
             self._write(step, {"checkpoint/stall_seconds": stall_seconds})
 
+    def on_hold(self, job: Job, step: int, stall_seconds: float) -> None:
+        """Adds to the step's record."""
+        self._write(step, {"checkpoint/hold_stall_seconds": stall_seconds})
+
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """Adds to the record of the step at which it became known, since records never go back; a failure is said
         loudly, for training goes on."""

@@ -1,0 +1,47 @@
+"""What the loop tells its supervisor and the metrics beside its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.checkpoint.writer import CheckpointWriter
+from headway.config import load_config
+from headway.core import heartbeat
+from headway.core.heartbeat import Heartbeat, Phase
+from headway.launch.api import train
+
+
+def test_a_state_that_is_held_counts_as_a_checkpoint(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the supervisor, since a hold may have to wait for an earlier write, and in the metrics."""
+    page = Heartbeat(tmp_path / "heartbeat")
+    monkeypatch.setattr(heartbeat, "_heartbeat", page)
+    phases: list[Phase] = []
+
+    def watched(method: str) -> None:
+        original = getattr(CheckpointWriter, method)
+
+        def call(self: CheckpointWriter, *arguments: Any) -> Any:
+            phases.append(page._phase)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(CheckpointWriter, method, call)
+
+    watched("hold")
+    watched("get_ready")
+    overrides = [
+        "supervise.enabled=false",
+        "train.steps=4",
+        "checkpoint.every=100 steps",
+        "checkpoint.memory_every=2 steps",
+    ]
+    run = train(load_config(tiny(), overrides))
+    # Step 1 makes room; step 2 is held, 4 saved; each copy makes sure of its room.
+    assert phases == [Phase.CHECKPOINT] * 4
+    steps, seconds = run.metrics.series("checkpoint/hold_stall_seconds")
+    assert steps.tolist() == [2] and seconds[0] > 0
