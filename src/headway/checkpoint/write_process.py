@@ -49,7 +49,9 @@ class WriteProcess:
     def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
         self._may_write = Fence.parse(settings["fence"]).assert_held if settings["fence"] else lambda: None
         follows = settings["after_save"] if settings["rank"] == 0 else None
-        self._after_save = AfterSave(follows) if follows else None
+        self._answers, self._worker = answers, os.getppid()
+        self._telling = threading.Lock()  # what follows a save has threads of its own
+        self._after_save = AfterSave(follows, self._tell_upload) if follows else None
         self._store = CheckpointStore(
             Path(settings["directory"]),
             settings["keep"],
@@ -61,14 +63,15 @@ class WriteProcess:
         self._rank: int = settings["rank"]
         self._workers: int = settings["workers"]
         self._patience_seconds: float = settings["patience_seconds"]
-        self._answers, self._worker = answers, os.getppid()
-        self._telling = threading.Lock()  # what follows a save has threads of its own
         self._held, self._newest_saved = HeldStates(Path(settings["directory"]), self._rank, self._workers), -1
 
     def tell(self, kind: str, **content: Any) -> None:
         """Answer the worker; it may be gone."""
         with suppress(BrokenPipeError), self._telling:
             print(json.dumps({"kind": kind, **content}), file=self._answers, flush=True)
+
+    def _tell_upload(self, step: int, seconds: float | None) -> None:
+        self.tell("uploaded", step=step, seconds=seconds)
 
     def write(self, order: Mapping[str, Any]) -> None:
         """Write this worker's part of a state; of the first worker also wait for the others and publish."""

@@ -46,6 +46,15 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Upload:
+    """What came of sending a checkpoint to the remote tier."""
+
+    step: int
+    seconds: float | None
+    """None when it failed; why was said."""
+
+
+@dataclass(frozen=True)
 class WriterSettings:
     """What does not change from save to save."""
 
@@ -90,6 +99,7 @@ class CheckpointWriter:
         self._pieces: list[Piece] = []
         self._images: list[Image] = []
         self._outcomes: deque[Outcome] = deque()
+        self._uploads: deque[Upload] = deque()
         self._outstanding: dict[int, _Ordered] = {}
         self._changed = threading.Condition(threading.RLock())
         self._last_error: CheckpointError | None = None
@@ -187,6 +197,10 @@ class CheckpointWriter:
                 raise outcome.error
         return found
 
+    def uploads(self) -> list[Upload]:
+        """What came of uploads since this was last asked; the first worker's process has them."""
+        return [self._uploads.popleft() for _ in range(len(self._uploads))]
+
     def wait(self) -> None:
         """Return when all that was handed over is on disk.
 
@@ -254,7 +268,9 @@ class CheckpointWriter:
             if self._process is not None:  # a fault that was ordered for the first one is not for its successor
                 environment.pop("HEADWAY_FAULTS", None)
             descriptors = [slot.descriptor for slot in self._slots]
-            self._process = _Process(self._settings, descriptors, environment, self._settle, self._ended)
+            self._process = _Process(
+                self._settings, descriptors, environment, self._settle, self._uploads.append, self._ended
+            )
         return self._process
 
     def _settle(self, outcome: Outcome) -> None:
@@ -305,10 +321,11 @@ class _Process:
         descriptors: Sequence[int],
         environment: Mapping[str, str],
         settle: Callable[[Outcome], None],
+        uploaded: Callable[[Upload], None],
         at_end: Callable[[_Process, str], None],
     ) -> None:
         self.ended = False
-        self._settle, self._at_end = settle, at_end
+        self._settle, self._uploaded, self._at_end = settle, uploaded, at_end
         lock = [open_writers_lock(settings.fence.run)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
@@ -349,6 +366,8 @@ class _Process:
             answer = json.loads(line)
             if answer["kind"] == "said":
                 console.say(answer["text"])
+            elif answer["kind"] == "uploaded":
+                self._uploaded(Upload(answer["step"], answer["seconds"]))
             elif answer["kind"] == "saved":
                 self._settle(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
             elif answer["kind"] == "failed":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.writer import Outcome
+from headway.checkpoint.writer import Outcome, Upload
 from headway.training.evaluate import Evaluation
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ class Callback:
 
         The first worker is told of checkpoints, the others of their part.
         """
+
+    def on_uploaded(self, job: Job, upload: Upload) -> None:
+        """After a checkpoint has arrived at the remote tier, or could not be sent; on the first worker only."""
 
     def on_decision(self, job: Job, decision: Decision) -> None:
         """After a step that is not well, before what was decided about it is carried out."""

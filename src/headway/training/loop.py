@@ -178,6 +178,9 @@ def _tell_outcomes(job: Job) -> None:
     for outcome in job.writer.outcomes():
         for callback in job.callbacks:
             callback.on_saved(job, outcome)
+    for upload in job.writer.uploads():
+        for callback in job.callbacks:
+            callback.on_uploaded(job, upload)
 
 
 def _diverged(job: Job) -> DivergedError:

@@ -45,3 +45,18 @@ def test_a_state_that_is_held_counts_as_a_checkpoint(
     assert phases == [Phase.CHECKPOINT] * 4
     steps, seconds = run.metrics.series("checkpoint/hold_stall_seconds")
     assert steps.tolist() == [2] and seconds[0] > 0
+
+
+def test_what_came_of_uploads_is_in_the_metrics(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed one costs nothing but itself; the last one is known before the run ends."""
+    found = {}
+    for name, faults in (("sent", ""), ("failed", "enospc@upload.file")):
+        monkeypatch.setenv("HEADWAY_FAULTS", faults)
+        config = tiny(checkpoint={"remote": {"url": f"file://{tmp_path}/remote"}, "every": "3 steps"})
+        metrics = train(load_config(config, [f"name={name}", "supervise.enabled=false", "train.steps=3"])).metrics
+        keys = ("checkpoint/uploaded_step", "checkpoint/upload_failed_step")
+        found[name] = [metrics.series(key)[1].tolist() for key in keys]
+        assert len(metrics.series("checkpoint/upload_seconds")[1]) == (name == "sent")
+    assert found == {"sent": [[3.0], []], "failed": [[], [3.0]]}
