@@ -200,6 +200,7 @@ def _train(
                 rank=world.rank,
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
+                stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
                 after_save=AfterSave.settings(config, attempt.number),
                 sign=config.checkpoint.sign,
             ),

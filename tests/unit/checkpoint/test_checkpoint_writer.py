@@ -83,14 +83,14 @@ def test_closing_saves_what_was_handed_over(settings: WriterSettings) -> None:
     assert [o.error for o in writer.outcomes()] == [None] and CheckpointStore(settings.directory).verify(1).good
 
 
-@pytest.mark.parametrize("fault", ["kill@checkpoint.shard", "kill@checkpoint.rename", "enospc@checkpoint.manifest"])
+@pytest.mark.parametrize("fault", ["kill@checkpoint.shard", "kill@checkpoint.rename", "eio@checkpoint.shard"])
 def test_a_save_that_fails_is_told_and_the_next_one_is_tried(
     settings: WriterSettings, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setenv("HEADWAY_FAULTS", fault)
     writer = CheckpointWriter(settings)
     submit(writer, 1)
-    with pytest.raises(CheckpointError, match="died" if "kill" in fault else "No space left"):
+    with pytest.raises(CheckpointError, match="died" if "kill" in fault else "Input/output error"):
         writer.wait()
     assert [o.error is None for o in writer.outcomes()] == [False]
     submit(writer, 2)
@@ -98,6 +98,41 @@ def test_a_save_that_fails_is_told_and_the_next_one_is_tried(
     assert [o.error for o in writer.outcomes()] == [None]
     writer.close()
     assert names(settings.directory) == ["step-00000002"], "and clears away what the other left"
+
+
+def test_a_disk_that_hangs_holds_nothing_up(settings: WriterSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first write never comes back. The third state finds no free slot, until the first one is given up."""
+    monkeypatch.setenv("HEADWAY_FAULTS", "hang@checkpoint.shard")
+    writer = CheckpointWriter(replace(settings, stalled_seconds=4.0))
+    for step in (1, 2, 3):
+        submit(writer, step)
+    writer.wait()
+    outcomes = writer.outcomes()
+    assert [(o.step, o.error is None) for o in outcomes] == [(1, False), (2, True), (3, True)]
+    assert "the disk seems to hang (no progress for 4" in str(outcomes[0].error)
+    writer.close()
+    assert names(settings.directory) == ["step-00000002", "step-00000003"]
+
+
+def test_the_end_does_not_wait_for_a_disk_that_hangs(settings: WriterSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", "hang@checkpoint.rename")
+    writer = CheckpointWriter(replace(settings, stalled_seconds=2.0))
+    submit(writer, 1)
+    writer.close()
+    assert ["seems to hang" in str(o.error) for o in writer.outcomes()] == [True]
+
+
+@pytest.mark.slow
+def test_a_write_that_takes_long_but_gets_on_is_waited_for(
+    settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of a second for each of 80 files: twice as long as without a word is too long."""
+    monkeypatch.setenv("HEADWAY_FAULTS", "slow@checkpoint.shard")
+    writer = CheckpointWriter(replace(settings, stalled_seconds=4.0, max_shard_bytes=4))
+    writer.submit(1, blocks({f"t{n}": torch.ones(1) for n in range(80)}), {"step": 1}, {})
+    writer.wait()
+    assert [(o.error, o.seconds > 4.0) for o in writer.outcomes()] == [(None, True)]
+    writer.close()
 
 
 def test_a_process_that_was_killed_between_saves_is_replaced(writer: CheckpointWriter) -> None:

@@ -60,3 +60,14 @@ def test_what_came_of_uploads_is_in_the_metrics(
         found[name] = [metrics.series(key)[1].tolist() for key in keys]
         assert len(metrics.series("checkpoint/upload_seconds")[1]) == (name == "sent")
     assert found == {"sent": [[3.0], []], "failed": [[], [3.0]]}
+
+
+def test_training_goes_on_when_the_disk_hangs(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", "hang@checkpoint.shard")
+    allowed = ["supervise.hang_seconds=4", "supervise.save_seconds=8", "supervise.enabled=false"]
+    run = train(load_config(tiny(), [*allowed, "train.steps=4"]))
+    assert run.metrics.series("checkpoint/failed_step")[1].tolist() == [2.0]
+    assert run.metrics.series("checkpoint/saved_step")[1].tolist() == [4.0]
+    assert "training goes on without a checkpoint of step 2: the disk seems to hang" in capsys.readouterr().err
