@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.waiting import wait_until
 from support import headway, state_hash
 from support_notices import Cloud, metadata_service, utc
 
@@ -19,10 +20,7 @@ Change = Callable[[Cloud, Path], None]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert condition()
+    assert wait_until(condition, 90)
 
 
 def preempted(cloud: Cloud, run: Path) -> None:

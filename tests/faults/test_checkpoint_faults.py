@@ -11,35 +11,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.writer import CheckpointWriter, WriterSettings
 from headway.core import faults
 from headway.core.errors import CheckpointError
+from headway.core.types import Block
 from headway.supervise.run_directory import Attempt, RunDirectory
 from states import equal, make_state, names, save
+from support import in_child
 
 POINTS = ("shard", "manifest", "rename", "replace", "prune", "discard")
-
-
-def in_child(action: Callable[[], object], orders: str = "") -> int:
-    """Run something in a forked child; returns its exit status, negative for a signal."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.environ["HEADWAY_FAULTS"] = orders
-            faults._passed.clear()
-            action()
-            code = 0
-        except CheckpointError as error:
-            code = error.exit_code
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def assert_whole(store: CheckpointStore, *states: tuple[int, int]) -> tuple[int, int]:
@@ -166,6 +152,26 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     filler.unlink()
     save(store, 2)
     assert_whole(store, (2, 2))
+
+
+def test_a_disk_that_turns_read_only(small_disk: Path) -> None:
+    """As the kernel does with a file system that it no longer trusts."""
+    writer = CheckpointWriter(WriterSettings(small_disk / "checkpoints"))
+    try:
+        for step, mode in ((1, "rw"), (2, "ro"), (3, "rw")):
+            subprocess.run(["mount", "-o", f"remount,{mode}", str(small_disk)], check=True)
+            state = {name: Block.whole(tensor) for name, tensor in make_state(step).items()}
+            writer.submit(step, state, {"step": step}, {"attempt": 1})
+            if mode == "ro":
+                with pytest.raises(CheckpointError, match="step 2 cannot be written: Read-only file system"):
+                    writer.wait()
+            else:
+                writer.wait()
+        assert [outcome.error is None for outcome in writer.outcomes()] == [True, False, True]
+    finally:
+        writer.close()
+    assert_whole(CheckpointStore(small_disk / "checkpoints"), (3, 3))
+    assert names(small_disk / "checkpoints") == ["step-00000001", "step-00000003"]
 
 
 def test_a_limit_on_the_size_of_files(store: CheckpointStore) -> None:

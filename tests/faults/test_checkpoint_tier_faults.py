@@ -5,9 +5,7 @@ Kills are real (SIGKILL), in forked children; the remote tier is a folder (`file
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,23 +17,8 @@ from headway.checkpoint.objects import Objects
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
-from headway.core import faults
 from states import equal, make_state, names, save
-
-
-def in_child(action: Callable[[], object], orders: str) -> int:
-    """Run something in a forked child; returns its exit status, negative for a signal."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.environ["HEADWAY_FAULTS"] = orders
-            faults._passed.clear()
-            action()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+from support import in_child
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.support import store_contents
+
+from headway.core.waiting import wait_until
 
 # PIECE_BYTES is lowered so that a small corpus has many pieces; spawned workers read what the parent cut.
 SCRIPT = """
@@ -108,13 +109,11 @@ def test_a_store_that_stepped_aside_is_put_back_before_anything_can_fail(tmp_pat
 def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, reference: dict[str, bytes]) -> None:
     write_corpus(tmp_path, "rivers")
     prepare(tmp_path, "kill@data.piece:5")
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        alive = [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)]
-        if not alive:
-            return
-        time.sleep(0.1)
-    pytest.fail(f"still there: {alive}")
+
+    def alive() -> list[psutil.Process]:
+        return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)]
+
+    assert wait_until(lambda: not alive(), 10, 0.1), f"still there: {alive()}"
 
 
 @pytest.mark.parametrize("kind", ["ordered", "limit"])

@@ -6,11 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from headway.core.waiting import wait_until
 
 
 def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -20,9 +21,7 @@ def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: path.exists() and path.stat().st_size, 60, 0.005)
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGINT])

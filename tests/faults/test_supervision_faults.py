@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from headway.config import load_config
 from headway.core.heartbeat import read_heartbeat
+from headway.core.waiting import wait_until
 from headway.data.remote_store import open_store
 from headway.launch.attempt import write_config
 from headway.models.build import complete
@@ -105,16 +105,13 @@ def test_the_death_of_the_supervisor_takes_the_worker_along(tiny: Callable[..., 
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     heartbeat = tmp_path / "runs/tiny/attempts/001/heartbeat-0"
     try:
-        deadline = time.monotonic() + 60
-        while ((found := read_heartbeat(heartbeat)) is None or found.step < 1) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: (found := read_heartbeat(heartbeat)) is not None and found.step >= 1, 60)
+        found = read_heartbeat(heartbeat)
         assert found is not None and found.pid != process.pid and not gone(found.pid)
     finally:
         process.kill()
         process.wait()
-    while not gone(found.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert gone(found.pid)
+    assert wait_until(lambda: gone(found.pid), 60)
     run = RunDirectory(tmp_path / "runs/tiny")
     run.begin_attempt("the next one is let in").finish("finished", 0)
     assert run.attempt_records()[0]["outcome"] == "died"
@@ -137,10 +134,9 @@ def test_a_worker_back_from_the_dead_writes_nothing(tiny: Callable[..., Path], t
     command = [sys.executable, "-m", "headway.launch.worker", str(run.path)]
     zombie = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
-        deadline, told = time.monotonic() + 60, first.directory / "error-0.json"
-        while not (stopped := is_in_state(zombie.pid, "T")) and not told.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert stopped, told.read_text()
+        told = first.directory / "error-0.json"
+        wait_until(lambda: is_in_state(zombie.pid, "T") or told.exists(), 60)
+        assert is_in_state(zombie.pid, "T"), told.read_text()
         run.begin_attempt("second", lock)
         before = written(run)
         zombie.send_signal(signal.SIGCONT)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from headway.core.waiting import wait_until
 from headway.telemetry.metrics import read_metrics
 from support import headway, state_hash
 
@@ -105,9 +105,7 @@ def test_a_run_directory_in_use_is_refused(tiny: Callable[..., Path], tmp_path: 
     )
     try:
         metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while not metrics.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert wait_until(metrics.exists, 60)
         second = headway("train", config)
         assert second.returncode == 4
         assert f"process {first.pid}" in second.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.waiting import wait_until
 from support import headway, state_hash
 
 STEPS = 40
@@ -28,11 +29,8 @@ def _kill_group_after(config: Path, workers: int, seconds: float) -> bool:
     )
     metrics = config.parent / "runs" / "killed" / "metrics.jsonl"
     before = metrics.stat().st_size if metrics.exists() else 0
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.stat().st_size > before:
-            break  # it makes steps: the random moment counts from here
-        time.sleep(0.01)
+    # Once it makes steps the random moment counts.
+    wait_until(lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size > before), 120, 0.01)
     time.sleep(seconds)
     running = process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
@@ -78,9 +76,7 @@ def test_the_death_of_the_launcher_leaves_no_orphans(tiny: Callable[..., Path], 
         start_new_session=True,
     )
     metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, 120)
     try:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

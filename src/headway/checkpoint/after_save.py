@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,9 +38,13 @@ class AfterSave:
 
     Args:
         settings: From `AfterSave.settings`: plain JSON values, so that they can go to another process.
+        tell_upload: Told, in a thread of its own, what came of a step's upload: its seconds, or None when it failed.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], tell_upload: Callable[[int, float | None], None] = lambda *_: None
+    ) -> None:
+        self._tell_upload = tell_upload
         self.run = Path(settings["run"])
         self.directory = self.run / "checkpoints"
         self._attempt = int(settings["attempt"])
@@ -146,7 +150,7 @@ class AfterSave:
     # Sending
 
     def _start_uploader(self) -> Uploader:
-        uploader = Uploader(self.run, self._open_tier, self._sent, self._stopping)
+        uploader = Uploader(self.run, self._open_tier, self._sent, self._tell_upload, self._stopping)
         try:
             self._send_newest(uploader)  # what the attempt before could not finish
         except (HeadwayError, OSError) as error:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
+import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
+from headway.core.waiting import wait_until
+
+OWNER_FILE = ".owner"
 
 
 class Fenced(CheckpointError):
@@ -19,13 +26,59 @@ class Fenced(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Fence:
-    """A file that names the owner of a run, and the owner on whose behalf this process writes."""
+class Owner:
+    """The content of `.owner`."""
 
-    path: Path
-    owner: Mapping[str, Any]
-    name: str
-    """Of the owner, for people."""
+    attempt: int
+    token: str
+    """Random, so that attempt 1 of a run is not taken for attempt 1 of the run that took its place."""
+    host: str
+    pid: int
+    since: float
+    """Unix seconds."""
+
+    @classmethod
+    def this_process(cls, attempt: int) -> Owner:
+        """A new owner with a new token."""
+        return cls(attempt, secrets.token_hex(8), socket.gethostname()[:64], os.getpid(), time.time())
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since).astimezone().isoformat(" ", "seconds")
+        return f"attempt {self.attempt}, process {self.pid} on {self.host}, since {since}"
+
+
+def read_owner(run: Path) -> Owner | None:
+    """Who has, or last had, the run; None when that was never written."""
+    try:
+        return Owner(**json.loads((run / OWNER_FILE).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def fenced(run: Path, attempt: int) -> Fenced:
+    """The error of an attempt that has lost its run."""
+    return Fenced(
+        f"attempt {attempt} no longer owns this run; it is now with {read_owner(run) or 'nobody'}",
+        where=str(run),
+        fix="stop this process; the other one goes on with the run",
+    )
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A run, and the owner on whose behalf this process writes to it."""
+
+    run: Path
+    owner: Owner
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Fence:
+        """From its JSON form."""
+        return cls(Path(record["run"]), Owner(**record["owner"]))
+
+    def record(self) -> dict[str, Any]:
+        """Its JSON form."""
+        return {"run": str(self.run), "owner": asdict(self.owner)}
 
     def assert_held(self) -> None:
         """Make sure that the run still has this owner.
@@ -33,27 +86,11 @@ class Fence:
         Raises:
             Fenced: it has another one, or was moved away.
         """
-        try:
-            found = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
-            found = None
-        if found != dict(self.owner):
-            raise Fenced(
-                f"{self.name} no longer owns this run; it is now with {describe_owner(found)}",
-                where=str(self.path.parent),
-                fix="stop this process; the other one goes on with the run",
-            )
-
-
-def describe_owner(record: Any) -> str:
-    """The owner in a record, in words."""
-    if not isinstance(record, dict):
-        return "nobody"
-    return f"attempt {record.get('attempt')}, process {record.get('pid')} on {record.get('host')}"
+        if read_owner(self.run) != self.owner:
+            raise fenced(self.run, self.owner.attempt)
 
 
 _WRITERS_FILE = ".writing"
-_LOOK_SECONDS = 0.02
 
 
 def open_writers_lock(run: Path) -> int:
@@ -72,17 +109,17 @@ def wait_for_writers(run: Path, seconds: float) -> bool:
 
     They may go on when their workers were killed. Taking the run over before that would throw away what they do.
     """
-    path, deadline = run / _WRITERS_FILE, time.monotonic() + seconds
-    while path.exists():
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                pass
-            except OSError:  # a file system without locks: nobody waits for anybody
-                return False
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_SECONDS)
-    return True
+    path = run / _WRITERS_FILE
+
+    def all_have_ended() -> bool:
+        if not path.exists():
+            return True
+        with path.open("rb") as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    try:
+        return wait_until(all_have_ended, seconds)
+    except OSError:  # a file system without locks: nobody waits for anybody
+        return False

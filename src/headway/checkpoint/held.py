@@ -8,15 +8,14 @@ and the first one chooses.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headway.core.files import write_json
+from headway.core.waiting import wait_until
 
-_LOOK_SECONDS = 0.02
 #: How long the first process waits for what the others have, when all workers may be dead.
 _MEETING_SECONDS = 3.0
 
@@ -87,10 +86,7 @@ def clear_notes(directory: Path, but_of: object) -> None:
 
 
 def _read_when_there(path: Path) -> list[int] | None:
-    deadline = time.monotonic() + _MEETING_SECONDS
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(_LOOK_SECONDS)
+    if not wait_until(path.exists, _MEETING_SECONDS):
+        return None
     steps: list[int] = json.loads(path.read_bytes())
     return steps

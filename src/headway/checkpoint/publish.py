@@ -68,8 +68,16 @@ class Part:
         return cls(files, [WrittenPiece(**{**p, "piece": Piece.parse(p["piece"])}) for p in record["pieces"]])
 
 
-def write_part(folder: Path, images: Iterable[Image], source: Source) -> Part:
+def write_part(
+    folder: Path, images: Iterable[Image], source: Source, advance: Callable[[], None] = lambda: None
+) -> Part:
     """Write the files of one worker into an existing folder and flush them; nothing is visible yet.
+
+    Args:
+        folder: Where to.
+        images: What.
+        source: Has the bytes.
+        advance: Called after each file.
 
     Raises:
         OSError: they cannot be written.
@@ -79,6 +87,7 @@ def write_part(folder: Path, images: Iterable[Image], source: Source) -> Part:
     with ThreadPoolExecutor(usable_cores()) as pool:
         for image in images:
             files[image.file], hashes = write_image(folder, image, source, pool)
+            advance()
             begin = len(image.preamble)
             for piece in image.pieces:
                 pieces.append(WrittenPiece(piece, image.file, begin, hashes[piece.name]))

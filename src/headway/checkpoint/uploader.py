@@ -33,6 +33,7 @@ class Uploader:
         run: The run directory, where it notes what has been sent.
         open_tier: Gives the remote tier, claimed; called in the thread, since it may take long.
         sent: Told each checkpoint that is there, by the thread; removes what is too old there, for example.
+        tell: Told by the thread what came of a step's upload: the seconds that it took, or None when it failed.
         stopping: Makes the tier give up when set.
     """
 
@@ -41,8 +42,10 @@ class Uploader:
         run: Path,
         open_tier: Callable[[], RemoteTier],
         sent: Callable[[RemoteTier, Manifest], None],
+        tell: Callable[[int, float | None], None],
         stopping: threading.Event,
     ) -> None:
+        self._tell = tell
         self._run, self._open_tier, self._sent, self._stopping = run, open_tier, sent, stopping
         self._tier: RemoteTier | None = None
         self._condition = threading.Condition()
@@ -119,6 +122,7 @@ class Uploader:
             if new:
                 seconds = time.monotonic() - start
                 size = format_bytes(order.manifest.total_bytes)
+                self._tell(step, seconds)
                 write_log(f"step {step} is at {self._tier.url} ({size} in {format_seconds(seconds)})")
                 if self.failures:
                     notice(f"step {step} is uploaded again: {self._tier.url}")
@@ -128,6 +132,7 @@ class Uploader:
             pass  # `close` has said so
         except FencedError as error:
             self._fenced = True
+            self._tell(step, None)
             warning(f"nothing more is uploaded: {error.what}")
         except (HeadwayError, OSError) as error:
             self._failed(step, error.what if isinstance(error, HeadwayError) else str(error))
@@ -136,4 +141,5 @@ class Uploader:
 
     def _failed(self, step: int, why: str) -> None:
         self.failures += 1
+        self._tell(step, None)
         warning(f"step {step} is not uploaded: {why}; training goes on, and the next checkpoint is tried")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -31,8 +32,9 @@ from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files import write_json
 from headway.core.signals import STOPPING
 
-#: How often the first worker's process looks for what the others have written.
-_LOOK_SECONDS = 0.02
+#: How often the first worker's process looks for what the others have written, and the least time between two words to
+#: the worker that this process gets on.
+_LOOK_SECONDS, _TELL_SECONDS = 0.02, 0.2
 #: How long it waits for others when the worker is gone.
 _PATIENCE_ALONE_SECONDS = 5.0
 
@@ -47,11 +49,12 @@ class WriteProcess:
     """
 
     def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
-        fence = settings["fence"]
-        self._fence = Fence(Path(fence["path"]), fence["owner"], fence["name"]) if fence else None
-        self._may_write = self._fence.assert_held if self._fence else lambda: None
+        self._may_write = Fence.parse(settings["fence"]).assert_held if settings["fence"] else lambda: None
         follows = settings["after_save"] if settings["rank"] == 0 else None
-        self._after_save = AfterSave(follows) if follows else None
+        self._answers, self._worker = answers, os.getppid()
+        self._told_seconds = 0.0
+        self._telling = threading.Lock()  # what follows a save has threads of its own
+        self._after_save = AfterSave(follows, self._tell_upload) if follows else None
         self._store = CheckpointStore(
             Path(settings["directory"]),
             settings["keep"],
@@ -63,14 +66,22 @@ class WriteProcess:
         self._rank: int = settings["rank"]
         self._workers: int = settings["workers"]
         self._patience_seconds: float = settings["patience_seconds"]
-        self._answers, self._worker = answers, os.getppid()
-        self._telling = threading.Lock()  # what follows a save has threads of its own
         self._held, self._newest_saved = HeldStates(Path(settings["directory"]), self._rank, self._workers), -1
 
     def tell(self, kind: str, **content: Any) -> None:
         """Answer the worker; it may be gone."""
         with suppress(BrokenPipeError), self._telling:
             print(json.dumps({"kind": kind, **content}), file=self._answers, flush=True)
+
+    def _get_on(self) -> None:
+        """Let the worker know that this process is not stuck."""
+        now = time.monotonic()
+        if now - self._told_seconds >= _TELL_SECONDS:
+            self._told_seconds = now
+            self.tell("getting on")
+
+    def _tell_upload(self, step: int, seconds: float | None) -> None:
+        self.tell("uploaded", step=step, seconds=seconds)
 
     def write(self, order: Mapping[str, Any]) -> None:
         """Write this worker's part of a state; of the first worker also wait for the others and publish."""
@@ -96,7 +107,7 @@ class WriteProcess:
     def _publish(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages, nbytes: int) -> Manifest:
         step, cursor = order["step"], order["cursor"]
         with self._store.saving(step, order["tag"], nbytes) as folder:
-            mine = write_part(folder, images, staged)
+            mine = write_part(folder, images, staged, self._get_on)
             parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
             more = self._after_save.context(step) if self._after_save else {}
             return self._store.publisher.finish(folder, parts, cursor, {**order["context"], **more})
@@ -129,7 +140,7 @@ class WriteProcess:
         self._wait_for(folder, "the first worker's folder did not come", order=order)
         try:
             self._may_write()
-            part = write_part(folder, images, staged)
+            part = write_part(folder, images, staged, self._get_on)
             write_json(folder / _note(self._rank), part.record())
         except (HeadwayError, OSError) as error:
             with suppress(OSError):
@@ -173,6 +184,7 @@ class WriteProcess:
             alone = os.getppid() != self._worker  # it died, and the others with it perhaps
             if time.monotonic() > (min(deadline, start + _PATIENCE_ALONE_SECONDS) if alone else deadline):
                 raise CheckpointError(f"{otherwise} in time", where=str(path.parent))
+            self._get_on()
             time.sleep(_LOOK_SECONDS)
 
 
@@ -201,6 +213,12 @@ def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]
     }
 
 
+def _read(lines: IO[str], orders: queue.SimpleQueue[str]) -> None:
+    for line in lines:
+        orders.put(line)
+    orders.put("")
+
+
 def main() -> None:
     """Read orders until there are no more."""
     for number in STOPPING:  # they are for the worker, which says when it is over
@@ -211,7 +229,10 @@ def main() -> None:
     process = WriteProcess(json.loads(sys.stdin.readline()), answers)
     console.hand_over(lambda text: process.tell("said", text=text))
     process.tell("ready")
-    if all(process.obey(json.loads(line)) for line in sys.stdin):
+    # Read in a thread, so that a worker can always hand over an order, however long a write takes or hangs.
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, orders), daemon=True).start()
+    if all(process.obey(json.loads(line)) for line in iter(orders.get, "")):
         process.rescue()
     process.close()
 

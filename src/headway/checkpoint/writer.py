@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headway.checkpoint.fence import Fence, Fenced, open_writers_lock
 from headway.checkpoint.folders import remove
@@ -24,9 +24,15 @@ from headway.checkpoint.staging import Slot
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
+from headway.core.format import format_seconds
 
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks
+
+_Found = TypeVar("_Found")
+
+#: How often it is looked whether a process that is waited for gets on.
+_LOOK_SECONDS = 1.0
 
 
 class WriterDied(CheckpointError):
@@ -46,6 +52,15 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Upload:
+    """What came of sending a checkpoint to the remote tier."""
+
+    step: int
+    seconds: float | None
+    """None when it failed; why was said."""
+
+
+@dataclass(frozen=True)
 class WriterSettings:
     """What does not change from save to save."""
 
@@ -58,6 +73,8 @@ class WriterSettings:
     workers: int = 1
     patience_seconds: float = 600.0
     """How long the first worker's process waits for the others' parts."""
+    stalled_seconds: float = 450.0
+    """A process that has not finished a file for so long is given up: the disk hangs."""
     holds: bool = False
     """States will be held in memory too, which takes a third slot."""
     max_shard_bytes: int = 2 * 1024**3
@@ -69,8 +86,7 @@ class WriterSettings:
 
     def record(self) -> dict[str, Any]:
         """Its JSON form."""
-        fence = self.fence and {"path": str(self.fence.path), "owner": dict(self.fence.owner), "name": self.fence.name}
-        return {**vars(self), "directory": str(self.directory), "fence": fence}
+        return {**vars(self), "directory": str(self.directory), "fence": self.fence and self.fence.record()}
 
 
 class CheckpointWriter:
@@ -91,6 +107,7 @@ class CheckpointWriter:
         self._pieces: list[Piece] = []
         self._images: list[Image] = []
         self._outcomes: deque[Outcome] = deque()
+        self._uploads: deque[Upload] = deque()
         self._outstanding: dict[int, _Ordered] = {}
         self._changed = threading.Condition(threading.RLock())
         self._last_error: CheckpointError | None = None
@@ -121,6 +138,8 @@ class CheckpointWriter:
         order = self._order("write", step, slot, cursor, context)
         with self._changed:
             process = self._ready_process()
+            if not self._outstanding:
+                process.heard_seconds = time.monotonic()
             self._outstanding[step] = _Ordered(order, slot, process)
         process.tell(order)
         self._newest = step, order["tag"]
@@ -180,6 +199,8 @@ class CheckpointWriter:
         Raises:
             Fenced: the run belongs to somebody else now.
         """
+        with self._changed:
+            self._give_up_if_stalled()
         found = []
         while self._outcomes:
             found.append(self._outcomes.popleft())
@@ -188,6 +209,10 @@ class CheckpointWriter:
                 raise outcome.error
         return found
 
+    def uploads(self) -> list[Upload]:
+        """What came of uploads since this was last asked; the first worker's process has them."""
+        return [self._uploads.popleft() for _ in range(len(self._uploads))]
+
     def wait(self) -> None:
         """Return when all that was handed over is on disk.
 
@@ -195,7 +220,7 @@ class CheckpointWriter:
             CheckpointError: the newest checkpoint cannot be written.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._outstanding)
+            self._wait_for(lambda: not self._outstanding)
         if self._last_error is not None:
             raise self._last_error
 
@@ -203,7 +228,7 @@ class CheckpointWriter:
         """Wait for all that was handed over; whether some worker's process died over the newest state, so that a new
         process may succeed. All workers together."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._outstanding)
+            self._wait_for(lambda: not self._outstanding)
         wanted = any(self._gather(isinstance(self._last_error, WriterDied)))
         if wanted:
             if self._settings.rank == 0 and self._newest is not None:  # or others would write into the old folder
@@ -221,6 +246,10 @@ class CheckpointWriter:
         while self._process is not finished and self._process is not None:  # it may die and have a successor
             finished = self._process
             finished.finish(tell_end=not write_held)
+            while not finished.ended:
+                finished.join(_LOOK_SECONDS)
+                with self._changed:
+                    self._give_up_if_stalled(write_held)
         for slot in self._slots:
             slot.close()
 
@@ -245,9 +274,27 @@ class CheckpointWriter:
             return next((slot for slot in self._slots if slot not in used), None)
 
         with self._changed:
-            slot = self._changed.wait_for(free)
-        assert slot is not None
-        return slot
+            return self._wait_for(free)
+
+    def _wait_for(self, condition: Callable[[], _Found | None]) -> _Found:
+        """Until something holds; for who has the lock."""
+        while not (found := self._changed.wait_for(condition, _LOOK_SECONDS)):
+            self._give_up_if_stalled()
+        return found
+
+    def _give_up_if_stalled(self, rescues: bool = False) -> None:
+        """A write that hangs must not hold up training: it is given up, and the next state is tried by another process.
+
+        Args:
+            rescues: The process may be writing what nobody has ordered.
+        """
+        process = self._process
+        if process is None or process.ended or not (self._outstanding or rescues):
+            return
+        seconds = time.monotonic() - process.heard_seconds
+        if seconds > self._settings.stalled_seconds:
+            process.kill()
+            self._ended(process, f"the disk seems to hang (no progress for {format_seconds(seconds)})", hangs=True)
 
     def _ready_process(self) -> _Process:
         if self._process is None or self._process.ended:
@@ -255,7 +302,9 @@ class CheckpointWriter:
             if self._process is not None:  # a fault that was ordered for the first one is not for its successor
                 environment.pop("HEADWAY_FAULTS", None)
             descriptors = [slot.descriptor for slot in self._slots]
-            self._process = _Process(self._settings, descriptors, environment, self._settle, self._ended)
+            self._process = _Process(
+                self._settings, descriptors, environment, self._settle, self._uploads.append, self._ended
+            )
         return self._process
 
     def _settle(self, outcome: Outcome) -> None:
@@ -266,24 +315,32 @@ class CheckpointWriter:
             self._outcomes.append(outcome)
             self._changed.notify_all()
 
-    def _ended(self, process: _Process, how: str) -> None:
-        """A process is gone, and with it what it was writing; what it had not begun is for its successor."""
+    def _ended(self, process: _Process, how: str, hangs: bool = False) -> None:
+        """A process is gone, and with it what it was writing; what it had not begun is for its successor.
+
+        Args:
+            process: Which.
+            how: In words.
+            hangs: The disk does, so that training must not touch it.
+        """
         with self._changed:
+            if process.ended:  # it was given up
+                return
             process.ended = True
             lost = sorted(step for step, ordered in self._outstanding.items() if ordered.process is process)
             for step in lost[:1]:
-                what = f"the process that writes checkpoints died ({how}) before step {step} was saved"
-                self._tell_others(step, self._outstanding[step].order["tag"], what)
+                what = f"{how} before step {step} was saved"
+                self._tell_others(step, self._outstanding[step].order["tag"], what, hangs)
                 self._settle(Outcome(step, error=WriterDied(what, where=str(self._settings.directory))))
             for step in lost[1:]:
                 self._outstanding[step] = again = replace(self._outstanding[step], process=self._ready_process())
                 again.process.tell(again.order)
 
-    def _tell_others(self, step: int, tag: str, why: str) -> None:
+    def _tell_others(self, step: int, tag: str, why: str, hangs: bool) -> None:
         """Their processes wait for what the dead one was to do, each in another way (see `WriteProcess`)."""
         if self._settings.rank:
             self._ready_process().tell({"kind": "fail", "step": step, "tag": tag, "why": why})
-        elif self._settings.workers > 1:
+        elif self._settings.workers > 1 and not hangs:
             with suppress(OSError):  # it was made already, or nothing can be
                 Publisher(self._settings.directory).folder(step, tag).mkdir(parents=True)
 
@@ -306,11 +363,14 @@ class _Process:
         descriptors: Sequence[int],
         environment: Mapping[str, str],
         settle: Callable[[Outcome], None],
+        uploaded: Callable[[Upload], None],
         at_end: Callable[[_Process, str], None],
     ) -> None:
         self.ended = False
-        self._settle, self._at_end = settle, at_end
-        lock = [open_writers_lock(settings.fence.path.parent)] if settings.fence else []
+        self.heard_seconds = time.monotonic()
+        """When it last told that it gets on."""
+        self._settle, self._uploaded, self._at_end = settle, uploaded, at_end
+        lock = [open_writers_lock(settings.fence.run)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "headway.checkpoint.write_process"],
@@ -342,14 +402,25 @@ class _Process:
             self.tell({"kind": "end"})
         with suppress(BrokenPipeError):
             self._popen.stdin.close()
-        self._listener.join()
+        self.heard_seconds = time.monotonic()
+
+    def join(self, seconds: float) -> None:
+        """Wait for its end."""
+        self._listener.join(seconds)
+
+    def kill(self) -> None:
+        """End it, or have it end with the call to the kernel that it is in; nobody waits for that."""
+        self._popen.kill()
 
     def _listen(self) -> None:
         assert self._popen.stdout is not None
         for line in self._popen.stdout:
+            self.heard_seconds = time.monotonic()
             answer = json.loads(line)
             if answer["kind"] == "said":
                 console.say(answer["text"])
+            elif answer["kind"] == "uploaded":
+                self._uploaded(Upload(answer["step"], answer["seconds"]))
             elif answer["kind"] == "saved":
                 self._settle(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
             elif answer["kind"] == "failed":
@@ -357,4 +428,5 @@ class _Process:
                 error = kind(answer["what"], where=answer["where"], fix=answer["fix"])
                 self._settle(Outcome(answer["step"], error=error))
         code = self._popen.wait()
-        self._at_end(self, f"signal {-code}" if code < 0 else f"exit code {code}")
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self._at_end(self, f"the process that writes checkpoints died ({how})")

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import field_validator
 
 from headway.config.base import Section, conflict
-from headway.config.units import Interval, parse_count
+from headway.config.units import Interval, StepInterval, parse_count
 
 
 class BatchStage(Section):
@@ -22,21 +22,13 @@ class BatchStage(Section):
 
     global_batch: int | str
     """Rows in one optimizer step, or tokens: `64Ki tokens`."""
-    until: Interval
+    until: StepInterval
     """The point: `1000 steps` or `1B tokens` from the beginning of training."""
 
     @field_validator("global_batch", mode="before")
     @classmethod
     def _batch_is_a_quantity(cls, value: Any) -> Any:
         return batch_quantity(value)
-
-    @field_validator("until", mode="before")
-    @classmethod
-    def _not_a_time(cls, value: Any) -> Any:
-        interval = Interval.parse(value)
-        if interval.unit == "seconds":
-            raise ValueError("the rows of a step are a function of the step; give steps or tokens, not a time")
-        return interval
 
 
 def batch_quantity(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from headway.config.base import Section
-from headway.config.units import Interval
+from headway.config.units import Duration, Interval, StepInterval
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,18 +31,8 @@ class RetentionConfig(Section):
     """Kept besides: so many with the lowest `keep_metric`."""
     keep_metric: str = "evaluation/loss"
     """Name of a metric, recorded at the very step of a checkpoint; lower is better."""
-    keep_for: Interval | None = None
+    keep_for: Duration | None = None
     """Kept besides: all that are younger than this, for example `2 days`."""
-
-    @field_validator("keep_for", mode="before")
-    @classmethod
-    def _is_a_time(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        interval = Interval.parse(value)
-        if interval.unit != "seconds":
-            raise ValueError("an age is a time; write for example '12 h' or '2 days'")
-        return interval
 
 
 class RemoteConfig(RetentionConfig):
@@ -85,7 +75,7 @@ class CheckpointConfig(RetentionConfig):
     every: Interval | Literal["auto"] = Interval(10 * 60, "seconds")
     """How often: `500 steps`, `1B tokens`, `10 min`; `auto` weighs what a save costs against how often runs fail (Daly
     2006). The last step is always saved."""
-    memory_every: Interval | None = None
+    memory_every: StepInterval | None = None
     """How often state is copied into host memory besides, in steps or tokens, where it outlives the worker: when that
     dies, its newest copy is written and the run goes on from there. Takes three times the memory of a worker's part of
     the state."""
@@ -98,16 +88,6 @@ class CheckpointConfig(RetentionConfig):
     key in PEM, or a secret for HMAC-SHA256. Whoever has the variable set accepts no others."""
     remote: RemoteConfig | None = None
     """A second place for checkpoints; none when not given."""
-
-    @field_validator("memory_every", mode="before")
-    @classmethod
-    def _not_a_time(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        interval = Interval.parse(value)
-        if interval.unit == "seconds":
-            raise ValueError("state is held at given steps; give steps or tokens, not a time")
-        return interval
 
     @field_validator("every", mode="before")
     @classmethod

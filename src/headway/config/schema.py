@@ -28,7 +28,7 @@ from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
 from headway.config.shapes import SHAPES
 from headway.config.supervise import SuperviseConfig
-from headway.config.units import Interval, Tokens, share_or_interval
+from headway.config.units import Interval, StepInterval, Tokens, share_or_interval
 
 
 class ModelConfig(Section):
@@ -253,20 +253,10 @@ class ScheduleConfig(Section):
 class EvaluationConfig(Section):
     """Loss on the validation split."""
 
-    every: Interval | None = None
+    every: StepInterval | None = None
     """How often while training, in steps or tokens; the end of training is always evaluated."""
     rows: PositiveInt | None = 256
     """Validation rows per evaluation, at most; all when null."""
-
-    @field_validator("every", mode="before")
-    @classmethod
-    def _not_a_time(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        interval = Interval.parse(value)
-        if interval.unit == "seconds":
-            raise ValueError("evaluation happens at given steps; give steps or tokens, not a time")
-        return interval
 
 
 class TelemetryConfig(Section):

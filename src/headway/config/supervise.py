@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from headway.config.base import Section, conflict
-from headway.config.units import Interval
+from headway.config.units import Duration, Interval
 
 Seconds = Annotated[float, Field(gt=0.0)]
 
@@ -21,7 +21,7 @@ class SuperviseConfig(Section):
     max_failures: Annotated[int, Field(ge=0)] = 3
     """So many failures within `failure_window` are answered with a new attempt; one more ends the run. Preemptions do
     not count, and the same fault twice at the same step ends it at once."""
-    failure_window: Interval = Interval(3600, "seconds")
+    failure_window: Duration = Interval(3600, "seconds")
     """How long a failure counts."""
     restart_preempted: bool = False
     """Go on, too, when workers were told to stop and the command itself was not (exit code 75). When not, the command
@@ -45,16 +45,9 @@ class SuperviseConfig(Section):
     slow_factor: Annotated[float, Field(gt=1.0)] = 3.0
     """Of the median of the other workers' own time in a step."""
 
-    grow_after: Interval = Interval(600, "seconds")
+    grow_after: Duration = Interval(600, "seconds")
     """With `parallel.min_workers`: how long a run with fewer workers waits before it tries all of them again; each time
     in vain twice as long as the time before."""
-
-    @field_validator("failure_window", "grow_after", mode="after")
-    @classmethod
-    def _is_a_time(cls, value: Interval) -> Interval:
-        if value.unit != "seconds":
-            raise ValueError("this is a time; write for example '1 h'")
-        return value
 
     @model_validator(mode="after")
     def _allowances_are_longer(self) -> Self:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
 _SCALES = {
@@ -135,6 +135,23 @@ class Interval:
         return {"type": ["integer", "string"], "examples": [500, "1B tokens", "10 min"]}
 
 
+def _is_a_time(interval: Interval) -> Interval:
+    if interval.unit != "seconds":
+        raise ValueError("this is a time; write for example '12 h' or '2 days'")
+    return interval
+
+
+def _is_no_time(interval: Interval) -> Interval:
+    if interval.unit == "seconds":
+        raise ValueError("this is a function of the step; give steps or tokens, not a time")
+    return interval
+
+
+#: An interval in seconds only, and one in steps or tokens only.
+Duration = Annotated[Interval, AfterValidator(_is_a_time)]
+StepInterval = Annotated[Interval, AfterValidator(_is_no_time)]
+
+
 @dataclass(frozen=True)
 class Amount:
     """So much of a source: a number of documents, or of bytes of text."""
@@ -184,7 +201,4 @@ def share_or_interval(value: Any) -> float | Interval:
         return float(Decimal(value.strip()[:-1]) / 100)
     if isinstance(value, float) or value == 0:
         return float(value)
-    interval = Interval.parse(value)
-    if interval.unit == "seconds":
-        raise ValueError("a schedule is a function of the step; give steps, tokens or a share, not a time")
-    return interval
+    return _is_no_time(Interval.parse(value))

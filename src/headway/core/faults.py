@@ -13,13 +13,13 @@ the START-th start only (from 1, default 1; `*` is every one), and on all worker
 - `hang`: sleep without end, holding the interpreter's lock (Linux and macOS);
 - `crash`: raise a `RuntimeError`;
 - `slow`: sleep for a tenth of a second, here and whenever the point is passed later, with whatever step;
-- `enospc`: a full disk;
+- `enospc`, `eio`: a full disk, a broken one;
 - `nan`, `spike`: reported to the caller, who poisons the value or makes it very large;
 - `flip`: reported to the caller, who flips a bit.
 
 With `HEADWAY_FAULTS_LOG`, each order that is carried out is first noted in that file, as a JSON line.
 
-Without the variable a fault point costs one dictionary look-up.
+Without the variable a fault point costs a look for it in the environment, about a microsecond.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headway.core.errors import ConfigError
 from headway.core.files import append_json_line
 
 _ORDER = re.compile(
-    r"(kill|kill-group|stop|freeze|hang|crash|slow|enospc|nan|spike|flip)@([^:@#%]+)"
+    r"(kill|kill-group|stop|freeze|hang|crash|slow|enospc|eio|nan|spike|flip)@([^:@#%]+)"
     r"(?::([1-9][0-9]*))?(?:#([1-9][0-9]*|\*))?(?:%([0-9]+))?"
 )
 
@@ -66,11 +66,14 @@ def fault_point(point: str, step: int | None = None) -> str | None:
     """Carry out the fault ordered for this point, if any; returns the action's name when the caller has to act.
 
     Raises:
-        OSError: (ENOSPC) when a full disk was ordered.
+        OSError: (ENOSPC, EIO) when such a disk was ordered.
         RuntimeError: a crash was ordered.
         ConfigError: `HEADWAY_FAULTS` holds something that is no order.
     """
-    orders = os.environ.get(FAULTS_VARIABLE)
+    try:
+        orders = os.environ[FAULTS_VARIABLE]
+    except KeyError:  # `get` would cost a fifth more
+        return None
     if not orders:
         return None
     name = point if step is None else f"{point}={step}"
@@ -101,8 +104,9 @@ def fault_point(point: str, step: int | None = None) -> str | None:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         if action == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
-        if action == "enospc":
-            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (ordered by HEADWAY_FAULTS at {name})")
+        if action in ("enospc", "eio"):
+            number = getattr(errno, action.upper())
+            raise OSError(number, f"{os.strerror(number)} (ordered by HEADWAY_FAULTS at {name})")
         return action
     return None
 
@@ -117,8 +121,8 @@ def _parsed(orders: str) -> list[_Order]:
             raise ConfigError(
                 f"there is no such fault: '{order.strip()}'",
                 where="HEADWAY_FAULTS",
-                fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, nan, spike or flip, as in kill@step=17,"
-                " kill@step=17#2 or enospc@checkpoint.shard:2",
+                fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, eio, nan, spike or flip, as in"
+                " kill@step=17, kill@step=17#2 or enospc@checkpoint.shard:2",
             )
         start = None if match[4] == "*" else int(match[4] or 1)
         rank = None if match[5] is None else int(match[5])

@@ -93,7 +93,7 @@ def _told(attempt: Attempt) -> HeadwayError | None:
     if not records:
         return None
     first = records[0]
-    error = WorkerDied(first["what"], where=first["where"] or _log(attempt, first["rank"]), fix=first["fix"])
+    error = WorkerDied(first["what"], where=first["where"] or str(attempt.worker_log(first["rank"])), fix=first["fix"])
     error.exit_code = first["exit_code"]
     error.record = first
     return error
@@ -106,14 +106,10 @@ def _died(error: Any, attempt: Attempt) -> WorkerDied:
     how = in_words(failure.exitcode)
     died = WorkerDied(
         f"worker {rank} died ({how})",
-        where=_log(attempt, rank),
+        where=str(attempt.worker_log(rank)),
         fix="run the same command again: it goes on from the newest checkpoint",
     )
     # On a full disk a worker cannot leave its reason, but its exit code is one.
     died.exit_code = max(1, *(failure.exitcode for failure in error.failures.values()))
     died.record = {"rank": rank, "signal": -failure.exitcode if failure.exitcode < 0 else None}
     return died
-
-
-def _log(attempt: Attempt, rank: int) -> str:
-    return str(attempt.directory / f"worker-{rank}.log")

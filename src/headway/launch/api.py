@@ -12,6 +12,7 @@ from headway.config import Config
 from headway.core.console import is_first_worker, notice
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
+from headway.launch.completed import completed
 
 if TYPE_CHECKING:
     import torch
@@ -94,18 +95,10 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
 
 
 def _train(config: Config, wishes: Wishes) -> None:
-    # Checked before torch is imported: a missing store should be said at once.
-    from headway.data.remote_store import open_store
-
-    store = open_store(config.data, processes=config.parallel.workers)
-    from headway.config.experts import decoder_problems
+    config, _ = completed(config)
     from headway.launch.session import run_in_this_process
-    from headway.models.build import complete
     from headway.training.task import language_model_task
 
-    config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
-    for problem in decoder_problems(config):  # of a pretrained shape, which only now is known
-        raise problem
     run_in_this_process(config, language_model_task, wishes)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
 from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible
+from headway.launch.completed import completed
 from headway.launch.worker import die_with_parent, error_record, report_to
 from headway.supervise.notices import watching_for
 from headway.supervise.run_directory import Attempt
@@ -94,16 +95,7 @@ def _again(config: Config, wishes: Wishes, attempt: Attempt) -> None:
 
 
 def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
-    # Checked before torch is imported: a missing store should be said at once.
-    from headway.data.remote_store import open_store
-
-    store = open_store(config.data, processes=config.parallel.workers)
-    from headway.config.experts import decoder_problems
-    from headway.models.build import complete
-
-    config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
-    for problem in decoder_problems(config):  # of a pretrained shape, which only now is known
-        raise problem
+    config, store = completed(config)
     if config.parallel.workers == 1:
         from headway.launch.session import run_in_this_process
         from headway.training.task import language_model_task

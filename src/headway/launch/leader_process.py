@@ -16,6 +16,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.signals import STOPPING
+from headway.core.waiting import wait_until
 from headway.launch.attempt import Wishes, with_variables
 from headway.launch.leader import Channel, lead
 from headway.launch.worker import die_with_parent
@@ -61,9 +62,7 @@ class Leader:
 
     def wait(self, seconds: float) -> None:
         """For its end, up to a time."""
-        until = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: self.poll() is not None, seconds, 0.01)
 
     def listen(self, seconds: float) -> list[dict[str, Any]]:
         """What it says within a time."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
-from headway.config.experts import decoder_problems
 from headway.config.pipeline import idle_share
 from headway.core.cores import usable_cores
 from headway.core.format import format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
-from headway.data.remote_store import open_store
-from headway.models.build import complete
+from headway.launch.completed import completed
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
@@ -28,11 +26,9 @@ def preview(config: Config) -> str:
     """
     workers, train = config.parallel.workers, config.train
     assert train.steps is not None
-    store = open_store(config.data, processes=workers)
     grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
-    model = complete(config.model, store.vocab_size)
-    for problem in decoder_problems(config.model_copy(update={"model": model})):
-        raise problem
+    config, store = completed(config)
+    model = config.model
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(train.steps)
     epochs = tokens / (feed.rows * train.sequence_length)

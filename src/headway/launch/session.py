@@ -107,7 +107,7 @@ def _is_finished(config: Config, task: Task, world: World, wishes: Wishes) -> bo
 
 def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
     """The first worker's log; what others print goes to theirs whole (see `launch.worker`)."""
-    return log_to(attempt.directory / "worker-0.log") if world.is_first else nullcontext()
+    return log_to(attempt.worker_log(0)) if world.is_first else nullcontext()
 
 
 @contextmanager
@@ -200,6 +200,7 @@ def _train(
                 rank=world.rank,
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
+                stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
                 after_save=AfterSave.settings(config, attempt.number),
                 sign=config.checkpoint.sign,
             ),

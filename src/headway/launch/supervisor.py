@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from types import FrameType
 
 from headway.config import Config
 from headway.core.errors import Preempted, error_with
 from headway.core.signals import STOPPING, handled
+from headway.core.waiting import wait_until
 from headway.launch.attempt import Wishes, WorkerDied
 from headway.launch.watched import INTERRUPTED, WatchedAttempt, newest_checkpoint
 from headway.supervise.crew import Crew
@@ -64,10 +64,7 @@ class _Supervisor:
 
     def _pause(self, seconds: float) -> None:
         """Between attempts; a signal ends it, and the run."""
-        until = time.monotonic() + seconds
-        while not self._signals and time.monotonic() < until:
-            time.sleep(min(_POLL_SECONDS, max(0.0, until - time.monotonic())))
-        if self._signals:
+        if wait_until(lambda: self._signals, seconds, _POLL_SECONDS):
             name = signal.Signals(self._signals[0]).name
             raise Preempted(f"stopped by {name} between two attempts", fix="run the same command again")
 

@@ -255,7 +255,7 @@ class WatchedAttempt:
             found.kind,
             what,
             1,
-            where=str(stack if has_stack else _log(self.record, found.rank)),
+            where=str(stack if has_stack else self.record.worker_log(found.rank)),
             fix="run the same command again: it goes on from the newest checkpoint",
             rank=found.rank,
             step=reading.step,
@@ -325,10 +325,6 @@ def _error(kind: Any, told: Mapping[str, Any], what: str | None = None) -> Endin
         error=told.get("type"),
         frames=tuple(told.get("frames") or ()),
     )
-
-
-def _log(attempt: Attempt, rank: int) -> Path:
-    return attempt.directory / f"worker-{rank}.log"
 
 
 def _size(path: Path) -> int:

@@ -17,6 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.core.files import write_json
 from headway.core.heartbeat import current_step, open_heartbeat
 from headway.supervise.endings import frames_of
+from headway.supervise.run_directory import attempt_folder, worker_log
 
 #: Kept open: the signal handler has only its number.
 _stacks: IO[str] | None = None
@@ -26,9 +27,9 @@ def main() -> None:
     """Train as one worker; an error goes to `attempts/NNN/error-<rank>.json` for the launcher to tell."""
     die_with_parent()
     run, number, rank = Path(sys.argv[1]), int(os.environ["HEADWAY_ATTEMPT"]), int(os.environ["RANK"])
-    folder = run / "attempts" / f"{number:03d}"
+    folder = attempt_folder(run, number)
     if rank > 0:
-        keep_log(folder / f"worker-{rank}.log")
+        keep_log(worker_log(folder, rank))
     report_to(folder, rank)
     try:
         from headway.config import load_config

@@ -10,50 +10,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
-import socket
-import time
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from headway.checkpoint.fence import OWNER_FILE, Owner, read_owner
 from headway.core.errors import CheckpointError
-
-OWNER_FILE = ".owner"
 
 #: The record is padded to this size, so that one write replaces one record, and a reader never sees parts of two.
 _RECORD_BYTES = 512
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The content of `.owner`."""
-
-    attempt: int
-    token: str
-    """Random, so that attempt 1 of a run is not taken for attempt 1 of the run that took its place."""
-    host: str
-    pid: int
-    since: float
-    """Unix seconds."""
-
-    @classmethod
-    def this_process(cls, attempt: int) -> Owner:
-        """A new owner with a new token."""
-        return cls(attempt, secrets.token_hex(8), socket.gethostname()[:64], os.getpid(), time.time())
-
-    def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.since).astimezone().isoformat(" ", "seconds")
-        return f"attempt {self.attempt}, process {self.pid} on {self.host}, since {since}"
-
-
-def read_owner(run: Path) -> Owner | None:
-    """Who has, or last had, the run; None when that was never written."""
-    try:
-        return Owner(**json.loads((run / OWNER_FILE).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 class OwnerLock:

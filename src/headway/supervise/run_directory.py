@@ -7,18 +7,18 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.fence import Fence, wait_for_writers
+from headway.checkpoint.fence import OWNER_FILE, Fence, Owner, fenced, read_owner, wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.files import sync_folder, write_json
 from headway.core.notices import posted
 from headway.supervise.ledger import Ledger
-from headway.supervise.ownership import OWNER_FILE, Owner, OwnerLock, read_owner
+from headway.supervise.ownership import OwnerLock
 
 _ATTEMPT_FILE = "attempt.json"
 #: How long processes of an earlier attempt may take to end the checkpoints that they have begun.
@@ -157,7 +157,7 @@ class RunDirectory:
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
 
     def _attempt_folder(self, number: int) -> Path:
-        return self.attempts / f"{number:03d}"
+        return attempt_folder(self.path, number)
 
     def _mark_dead_attempt(self) -> None:
         """Complete the record of the attempt before this one; having the lock proves that it is not going on."""
@@ -187,6 +187,16 @@ class RunDirectory:
         )
 
 
+def attempt_folder(run: Path, number: int) -> Path:
+    """What an attempt leaves behind."""
+    return run / "attempts" / f"{number:03d}"
+
+
+def worker_log(attempt: Path, rank: int) -> Path:
+    """What a worker prints, in its attempt's folder."""
+    return attempt / f"worker-{rank}.log"
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of a run, as its owner (`RunDirectory.begin_attempt`) or one of its workers (`join`) has it."""
@@ -204,8 +214,7 @@ class Attempt:
         """
         owner = read_owner(run)
         if owner is None or owner.attempt != number:
-            Fence(run / OWNER_FILE, {}, f"attempt {number}").assert_held()
-        assert owner is not None
+            raise fenced(run, number)
         return cls(run, owner)
 
     @property
@@ -216,7 +225,11 @@ class Attempt:
     @property
     def directory(self) -> Path:
         """Logs, stacks, and why it ended."""
-        return self.run / "attempts" / f"{self.number:03d}"
+        return attempt_folder(self.run, self.number)
+
+    def worker_log(self, rank: int) -> Path:
+        """What a worker prints."""
+        return worker_log(self.directory, rank)
 
     def assert_current(self) -> None:
         """Make sure that the run still belongs to this attempt; call it before publishing anything.
@@ -229,7 +242,7 @@ class Attempt:
     @property
     def fence(self) -> Fence:
         """The same for a process that writes on behalf of this one."""
-        return Fence(self.run / OWNER_FILE, asdict(self.owner), f"attempt {self.number}")
+        return Fence(self.run, self.owner)
 
     def finish(
         self,

@@ -130,7 +130,7 @@ def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:
         if number is None or step is None:
             continue
         work = found.setdefault(number, _Done())
-        seconds, stall = record.get("speed/step_seconds"), record.get("checkpoint/stall_seconds")
+        seconds = record.get("speed/step_seconds")
         if isinstance(seconds, float):
             share = record.get("speed/data_wait_share")
             if not work.steps:
@@ -138,6 +138,6 @@ def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:
             work.steps.append(step)
             work.seconds.append(seconds)
             work.waited.append(seconds * share if isinstance(share, float) else 0.0)
-        if isinstance(stall, float):
-            work.stalls += stall
+        stalls = (record.get(key) for key in ("checkpoint/stall_seconds", "checkpoint/hold_stall_seconds"))
+        work.stalls += sum(stall for stall in stalls if isinstance(stall, float))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.writer import Outcome
+from headway.checkpoint.writer import Outcome, Upload
 from headway.training.evaluate import Evaluation
 
 if TYPE_CHECKING:
@@ -30,11 +30,17 @@ class Callback:
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
         """After the state has been handed over to be saved, which took so long; training goes on meanwhile."""
 
+    def on_hold(self, job: Job, step: int, stall_seconds: float) -> None:
+        """After the state has been copied into memory (`checkpoint.memory_every`), which took so long."""
+
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """After a checkpoint has become visible, or could not be made: between steps, some after its own.
 
         The first worker is told of checkpoints, the others of their part.
         """
+
+    def on_uploaded(self, job: Job, upload: Upload) -> None:
+        """After a checkpoint has arrived at the remote tier, or could not be sent; on the first worker only."""
 
     def on_decision(self, job: Job, decision: Decision) -> None:
         """After a step that is not well, before what was decided about it is carried out."""

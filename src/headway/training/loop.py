@@ -96,8 +96,9 @@ def train_loop(job: Job) -> None:
                 with clock.saving():
                     _checkpoint(job)
             elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):
-                job.writer.hold(step, state.blocks(), state.cursor_record(), job.checkpoint_context)
+                _hold(job)
             elif ready == 0:  # all moments are there now
+                beat(Phase.CHECKPOINT)
                 job.writer.get_ready(state.blocks())
             _tell_outcomes(job)
             if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
@@ -147,6 +148,15 @@ def _checkpoint(job: Job) -> None:
         callback.on_checkpoint(job, state.cursor.step, stall)
 
 
+def _hold(job: Job) -> None:
+    """Have the state in memory, for when this worker dies."""
+    beat(Phase.CHECKPOINT)  # it may have to wait for the write of an earlier one, too
+    state = job.state
+    stall = job.writer.hold(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
+    for callback in job.callbacks:
+        callback.on_hold(job, state.cursor.step, stall)
+
+
 def _save_surely(job: Job) -> None:
     """Have the newest state on disk. There is no later save that would make up for it: when a process dies over this
     one, another tries.
@@ -168,6 +178,9 @@ def _tell_outcomes(job: Job) -> None:
     for outcome in job.writer.outcomes():
         for callback in job.callbacks:
             callback.on_saved(job, outcome)
+    for upload in job.writer.uploads():
+        for callback in job.callbacks:
+            callback.on_uploaded(job, upload)
 
 
 def _diverged(job: Job) -> DivergedError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.format import hash_tensors
-from headway.checkpoint.writer import Outcome
+from headway.checkpoint.writer import Outcome, Upload
 from headway.core.console import warning
 from headway.core.files import append_json_line
 from headway.parallel.blocks import gather_whole
@@ -45,10 +45,11 @@ class Recorder(Callback):
         self._log = MetricsLog(self._path, self._attempt)
         work = job.config.train.batches.rows_before
         self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour, work)
-        self._start = time.monotonic()
+        self._start, self._has_steps = time.monotonic(), False
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """One record and perhaps one line."""
+        self._has_steps = True
         metrics.update(job.task.feed.metrics(step - 1))
         price = job.config.telemetry.usd_per_hour
         if price is not None:
@@ -67,6 +68,10 @@ class Recorder(Callback):
         if step:  # one of the beginning belongs to no step's record
             self._write(step, {"checkpoint/stall_seconds": stall_seconds})
 
+    def on_hold(self, job: Job, step: int, stall_seconds: float) -> None:
+        """Adds to the step's record."""
+        self._write(step, {"checkpoint/hold_stall_seconds": stall_seconds})
+
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """Adds to the record of the step at which it became known, since records never go back; a failure is said
         loudly, for training goes on."""
@@ -77,6 +82,18 @@ class Recorder(Callback):
         else:
             self._write(step, {"checkpoint/failed_step": of})
             warning(f"training goes on without a checkpoint of step {outcome.step}: {outcome.error.what}")
+
+    def on_uploaded(self, job: Job, upload: Upload) -> None:
+        """As `on_saved`; the process that sends has said why it could not."""
+        of = float(upload.step)
+        if not self._has_steps:  # of an earlier attempt's checkpoint: the record of its step is that attempt's
+            return
+        if upload.seconds is None:
+            self._write(job.state.cursor.step, {"checkpoint/upload_failed_step": of})
+        else:
+            self._write(
+                job.state.cursor.step, {"checkpoint/uploaded_step": of, "checkpoint/upload_seconds": upload.seconds}
+            )
 
     def on_end(self, job: Job) -> None:
         """Close the files."""

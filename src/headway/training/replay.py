@@ -23,6 +23,7 @@ from torch import nn
 from headway.core.errors import CorruptionError
 from headway.core.faults import fault_point
 from headway.parallel.blocks import local_part
+from headway.training.state import kept_buffers
 
 if TYPE_CHECKING:
     from headway.parallel.world import World
@@ -58,17 +59,13 @@ def replayed(compute: Callable[[], Sums], take_counts: Callable[[], object], sta
     step, model = state.cursor.step + 1, state.model
     _flip_a_weight(state, world, step)
     _compare_replicas(state, world, step)
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     flips = [fault_point(f"replay.{world.rank}", step) == "flip"]
-    with _listening(model, flips) as first:
+    with kept_buffers(model), _listening(model, flips) as first:
         sums, items = compute()
     if flips[0]:  # nothing was heard of this worker's own gradients
         _flip_a_bit(next(_gradients(model))[1])
     reduced = _checksums(_gradients(model))
     take_counts()
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
     with _listening(model, [False]) as second:
         again, _ = compute()
     one, two = _read(first), _read(second)

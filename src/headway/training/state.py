@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -94,6 +94,18 @@ class TrainState:
         history = {key: value for key, value in record.items() if key.startswith(_HISTORY)}
         self.cursor = Cursor(**{key: value for key, value in record.items() if key not in history})
         self.history = History(**{key.removeprefix(_HISTORY): value for key, value in history.items()})
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Around passes that leave no trace: buffers are afterwards what they were before."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
 
 def parameter_names(model: nn.Module) -> dict[torch.Tensor, str]:

@@ -16,7 +16,7 @@ from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.optimizer import materialize
 from headway.training.precision import autocast
-from headway.training.state import TrainState
+from headway.training.state import TrainState, kept_buffers
 from headway.training.step import prepare_own_losses, scaled
 from headway.training.task import Task, to_device
 
@@ -36,12 +36,11 @@ def trial_step(
     """
     optimizer, cursor = state.optimizer, state.cursor
     fresh = not optimizer.state
-    buffers = [(buffer, buffer.clone()) for buffer in state.model.buffers()]
     cuda = [world.device] if world.device.type == "cuda" else []
     # What PowerSGD did not send of this gradient would be added to the first real one.
     send = config.parallel.compression == "none"
     try:
-        with torch.random.fork_rng(devices=cuda), out_of_memory_told(config, batch):
+        with torch.random.fork_rng(devices=cuda), out_of_memory_told(config, batch), kept_buffers(state.model):
             if fresh:
                 materialize(optimizer)
             strategy.begin()
@@ -57,9 +56,6 @@ def trial_step(
         strategy.begin()  # clears gradients
         if fresh:
             optimizer.state.clear()
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBatch:

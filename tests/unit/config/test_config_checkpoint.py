@@ -39,7 +39,7 @@ def test_all_keys_survive_a_dump(tmp_path: Path) -> None:
     ("checkpoint", "problem"),
     [
         ({"every": "often"}, "'often' is not"),
-        ({"keep_for": "100 steps"}, "an age is a time"),
+        ({"keep_for": "100 steps"}, "this is a time"),
         ({"remote": {"url": "/mnt/x"}}, "is no URL; write s3://bucket/folder, or file:///mnt/shared"),
         ({"remote": {"url": "https://x/y"}}, "nothing can be written to a web address"),
         ({"remote": {"url": "s3://b", "options": {"secret": "x"}}}, "credentials come from the environment"),

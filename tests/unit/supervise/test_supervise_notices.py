@@ -17,6 +17,7 @@ from headway.config import PreemptionConfig
 from headway.core.errors import Preempted
 from headway.core.machine import Machine, Output
 from headway.core.notices import Board, Notice, post, posted
+from headway.core.waiting import wait_until
 from headway.supervise.notices import watching, watching_for
 from headway.supervise.notices.aws import Aws
 from headway.supervise.notices.azure import Azure
@@ -164,9 +165,7 @@ def test_a_notice_is_handed_on_once_in_time_and_answered_when_all_is_saved() -> 
         came: list[Notice] = []
         with pytest.raises(type(error)), watching(PreemptionConfig(), came.append, sources=[source]):
             assert source.done.wait(30)
-            deadline = time.monotonic() + 30
-            while not came and time.monotonic() < deadline:
-                time.sleep(0.01)
+            assert wait_until(came.__len__, 30)
             raise error
         assert came == [soon], "what is far off may be called off; what is near is said once"
         assert source.answers == ([soon] if isinstance(error, Preempted) else [])

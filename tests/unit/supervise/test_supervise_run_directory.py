@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from headway.checkpoint.fence import OWNER_FILE, read_owner
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.supervise.ledger import Ledger
-from headway.supervise.ownership import OWNER_FILE, OwnerLock, read_owner
+from headway.supervise.ownership import OwnerLock
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from states import names, save
 

@@ -1,0 +1,81 @@
+"""What the loop tells its supervisor and the metrics beside its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.checkpoint.writer import CheckpointWriter
+from headway.config import load_config
+from headway.core import heartbeat
+from headway.core.heartbeat import Heartbeat, Phase
+from headway.launch.api import train
+
+
+def test_a_state_that_is_held_counts_as_a_checkpoint(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the supervisor, since a hold may have to wait for an earlier write, and in the metrics."""
+    page = Heartbeat(tmp_path / "heartbeat")
+    monkeypatch.setattr(heartbeat, "_heartbeat", page)
+    phases: list[Phase] = []
+
+    def watched(method: str) -> None:
+        original = getattr(CheckpointWriter, method)
+
+        def call(self: CheckpointWriter, *arguments: Any) -> Any:
+            phases.append(page._phase)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(CheckpointWriter, method, call)
+
+    watched("hold")
+    watched("get_ready")
+    overrides = [
+        "supervise.enabled=false",
+        "train.steps=4",
+        "checkpoint.every=100 steps",
+        "checkpoint.memory_every=2 steps",
+    ]
+    run = train(load_config(tiny(), overrides))
+    # Step 1 makes room; step 2 is held, 4 saved; each copy makes sure of its room.
+    assert phases == [Phase.CHECKPOINT] * 4
+    steps, seconds = run.metrics.series("checkpoint/hold_stall_seconds")
+    assert steps.tolist() == [2] and seconds[0] > 0
+
+
+def test_what_came_of_uploads_is_in_the_metrics(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed one costs nothing but itself; the last one is known before the run ends."""
+    found = {}
+    for name, faults in (("sent", ""), ("failed", "enospc@upload.file")):
+        monkeypatch.setenv("HEADWAY_FAULTS", faults)
+        config = tiny(checkpoint={"remote": {"url": f"file://{tmp_path}/remote"}, "every": "3 steps"})
+        metrics = train(load_config(config, [f"name={name}", "supervise.enabled=false", "train.steps=3"])).metrics
+        keys = ("checkpoint/uploaded_step", "checkpoint/upload_failed_step")
+        found[name] = [metrics.series(key)[1].tolist() for key in keys]
+        assert len(metrics.series("checkpoint/upload_seconds")[1]) == (name == "sent")
+    assert found == {"sent": [[3.0], []], "failed": [[], [3.0]]}
+
+
+def test_training_goes_on_when_the_disk_hangs(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADWAY_FAULTS", "hang@checkpoint.shard")
+    ended = CheckpointWriter._ended
+
+    def once(self: CheckpointWriter, *how: Any, **more: Any) -> None:
+        self._settings = replace(self._settings, stalled_seconds=600.0)  # the machine of this test may be busy
+        ended(self, *how, **more)
+
+    monkeypatch.setattr(CheckpointWriter, "_ended", once)
+    allowed = ["supervise.hang_seconds=3", "supervise.save_seconds=6", "supervise.enabled=false"]
+    run = train(load_config(tiny(), [*allowed, "train.steps=4"]))
+    assert run.metrics.series("checkpoint/failed_step")[1].tolist() == [2.0]
+    assert run.metrics.series("checkpoint/saved_step")[1].tolist() == [4.0]
+    assert "training goes on without a checkpoint of step 2: the disk seems to hang" in capsys.readouterr().err
