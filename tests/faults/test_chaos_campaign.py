@@ -18,6 +18,10 @@ def test_a_campaign_comes_out_as_if_nothing_had_happened(tiny: Callable[..., Pat
     assert record["passed"] and record["mismatches"] == 0
     assert record["kills"] >= 8, "kills that were planned and did not come test nothing"
     assert record["kills_by_kind"]["kill@supervisor"] == 2
+    recoveries, own = (
+        [s for trial in record["trials"] for s in trial[key]] for key in ("recovery_seconds", "own_seconds")
+    )
+    assert own and 0 < max(own) < max(recoveries), "a part of every recovery is the start of a process"
     assert set(record["controls"]) == {"moments", "one bit of a weight", "cursor", "seed"}
     assert not any(record["controls"].values())
     assert not (tmp_path / "runs").exists(), "the config's own run directory is not touched"

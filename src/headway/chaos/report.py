@@ -51,6 +51,11 @@ class CampaignResult:
         """Seconds from every kill that ended an attempt to the next finished step."""
         return sorted(seconds for trial in self.trials for seconds in trial.recovery_seconds)
 
+    @property
+    def own(self) -> list[float]:
+        """Of recoveries that a supervisor brought about, its part and that of finding and loading a checkpoint."""
+        return sorted(seconds for trial in self.trials for seconds in trial.own_seconds)
+
     def record(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -145,6 +150,11 @@ def _lines(result: CampaignResult) -> Iterator[str]:
         yield (
             f"from a kill to the next new step: median {statistics.median(seconds):.1f} s,"
             f" longest {seconds[-1]:.1f} s ({len(seconds)} kills)"
+        )
+    if result.own:
+        yield (
+            f"of that until new workers are started, and to find and load a checkpoint: median"
+            f" {statistics.median(result.own):.2f} s, longest {result.own[-1]:.2f} s"
         )
     for trial in result.trials:
         yield from (f"FAIL  run {trial.number}: {problem}" for problem in trial.problems)

@@ -20,9 +20,12 @@ from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.files import append_json_line, read_json_lines
 from headway.supervise.ledger_proof import prove
 from headway.telemetry.metrics import FILE_NAME, read_metrics
+from headway.telemetry.record import open_run
 
 #: The control that changes the seed, as a bug in how random numbers are resumed would.
 SEED = "seed"
+#: How the death of a supervisor is told.
+SUPERVISOR = "kill@supervisor"
 _LOOK_SECONDS = 0.05
 #: A leg that takes longer has come to a standstill, which is a finding.
 _LEG_SECONDS = 1800.0
@@ -40,6 +43,9 @@ class TrialResult:
     state_sha256: str | None = None
     recovery_seconds: list[float] = field(default_factory=list)
     """From a kill that ended an attempt to the next finished step."""
+    own_seconds: list[float] = field(default_factory=list)
+    """Of each, what was neither the start of a process nor a step: until the next attempt began, and for finding and
+    loading a checkpoint."""
     seconds: float = 0.0
 
 
@@ -78,7 +84,7 @@ class Runs:
             code = self._command(name, leg)
             if leg.supervisor_at is None and code != 0:
                 result.problems.append(f"ended with exit code {code}")
-        result.kills, result.recovery_seconds = self._kills(run)
+        self._count_kills(run, result)
         result.state_sha256 = self._final_state(run)
         if result.state_sha256 != expected:
             result.problems.append(f"the last state is {result.state_sha256}, not {expected}")
@@ -125,25 +131,28 @@ class Runs:
                 over = leg.supervisor_at is not None and read_metrics(run, newest=True).last_step >= leg.supervisor_at
                 if over or time.monotonic() > deadline:
                     if over:
-                        append_json_line(log_of_faults, {"time": time.time(), "order": "kill@supervisor"})
+                        append_json_line(log_of_faults, {"time": time.time(), "order": SUPERVISOR})
                     process.send_signal(signal.SIGKILL)
                     process.wait()
             return process.returncode
 
-    def _kills(self, run: Path) -> tuple[Counter[str], list[float]]:
+    def _count_kills(self, run: Path, result: TrialResult) -> None:
         """What was killed, and how long it took to get on."""
-        kills: Counter[str] = Counter()
-        seconds = []
         # A disturbed run's file has a record of every step of every attempt.
-        steps = [(r["time"], r["attempt"]) for r in read_json_lines(run / FILE_NAME) if "train/loss" in r]
+        steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
+        starts = [attempt.started or 0.0 for attempt in open_run(run).attempts]
         for record in read_json_lines(run.with_name(f"{run.name}.faults.jsonl")):
             order, moment = str(record["order"]), float(record["time"])
-            kills[order.split("=")[0].split(":")[0]] += 1
-            before = max((attempt for time_, attempt in steps if time_ <= moment), default=0)
-            later = [time_ for time_, attempt in steps if time_ > moment and attempt > before]
-            if later and not order.startswith("kill@checkpoint."):
-                seconds.append(min(later) - moment)
-        return kills, seconds
+            result.kills[order.split("=")[0].split(":")[0]] += 1
+            before = max((step["attempt"] for step in steps if step["time"] <= moment), default=0)
+            after = next((step for step in steps if step["time"] > moment and step["attempt"] > before), None)
+            # A process that writes died alone, or with its worker, after which a supervisor starts as after others.
+            if after is None or order.startswith("kill@checkpoint."):
+                continue
+            result.recovery_seconds.append(after["time"] - moment)
+            if order != SUPERVISOR:
+                began = min(start for start in starts if start > moment)
+                result.own_seconds.append(began - moment + after.get("checkpoint/load_seconds", 0.0))
 
     def _final_state(self, run: Path) -> str | None:
         found = [info for info in CheckpointStore(run / "checkpoints").list() if info.step == self._steps]

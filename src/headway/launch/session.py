@@ -7,6 +7,7 @@ attempt. Its owner, the process that began it, also ends it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -136,7 +137,9 @@ def _train(
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
     if config.checkpoint.sign:
         key_to_sign_with()  # or it would be missed at the first save only
+    began = time.monotonic()
     start = _find_start(config, run, store, world, attempt)
+    load_seconds = time.monotonic() - began
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
@@ -155,7 +158,9 @@ def _train(
     state = TrainState(task.model, optimizer, engine=engine)
     if start is not None:
         _check_data(task, start)
+        began = time.monotonic()
         store.load_into(start, state.prepare_to_load(), world.gather_json)
+        load_seconds += time.monotonic() - began
         state.loaded()
         state.take_cursor(start.cursor)
     state.decides = config.health.on_spike in ("skip", "rollback", "stop")
@@ -184,7 +189,7 @@ def _train(
         **left_out,
     }
     notices = NoticeReader(attempt.directory)
-    recorders = [notices, *_recorders(config, run, attempt, start, world)]
+    recorders = [notices, *_recorders(config, run, attempt, start, world, load_seconds)]
     job = Job(
         config=config,
         task=task,
@@ -328,13 +333,24 @@ def _check_data(task: Task, start: CheckpointInfo) -> None:
 
 
 def _recorders(
-    config: Config, run: RunDirectory, attempt: Attempt, start: CheckpointInfo | None, world: World
+    config: Config,
+    run: RunDirectory,
+    attempt: Attempt,
+    start: CheckpointInfo | None,
+    world: World,
+    load_seconds: float,
 ) -> list[Callback]:
     recorders: list[Callback] = []
     if world.is_first:
         earlier = [a.seconds or 0.0 for a in open_run(run.path).attempts if a.number < attempt.number]
         recorders += [
-            Recorder(run.metrics_path, attempt.number, sum(earlier), attempt.assert_current),
+            Recorder(
+                run.metrics_path,
+                attempt.number,
+                sum(earlier),
+                load_seconds if start is not None else None,
+                attempt.assert_current,
+            ),
             LedgerKeeper(Ledger(run.ledger_path), attempt.number, start, attempt.assert_current),
         ]
     if config.health.watch_seconds and world.local_rank == 0:

@@ -26,6 +26,8 @@ class Recorder(Callback):
 
     Args:
         spent_seconds: Run time of earlier attempts, so that cost covers the whole run.
+        load_seconds: What it took to find the newest good checkpoint and to load it, if there was one; told with the
+            attempt's first step.
         may_write: Called before a step is recorded; raises when another attempt has the run by now.
     """
 
@@ -34,10 +36,11 @@ class Recorder(Callback):
         metrics_path: Path,
         attempt: int,
         spent_seconds: float = 0.0,
+        load_seconds: float | None = None,
         may_write: Callable[[], None] = lambda: None,
     ) -> None:
         self._path, self._attempt, self._may_write = metrics_path, attempt, may_write
-        self._spent_seconds = spent_seconds
+        self._spent_seconds, self._load_seconds = spent_seconds, load_seconds
 
     def on_start(self, job: Job) -> None:
         """Open the files."""
@@ -49,6 +52,8 @@ class Recorder(Callback):
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """One record and perhaps one line."""
+        if self._load_seconds is not None and not self._has_steps:
+            metrics["checkpoint/load_seconds"] = self._load_seconds
         self._has_steps = True
         metrics.update(job.task.feed.metrics(step - 1))
         price = job.config.telemetry.usd_per_hour
