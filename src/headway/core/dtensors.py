@@ -5,17 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-import torch
-
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
 def is_dtensor(tensor: Any) -> TypeGuard[DTensor]:
     """Whether it is a `DTensor`; as long as nobody has loaded them, there is none."""
-    # A compiler that traces this has loaded them itself, and may not look into `sys.modules`.
-    if not torch.compiler.is_compiling() and "torch.distributed.tensor" not in sys.modules:
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -79,6 +80,18 @@ class Leader:
             assert message is not None, "received before"
             heard.append(message)
         return heard
+
+
+def load_ahead(workers: int) -> None:
+    """Load what workers need into this process, of which leaders are copies: the next one starts a second or two
+    faster, and has these 200 MB in common with this process."""
+    with with_variables({"OPENBLAS_NUM_THREADS": "1"}):  # NumPy would start threads, and a copy would lack them
+        import headway.launch.session
+        import headway.training.task  # noqa: F401
+
+        if workers > 1:
+            import torch.distributed.launcher.api  # noqa: F401
+    gc.freeze()  # a collection in the copy would write to all these pages, and so copy them
 
 
 def _has_one_thread() -> bool:

@@ -18,7 +18,7 @@ from headway.core.console import clear_line, log_to, notice, warning
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.heartbeat import Reading, read_heartbeat
 from headway.launch.attempt import Wishes, make_way, note_restart, write_config
-from headway.launch.leader_process import Leader
+from headway.launch.leader_process import Leader, load_ahead
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Decision, Ending, frames_of_dump
 from headway.supervise.ownership import OwnerLock
@@ -27,6 +27,8 @@ from headway.supervise.run_directory import Attempt, RunDirectory
 from headway.supervise.watchdog import Finding, Watchdog, in_words
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
+#: From when the workers are seen at their steps.
+_LOAD_AHEAD_SECONDS = 5.0
 #: For the agent to tell of a worker that is dead, for stacks to be written, for workers that Ctrl-C has come to twice.
 _TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 2.0, 2.0, 5.0
 
@@ -56,6 +58,7 @@ class WatchedAttempt:
         """Workers were asked to make room for an attempt with more of them."""
         self.record: Attempt | None = None
         self.lock: OwnerLock | None = None
+        self._load_at = 0.0
         self._told: dict[str, Any] | None = None
         self._workers = _Workers()
         self._facts: dict[str, Any] = {}
@@ -135,6 +138,7 @@ class WatchedAttempt:
             if self._own_process:
                 reap_orphans(leader.pid)
             self._make_room()
+            self._load_ahead(now)
             if len(self._workers.readings) < self.config.parallel.workers and now > start_by:
                 return self._not_begun()
             if found is None:
@@ -176,10 +180,23 @@ class WatchedAttempt:
         self._write_stacks(list(self._workers.readings), wake=True)
         return found
 
+    @property
+    def _at_steps(self) -> bool:
+        """Whether every worker has done a step of this attempt."""
+        readings = self._workers.readings.values()
+        return bool(readings) and all(reading.step > reading.first_step >= 0 for reading in readings)
+
+    def _load_ahead(self, now: float) -> None:
+        """Get ready for the next attempt while this one is well: loading takes a second, in which nobody looks."""
+        if not self.config.supervise.load_ahead or not self._own_process or not self._at_steps:
+            return
+        self._load_at = self._load_at or now + _LOAD_AHEAD_SECONDS
+        if now > self._load_at and "headway.launch.session" not in sys.modules:
+            load_ahead(self.config.parallel.workers)
+
     def _make_room(self) -> None:
         """Have workers save and end at the next step, when it is time to try with all of them again."""
-        begun = self._workers.readings and all(r.step > r.first_step >= 0 for r in self._workers.readings.values())
-        if self.grows or not begun or self._signals or not self._crew.may_grow:
+        if self.grows or not self._at_steps or self._signals or not self._crew.may_grow:
             return
         self.grows = True
         self._say("asking workers to save, to go on with all of them again")
