@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -13,9 +14,14 @@ from typing import Any
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
+from headway.core.signals import STOPPING
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
+from headway.supervise.processes import has_one_thread
 from headway.supervise.run_directory import Attempt
 from headway.supervise.watchdog import in_words
+
+#: Keeps NumPy from starting threads when it is loaded: a process with threads cannot be copied.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def run_agent(config: Config, attempt: Attempt) -> None:
@@ -27,6 +33,8 @@ def run_agent(config: Config, attempt: Attempt) -> None:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    if has_one_thread():
+        load_training()  # once, for all workers
     try:
         start_workers(
             config.parallel.workers,
@@ -49,8 +57,18 @@ def run_agent(config: Config, attempt: Attempt) -> None:
         raise _told(attempt) or Preempted(f"stopped by {error.sigval.name} {saved}") from None
 
 
+def load_training() -> None:
+    """Load what a worker needs, PyTorch and all, into a process that is to be copied."""
+    with with_variables(ONE_THREAD):
+        import headway.launch.session
+        import headway.training.task  # noqa: F401
+
+
 def start_workers(workers: int, run_id: str, variables: Mapping[str, str], module: str, *arguments: str) -> None:
-    """Run `python -m module arguments` in so many processes that know of each other, and wait for all of them.
+    """Run a module's `main` in so many processes that know of each other, and wait for all of them.
+
+    Where that is safe they are copies of this process, which loads PyTorch once for all of them, else
+    `python -m module arguments`.
 
     Args:
         variables: Added to the environment of the processes.
@@ -59,9 +77,12 @@ def start_workers(workers: int, run_id: str, variables: Mapping[str, str], modul
         ChildFailedError: a process ended with an error; the others have been stopped.
         SignalException: this process was told to stop, and has told the others.
     """
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with with_variables(ONE_THREAD):
+        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+        importlib.import_module(module)
+    copied = has_one_thread()
     # Workers set their own number of threads; this keeps libraries from starting one per core until then.
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     # The agent wants a folder for its own files; workers keep their logs themselves.
@@ -82,8 +103,21 @@ def start_workers(workers: int, run_id: str, variables: Mapping[str, str], modul
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
             # What workers take as a wish to stop, the agent passes on to them.
             signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+            start_method="fork",  # of functions; programs are started as such
         )
-        elastic_launch(launch, sys.executable)("-m", module, *arguments)
+        if copied:
+            elastic_launch(launch, _run_copy)(module, *arguments)
+        else:
+            elastic_launch(launch, sys.executable)("-m", module, *arguments)
+
+
+def _run_copy(module: str, *arguments: str) -> None:
+    """What a copy of the agent does: the same as a Python that is started for it, in a session of its own."""
+    os.setsid()
+    for number in (*STOPPING, signal.SIGHUP, signal.SIGQUIT):  # the agent's handlers are not its own
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    sys.argv = [module, *arguments]
+    importlib.import_module(module).main()
 
 
 def _told(attempt: Attempt) -> HeadwayError | None:

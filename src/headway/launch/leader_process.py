@@ -12,15 +12,16 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from headway.config import Config
 from headway.core.signals import STOPPING
 from headway.core.waiting import wait_until
+from headway.launch.agent import load_training
 from headway.launch.attempt import Wishes, with_variables
 from headway.launch.leader import Channel, lead
 from headway.launch.worker import die_with_parent
+from headway.supervise.processes import has_one_thread
 
 
 class Leader:
@@ -37,7 +38,7 @@ class Leader:
         self.started, self._popen = time.time(), None
         self.code: int | None = None
         with with_variables(environment):
-            if own_process and _has_one_thread():
+            if own_process and has_one_thread():
                 self.pid, self.channel = _copied(config, wishes, number)
             else:
                 self._popen = self._start(config, wishes, number)
@@ -85,18 +86,10 @@ class Leader:
 def load_ahead(workers: int) -> None:
     """Load what workers need into this process, of which leaders are copies: the next one starts a second or two
     faster, and has these 200 MB in common with this process."""
-    with with_variables({"OPENBLAS_NUM_THREADS": "1"}):  # NumPy would start threads, and a copy would lack them
-        import headway.launch.session
-        import headway.training.task  # noqa: F401
-
-        if workers > 1:
-            import torch.distributed.launcher.api  # noqa: F401
+    load_training()
+    if workers > 1:
+        import torch.distributed.launcher.api  # noqa: F401
     gc.freeze()  # a collection in the copy would write to all these pages, and so copy them
-
-
-def _has_one_thread() -> bool:
-    """Whether this process can be copied: others, native ones too, would be missing in the copy with locks in hand."""
-    return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Channel]:

@@ -64,6 +64,11 @@ def all_processes() -> list[ProcessState]:
     return [found for pid in pids if (found := process_state(pid)) is not None]
 
 
+def has_one_thread() -> bool:
+    """Whether this process can be copied: others, native ones too, would be missing in the copy with locks in hand."""
+    return _LINUX and len(list(Path("/proc/self/task").iterdir())) == 1
+
+
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parents die (Linux). For a process that has no other children."""
     if _LINUX:
