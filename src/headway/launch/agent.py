@@ -116,6 +116,8 @@ def _run_copy(module: str, *arguments: str) -> None:
     os.setsid()
     for number in (*STOPPING, signal.SIGHUP, signal.SIGQUIT):  # the agent's handlers are not its own
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    # A program would have read this when it began.
+    sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = [module, *arguments]
     importlib.import_module(module).main()
 

@@ -27,7 +27,7 @@ from headway.supervise.run_directory import Attempt, RunDirectory
 from headway.supervise.watchdog import Finding, Watchdog, in_words
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
-#: From when the workers are seen at their steps.
+#: From when workers are seen at their steps; not where a run has failed before, and may again.
 _LOAD_AHEAD_SECONDS = 5.0
 #: For the agent to tell of a worker that is dead, for stacks to be written, for workers that Ctrl-C has come to twice.
 _TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 2.0, 2.0, 5.0
@@ -58,7 +58,7 @@ class WatchedAttempt:
         """Workers were asked to make room for an attempt with more of them."""
         self.record: Attempt | None = None
         self.lock: OwnerLock | None = None
-        self._load_at = 0.0
+        self._load_at, self._restarts = 0.0, 0
         self._told: dict[str, Any] | None = None
         self._workers = _Workers()
         self._facts: dict[str, Any] = {}
@@ -83,6 +83,7 @@ class WatchedAttempt:
 
     def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
         """Start the workers and wait for their end; when it is here, no process of the attempt is left."""
+        self._restarts = restarts
         number = self.record.number if self.record is not None else None
         environment = {RESTARTS_VARIABLE: str(restarts)}
         if self._crew.devices is not None and self.config.train.device in ("auto", "cuda"):
@@ -190,7 +191,7 @@ class WatchedAttempt:
         """Get ready for the next attempt while this one is well: loading takes a second, in which nobody looks."""
         if not self.config.supervise.load_ahead or not self._own_process or not self._at_steps:
             return
-        self._load_at = self._load_at or now + _LOAD_AHEAD_SECONDS
+        self._load_at = self._load_at or now + (0.0 if self._restarts else _LOAD_AHEAD_SECONDS)
         if now > self._load_at and "headway.launch.session" not in sys.modules:
             load_ahead(self.config.parallel.workers)
 
