@@ -8,6 +8,7 @@ the supervisor's process (`fork`), which saves it a third of a second, or where 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import traceback
@@ -18,6 +19,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
+from headway.launch.agent import ONE_THREAD, run_agent
 from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible
 from headway.launch.completed import completed
 from headway.launch.worker import die_with_parent, error_record, report_to
@@ -63,6 +65,9 @@ def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = 
     Args:
         number: Of the attempt, when the supervisor has begun it already: the config is complete, and was checked.
     """
+    if config.parallel.workers > 1:
+        for variable, value in ONE_THREAD.items():  # looking at the data loads NumPy
+            os.environ.setdefault(variable, value)
     try:
         with preemptible():
             if number is None:
@@ -112,8 +117,6 @@ def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
 
 
 def _lead_several(config: Config, attempt: Attempt) -> None:
-    from headway.launch.agent import run_agent
-
     with watching_for(attempt.directory, config.preemption):
         run_agent(config, attempt)
 
