@@ -1,0 +1,96 @@
+"""What the machine does at best: matrix products, a copy in memory, a sum over workers.
+
+All workers measure at the same time, since they share the machine while they train too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from headway.parallel.world import World
+from headway.profiling.record import AllReduce, Ceilings
+from headway.telemetry.hardware import device_name, peak_flops
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+#: Square products that are tried, by device; larger ones only while one takes less than `_LONGEST_SECONDS`.
+_SIZES = {"cuda": (4096, 8192)}
+_SIZES_ELSEWHERE = (512, 1024, 2048, 4096)
+_LONGEST_SECONDS, _REPEATS = 0.15, 4
+_COPY_BYTES = {"cuda": 2**30}
+_COPY_BYTES_ELSEWHERE = 256 * 2**20
+_ALL_REDUCE_BYTES = 64 * 2**20
+
+
+def measure_ceilings(world: World, precision: str, gradient_bytes: int) -> Ceilings:
+    """Measure for a second or two; all workers must call it.
+
+    Args:
+        precision: Of `train.precision`. "fp8" is measured in bf16, which is what linear layers beside it are in.
+        gradient_bytes: The sum over workers is measured for so many, up to 64 MiB.
+    """
+    device = world.device
+    world.barrier()
+    rate, size = _products(device, _DTYPES.get(precision, torch.float32))
+    world.barrier()
+    copied = _copy(device)
+    measured = "bf16" if precision == "fp8" else precision
+    return Ceilings(
+        products_flops_per_second=rate,
+        products=f"{measured} products of {size:,} x {size:,}",
+        peak_flops_per_second=peak_flops(device_name(device), precision),
+        copy_bytes_per_second=copied,
+        all_reduce=_all_reduce(world, min(max(gradient_bytes, 4), _ALL_REDUCE_BYTES)) if world.size > 1 else None,
+    )
+
+
+def _products(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
+    """The best FLOP/s, and the width of the matrices that had it."""
+    best = (0.0, 0)
+    for size in _SIZES.get(device.type, _SIZES_ELSEWHERE):
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        seconds = min(_times(device, lambda a=a, b=b, out=out: torch.mm(a, b, out=out)))  # type: ignore[misc]
+        best = max(best, (2 * size**3 / seconds, size))
+        if 8 * seconds > _LONGEST_SECONDS and device.type != "cuda":
+            break
+    return best
+
+
+def _copy(device: torch.device) -> float:
+    """Bytes per second, read and written."""
+    count = _COPY_BYTES.get(device.type, _COPY_BYTES_ELSEWHERE)
+    source = torch.zeros(count, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    return 2 * count / min(_times(device, lambda: target.copy_(source)))
+
+
+def _all_reduce(world: World, count: int) -> AllReduce:
+    tensor = torch.zeros(count // 4, dtype=torch.float32, device=world.device)
+    seconds = statistics.median(_times(world.device, lambda: dist.all_reduce(tensor), world.barrier))
+    return AllReduce(bytes=tensor.nbytes, seconds=seconds)
+
+
+def _times(device: torch.device, work: Callable[[], object], before: Callable[[], None] | None = None) -> list[float]:
+    """Seconds of some repeats; the first one, which also makes things ready, is not counted."""
+    seconds = []
+    for _ in range(_REPEATS + 1):
+        if before is not None:
+            before()
+        _synchronize(device)
+        start = time.perf_counter()
+        work()
+        _synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
