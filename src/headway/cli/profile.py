@@ -94,6 +94,8 @@ def _print_profile(found: Profile, output: Path) -> None:
     peak = max(slowest.memory.peak_bytes.values(), default=None)
     base = format_bytes(slowest.memory.base_bytes)
     print(f"memory     {format_bytes(peak)} of tensors at most, {base} of them weights, gradients and moments")
+    if len(found.workers) > 1:
+        print(f"slowest    worker {found.slowest}: the others wait for it")
     print(f"profiler   makes a step {found.profiler_cost:+.0%} longer; the table is from steps without it")
     print()
     print_table(OPERATOR_HEADERS, operator_rows(found)[:10], numeric=range(1, len(OPERATOR_HEADERS)))

@@ -7,38 +7,45 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from headway.parallel.world import World
-from headway.profiling.record import AllReduce, Ceilings
-from headway.telemetry.hardware import device_name, peak_flops
+from headway.profiling.record import AllReduce, Ceilings, Product
+from headway.telemetry.hardware import cpu_multiplies_bf16, device_name, peak_flops
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 #: Square products that are tried, by device; larger ones only while one takes less than `_LONGEST_SECONDS`.
 _SIZES = {"cuda": (4096, 8192)}
 _SIZES_ELSEWHERE = (512, 1024, 2048, 4096)
-_LONGEST_SECONDS, _REPEATS = 0.15, 4
+_LONGEST_SECONDS = 0.1
+#: Something is done again at least so often, and for so long; the best counts, since others may be at work here too.
+_LEAST_REPEATS, _MEASURED_SECONDS = 4, 0.6
+#: Shorter products are over too soon to be timed one by one.
+_LARGE_FLOPS = 1e8
 _COPY_BYTES = {"cuda": 2**30}
 _COPY_BYTES_ELSEWHERE = 256 * 2**20
 _ALL_REDUCE_BYTES = 64 * 2**20
 
 
 def measure_ceilings(world: World, precision: str, gradient_bytes: int) -> Ceilings:
-    """Measure for a second or two; all workers must call it.
+    """Measure for a few seconds; all workers must call it.
 
     Args:
-        precision: Of `train.precision`. "fp8" is measured in bf16, which is what linear layers beside it are in.
+        precision: Of `train.precision`. "fp8" is measured in bf16, which is what all else is in; bf16 in fp32 where the
+            CPU only emulates it.
         gradient_bytes: The sum over workers is measured for so many, up to 64 MiB.
     """
     device = world.device
     world.barrier()
-    rate, size = _products(device, _DTYPES.get(precision, torch.float32))
+    measured = "bf16" if precision == "fp8" else precision
+    if device.type == "cpu" and measured == "bf16" and not cpu_multiplies_bf16():
+        measured = "fp32"  # what emulates bf16 is no ceiling
+    rate, size = _products(device, _DTYPES.get(measured, torch.float32))
     world.barrier()
     copied = _copy(device)
-    measured = "bf16" if precision == "fp8" else precision
     return Ceilings(
         products_flops_per_second=rate,
         products=f"{measured} products of {size:,} x {size:,}",
@@ -46,6 +53,18 @@ def measure_ceilings(world: World, precision: str, gradient_bytes: int) -> Ceili
         copy_bytes_per_second=copied,
         all_reduce=_all_reduce(world, min(max(gradient_bytes, 4), _ALL_REDUCE_BYTES)) if world.size > 1 else None,
     )
+
+
+def raised_by(products: Sequence[Product], ceilings: Ceilings) -> Ceilings:
+    """The ceilings, where the steps themselves had faster products: other processes may have been at work when these
+    were measured."""
+    large = [product for product in products if product.flops >= _LARGE_FLOPS]
+    fastest = max(large, key=lambda product: product.flops / product.seconds, default=None)
+    if fastest is None or fastest.flops / fastest.seconds <= ceilings.products_flops_per_second:
+        return ceilings
+    rate, precision = fastest.flops / fastest.seconds, ceilings.products.split()[0]
+    text = f"{precision} products of {fastest.shape} in the run itself"
+    return ceilings.model_copy(update={"products_flops_per_second": rate, "products": text})
 
 
 def _products(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
@@ -56,7 +75,8 @@ def _products(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
         out = torch.empty_like(a)
         seconds = min(_times(device, lambda a=a, b=b, out=out: torch.mm(a, b, out=out)))  # type: ignore[misc]
         best = max(best, (2 * size**3 / seconds, size))
-        if 8 * seconds > _LONGEST_SECONDS and device.type != "cuda":
+        # The next one takes eight times as long.
+        if seconds > _LONGEST_SECONDS:
             break
     return best
 
@@ -77,9 +97,9 @@ def _all_reduce(world: World, count: int) -> AllReduce:
 
 def _times(device: torch.device, work: Callable[[], object], before: Callable[[], None] | None = None) -> list[float]:
     """Seconds of some repeats; the first one, which also makes things ready, is not counted."""
-    seconds = []
-    for _ in range(_REPEATS + 1):
-        if before is not None:
+    seconds: list[float] = []
+    while len(seconds) <= _LEAST_REPEATS or (before is None and sum(seconds) < _MEASURED_SECONDS):
+        if before is not None:  # all workers, who then repeat it equally often
             before()
         _synchronize(device)
         start = time.perf_counter()

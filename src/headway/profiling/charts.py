@@ -6,7 +6,7 @@ import math
 
 from headway.profiling.record import CHECKPOINT, Memory, Profile, WorkerRecord
 from headway.profiling.roofline import flops_text
-from headway.telemetry.charts import MUTED, SERIES, Chart, Entry, as_svg, drawing, short_number, ticks
+from headway.telemetry.charts import GROUND, MUTED, SERIES, Chart, Entry, as_svg, drawing, short_number, ticks
 
 #: Every part has a colour of its own, the same in all charts.
 COLOURS = {
@@ -30,7 +30,7 @@ def step_chart(found: Profile) -> Chart:
                 if seconds > 0.06 * found.step_seconds:
                     axes.text(
                         (at + seconds / 2) * scale, worker.rank, f"{seconds / found.step_seconds:.0%}",
-                        ha="center", va="center", fontsize=12, fontweight="bold",
+                        ha="center", va="center", fontsize=12, fontweight="bold", color=GROUND,
                     )  # fmt: skip
                 at += seconds
         axes.set_yticks([w.rank for w in found.workers], [f"worker {w.rank}" for w in found.workers])
@@ -82,6 +82,8 @@ def roofline_chart(worker: WorkerRecord) -> Chart | None:
     high = max(*(p.intensity for p in products), top / bandwidth) * 3
     total = sum(p.calls * p.seconds for p in products)
     with drawing(1040, 380) as (figure, axes):
+        from matplotlib.ticker import LogLocator, NullLocator
+
         ridge = top / bandwidth
         axes.plot([low, ridge, high], [low * bandwidth, top, top], color=SERIES[1], linewidth=1.8)
         for product in products:
@@ -96,8 +98,10 @@ def roofline_chart(worker: WorkerRecord) -> Chart | None:
         axes.annotate(flops_text(top), (high, top), xytext=(-4, 6), textcoords="offset points", ha="right")
         axes.set_xlabel("FLOPs per byte of operands and result")
         axes.set_ylabel("FLOP/s")
-        axes.xaxis.set_major_formatter(ticks(short_number))
-        axes.yaxis.set_major_formatter(ticks(lambda value: flops_text(value)))
+        for axis, label in ((axes.xaxis, short_number), (axes.yaxis, flops_text)):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(ticks(label))
+            axis.set_minor_locator(NullLocator())
         legend = (
             Entry("what memory and products allow", 1),
             Entry("a product; larger takes more of the step", 0, "dots"),

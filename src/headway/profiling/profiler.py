@@ -15,7 +15,7 @@ import torch
 from headway.core.heartbeat import Phase, observe
 from headway.parallel.blocks import local_part
 from headway.parallel.strategy import Engine
-from headway.profiling.ceilings import measure_ceilings
+from headway.profiling.ceilings import measure_ceilings, raised_by
 from headway.profiling.record import Work, WorkerRecord
 from headway.profiling.steps import StepRecorder, part_of
 from headway.profiling.tracing import Tracing
@@ -146,6 +146,7 @@ class Profiler(Callback):
         gradients = sum(_bytes(p) for p in job.state.model.parameters() if p.requires_grad)
         weights_and_moments = sum(block.local.nbytes for block in job.state.blocks().values())
         memory = tracing.memory(weights_and_moments + gradients, parts)
+        products = tracing.products(len(traced))
         items = sum(self._items) / len(self._items)
         return WorkerRecord(
             rank=world.rank,
@@ -159,10 +160,10 @@ class Profiler(Callback):
             feed_seconds=_feed_seconds(job),
             checkpoint_stall_seconds=self._stall,
             checkpoint_bytes=weights_and_moments,
-            work=_with_flops(self._work, job, items),
-            ceilings=measure_ceilings(world, job.config.train.precision, gradients),
+            work=_with_flops(self._work, job, items, tracing.forward_share()),
+            ceilings=raised_by(products, measure_ceilings(world, job.config.train.precision, gradients)),
             operators=tracing.operators(len(traced)),
-            products=tracing.products(len(traced)),
+            products=products,
             memory=memory,
             device_idle_share=tracing.idle_share(),
         )
@@ -177,13 +178,12 @@ def _feed_seconds(job: Job) -> float:
     return time.perf_counter() - start
 
 
-def _with_flops(work: Work, job: Job, items: float) -> Work:
+def _with_flops(work: Work, job: Job, items: float, forward_share: float) -> Work:
     per_item = job.task.flops_per_item
-    share = None if per_item is None else per_item * items / job.world.size
-    forward = None if share is None else share / 3
-    return work.model_copy(
-        update={"forward_flops": forward, "backward_flops": None if forward is None else 2 * forward}
-    )
+    if per_item is None:
+        return work
+    mine = per_item * items / job.world.size
+    return work.model_copy(update={"forward_flops": mine * forward_share, "backward_flops": mine * (1 - forward_share)})
 
 
 def _work(job: Job) -> Work:

@@ -71,7 +71,8 @@ class Work(Record):
     """What a step has to do, of one worker, whatever the time it takes."""
 
     forward_flops: float | None
-    """Model FLOPs (Chowdhery et al. 2022, appendix B), this worker's share; a third of those of the step."""
+    """Model FLOPs (Chowdhery et al. 2022, appendix B) of all workers, divided by their number. They are shared out
+    between the passes as the FLOPs of products in the trace are."""
     backward_flops: float | None
     update_flops: float
     """Muon's matrix products; 0 for other optimizers."""

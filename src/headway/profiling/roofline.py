@@ -52,7 +52,8 @@ def analyse(config: Config, workers: Sequence[WorkerRecord]) -> Analysis:
         config: The config that was asked about, with its own interval between saves.
     """
     slowest = slowest_worker(workers)
-    per_step = [_checkpoint_seconds(config, worker) for worker in workers]
+    between = _steps_between_saves(config, slowest)
+    per_step = [(worker.checkpoint_stall_seconds or 0.0) / between for worker in workers]
     rows = list(_rows(workers, slowest, per_step))
     return Analysis(slowest, rows, _losses(config, workers, slowest, rows))
 
@@ -65,21 +66,14 @@ def slowest_worker(workers: Sequence[WorkerRecord]) -> WorkerRecord:
     return max(workers, key=lambda w: w.step_seconds - w.waiting_seconds)
 
 
-def _checkpoint_seconds(config: Config, worker: WorkerRecord) -> float:
-    """What a save costs per step. One by time comes so many steps after the other as fit in between."""
-    stall, every = worker.checkpoint_stall_seconds, config.checkpoint.every
-    if stall is None:
-        return 0.0
+def _steps_between_saves(config: Config, worker: WorkerRecord) -> float:
+    """Of a run with this config's interval; where that is a time, as many steps as fit into it."""
+    every = config.checkpoint.every
     if every == "auto":
         chosen = ChosenInterval(failure_rate(config.run_directory, config.checkpoint.failures_per_day))
-        steps = chosen.after_save(stall) / worker.step_seconds
-    elif every.unit == "seconds":
-        steps = every.amount / worker.step_seconds
-    elif every.unit == "tokens":
-        steps = every.amount / config.train.tokens_per_step
-    else:
-        steps = every.amount
-    return stall / max(1.0, float(steps))
+        return max(1.0, chosen.after_save(worker.checkpoint_stall_seconds or 0.0) / worker.step_seconds)
+    unit = {"seconds": worker.step_seconds, "tokens": float(config.train.tokens_per_step), "steps": 1.0}[every.unit]
+    return max(1.0, every.amount / unit)
 
 
 def _rows(workers: Sequence[WorkerRecord], slowest: WorkerRecord, per_step: Sequence[float]) -> Iterator[Row]:
@@ -134,13 +128,13 @@ def _losses(config: Config, workers: Sequence[WorkerRecord], slowest: WorkerReco
         *_of_passes(slowest, [row for row in rows if row.part in PASSES]),
         *(_of_part(slowest, row, len(workers) == 1) for row in rows if row.part not in PASSES),
     ]
-    which = f" on worker {slowest.rank}, which the others wait for" if len(workers) > 1 else ""
+    which = f" on worker {slowest.rank}" if len(workers) > 1 else ""
     return sorted(
         (
             Loss(
                 parts=parts,
                 seconds=lost,
-                what=f"{what}{which}: of a step of {seconds_text(total)} {seconds_text(lost)}"
+                what=f"{what}{which}: up to {seconds_text(lost)} of a step of {seconds_text(total)}"
                 f" ({lost / total:.0%}) could be saved",
                 advice=advice_for(config, parts, slowest, workers),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +24,7 @@ _OPERATORS = 25
 _POINTS = 1500
 _SAMPLE_SECONDS = 0.004
 
+_PASS_MARKS = (f"{PREFIX}forward", f"{PREFIX}backward")
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _ELEMENT_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8}
 
@@ -104,6 +106,23 @@ class Tracing:
             if event.key in _PRODUCTS and len(matrices) >= 2 and size is not None and seconds:
                 found.append(_product(matrices[-2], matrices[-1], size, event.count, seconds / 1e6, steps))
         return sorted(found, key=lambda product: -product.seconds * product.calls)[:_OPERATORS]
+
+    def forward_share(self) -> float:
+        """The part of the FLOPs of matrix products that the forward pass does; a third where none was seen.
+
+        It is more where a loss that never has all logits computes their gradients at once.
+        """
+        events = self._profiler.profiler.kineto_results.events()
+        marks = [(e.start_ns(), e.end_ns(), e.name().removeprefix(PREFIX)) for e in events if e.name() in _PASS_MARKS]
+        flops = dict.fromkeys(("forward", "backward"), 0.0)
+        marks.sort()
+        starts = [start for start, _, _ in marks]
+        for e in events:
+            at = bisect_right(starts, e.start_ns()) - 1
+            if e.name() in _PRODUCTS and at >= 0 and e.start_ns() < marks[at][1]:
+                flops[marks[at][2]] += e.flops()
+        total = sum(flops.values())
+        return flops["forward"] / total if min(flops.values()) > 0 else 1 / 3
 
     def idle_share(self) -> float | None:
         """Of the time of the traced steps, without a kernel or a copy on the device."""
