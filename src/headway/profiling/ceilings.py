@@ -20,7 +20,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 #: Square products that are tried, by device; larger ones only while one takes less than `_LONGEST_SECONDS`.
 _SIZES = {"cuda": (4096, 8192)}
 _SIZES_ELSEWHERE = (512, 1024, 2048, 4096)
-_LONGEST_SECONDS = 0.1
+_LONGEST_SECONDS = 0.4
 #: Something is done again at least so often, and for so long; the best counts, since others may be at work here too.
 _LEAST_REPEATS, _MEASURED_SECONDS = 4, 0.6
 #: Shorter products are over too soon to be timed one by one.
@@ -76,7 +76,7 @@ def _products(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
         seconds = min(_times(device, lambda a=a, b=b, out=out: torch.mm(a, b, out=out)))  # type: ignore[misc]
         best = max(best, (2 * size**3 / seconds, size))
         # The next one takes eight times as long.
-        if seconds > _LONGEST_SECONDS:
+        if 8 * seconds > _LONGEST_SECONDS:
             break
     return best
 
