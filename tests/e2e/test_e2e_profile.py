@@ -16,7 +16,7 @@ from support import headway
 _PARAMETERS = 32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 64 + 3 * 32 + 320 * 32
 _FLOPS_PER_TOKEN = 6 * _PARAMETERS + 12 * 1 * 4 * 8 * 32
 _EMBEDDING = 320 * 32
-_SLOW = ",".join(["slow@data=0%1"] * 3)  # three tenths of a second in each later step
+_SLOW = ",".join(["slow@data=0%1"] * 6)  # six tenths of a second in each later step
 
 
 def test_a_slow_feed_of_one_worker_is_the_largest_loss(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -48,10 +48,10 @@ def test_a_slow_feed_of_one_worker_is_the_largest_loss(tiny: Callable[..., Path]
 
     # The slow worker waits for its data, the other one for it.
     fast, slow = found.workers
-    assert found.slowest == 1 and slow.part_seconds("data") > 0.3 > 2 * fast.part_seconds("data")
-    assert fast.part_waiting("reduction") > 0.2
+    assert found.slowest == 1 and slow.part_seconds("data") > 0.6 > fast.part_seconds("data")
+    assert fast.part_waiting("reduction") > slow.part_waiting("reduction")
     assert found.losses[0].parts == ["data"] and found.verdict.startswith("training waits for data on worker 1")
-    assert 0.3 <= found.losses[0].seconds <= found.step_seconds
+    assert 0.6 <= found.losses[0].seconds <= found.step_seconds
     assert "the feed by itself makes the batches" in found.losses[0].advice[0]  # so it is not the disk that is blamed
 
     # Work, by hand.

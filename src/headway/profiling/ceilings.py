@@ -70,7 +70,9 @@ def raised_by(products: Sequence[Product], ceilings: Ceilings) -> Ceilings:
 def _products(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
     """The best FLOP/s, and the width of the matrices that had it."""
     best = (0.0, 0)
-    for size in _SIZES.get(device.type, _SIZES_ELSEWHERE):
+    sizes = _SIZES.get(device.type, _SIZES_ELSEWHERE)
+    room = _free_bytes(device)
+    for size in (sizes[0], *(size for size in sizes[1:] if 6 * 4 * size**2 < room)):
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
         seconds = min(_times(device, lambda a=a, b=b, out=out: torch.mm(a, b, out=out)))  # type: ignore[misc]
@@ -83,10 +85,20 @@ def _products(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
 
 def _copy(device: torch.device) -> float:
     """Bytes per second, read and written."""
-    count = _COPY_BYTES.get(device.type, _COPY_BYTES_ELSEWHERE)
+    count = min(_COPY_BYTES.get(device.type, _COPY_BYTES_ELSEWHERE), _free_bytes(device) // 4)
     source = torch.zeros(count, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
     return 2 * count / min(_times(device, lambda: target.copy_(source)))
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What can be taken without bringing training to an end: its memory is still there."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available) // 4
 
 
 def _all_reduce(world: World, count: int) -> AllReduce:
