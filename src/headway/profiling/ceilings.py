@@ -22,11 +22,11 @@ _SIZES = {"cuda": (4096, 8192)}
 _SIZES_ELSEWHERE = (512, 1024, 2048, 4096)
 _LONGEST_SECONDS = 0.4
 #: Something is done again at least so often, and for so long; the best counts, since others may be at work here too.
-_LEAST_REPEATS, _MEASURED_SECONDS = 4, 0.6
+_LEAST_REPEATS, _MEASURED_SECONDS = 4, 0.3
 #: Shorter products are over too soon to be timed one by one.
 _LARGE_FLOPS = 1e8
 _COPY_BYTES = {"cuda": 2**30}
-_COPY_BYTES_ELSEWHERE = 256 * 2**20
+_COPY_BYTES_ELSEWHERE = 128 * 2**20
 _ALL_REDUCE_BYTES = 64 * 2**20
 
 

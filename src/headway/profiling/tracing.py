@@ -25,7 +25,7 @@ _POINTS = 1500
 _SAMPLE_SECONDS = 0.004
 
 _PASS_MARKS = (f"{PREFIX}forward", f"{PREFIX}backward")
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
 _ELEMENT_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8}
 
 
@@ -99,12 +99,14 @@ class Tracing:
         types = {(e.name(), str(e.shapes())): e.dtypes() for e in events if e.name() in _PRODUCTS}
         found = []
         for event in self._profiler.key_averages(group_by_input_shape=True):
-            matrices = [shape for shape in event.input_shapes if len(shape) > 1]
+            if event.key not in _PRODUCTS:
+                continue
+            a, b = _operands(event.input_shapes)
             dtype = types.get((event.key, str(event.input_shapes)), [])
             size = next((_ELEMENT_BYTES[name] for name in dtype if name in _ELEMENT_BYTES), None)
             seconds = event.device_time_total if self._device.type == "cuda" else event.cpu_time_total
-            if event.key in _PRODUCTS and len(matrices) >= 2 and size is not None and seconds:
-                found.append(_product(matrices[-2], matrices[-1], size, event.count, seconds / 1e6, steps))
+            if size is not None and seconds:
+                found.append(_product(a, b, size, event.count, seconds / 1e6, steps))
         return sorted(found, key=lambda product: -product.seconds * product.calls)[:_OPERATORS]
 
     def forward_share(self) -> float:
@@ -120,7 +122,7 @@ class Tracing:
         for e in events:
             at = bisect_right(starts, e.start_ns()) - 1
             if e.name() in _PRODUCTS and at >= 0 and e.start_ns() < marks[at][1]:
-                flops[marks[at][2]] += e.flops()
+                flops[marks[at][2]] += _flops(*_operands(e.shapes()))
         total = sum(flops.values())
         return flops["forward"] / total if min(flops.values()) > 0 else 1 / 3
 
@@ -182,6 +184,17 @@ class Tracing:
         )
 
 
+def _operands(shapes: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
+    """Of what a product was called with: what it is added to comes before them, and numbers come after."""
+    first, second = [shape for shape in shapes if len(shape) > 1][-2:]
+    return first, second
+
+
+def _flops(a: Sequence[int], b: Sequence[int]) -> float:
+    """Of `a` (..., m, k) times `b` (..., k, n). PyTorch's profiler has no figure for some kinds of products."""
+    return 2.0 * math.prod(a) * b[-1]
+
+
 def _product(a: Sequence[int], b: Sequence[int], element_bytes: int, calls: int, seconds: float, steps: int) -> Product:
     """Of `a` (..., m, k) and `b` (..., k, n)."""
     (m, k), n, batch = a[-2:], b[-1], math.prod(a[:-2])
@@ -190,7 +203,7 @@ def _product(a: Sequence[int], b: Sequence[int], element_bytes: int, calls: int,
         shape=f"{several}{m:,} x {k:,} x {n:,}",
         calls=calls / steps,
         seconds=seconds / calls,
-        flops=2.0 * batch * m * k * n,
+        flops=_flops(a, b),
         bytes=float(element_bytes * batch * (m * k + k * n + m * n)),
     )
 
