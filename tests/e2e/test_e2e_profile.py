@@ -27,7 +27,9 @@ def test_a_slow_feed_of_one_worker_is_the_largest_loss(tiny: Callable[..., Path]
         checkpoint={"every": "100 steps"},
     )
     output = tmp_path / "profile"
-    result = headway("profile", config, "--steps", "2", "--warmup", "1", "--output", output, "--json", faults=_SLOW)
+    result = headway(
+        "profile", config, "--steps", "2", "--warmup", "1", "--output", output, "--json", faults=_SLOW, timeout=280
+    )
     assert result.returncode == 0, result.stderr
     found = Profile.model_validate_json((output / "profile.json").read_bytes())
     assert json.loads(result.stdout)["verdict"] == found.verdict
