@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test test-all lint unit clean
+.PHONY: help setup quickstart test test-all lint unit bench bench-accept clean
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
@@ -11,6 +11,8 @@ help:
 	@echo "make test        lint, types, layers and all tests but the slow ones"
 	@echo "make test-all    those too"
 	@echo "make lint        ruff, mypy, import-linter"
+	@echo "make bench       small comparisons with others, held against benchmarks/ratios.json (about 5 minutes)"
+	@echo "make bench-accept  take what is measured now as the ratios to keep"
 	@echo "make clean       remove what the commands above made, except runs and data"
 
 setup: $(VENV)/.ready
@@ -39,6 +41,12 @@ test: lint
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal
+
+bench: setup
+	$(BIN)/python benchmarks/gate.py --output build/bench.json
+
+bench-accept: setup
+	$(BIN)/python benchmarks/gate.py --output build/bench.json --accept
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

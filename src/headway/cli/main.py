@@ -23,6 +23,7 @@ VERBS = (
     "tokenizer",
     "models",
     "plan",
+    "profile",
     "train",
     "eval",
     "generate",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from headway.core.faults import fault_point
 
@@ -37,20 +38,22 @@ class Phase(IntEnum):
     EVALUATION = 6
     CHECKPOINT = 7
     END = 8
+    BACKWARD = 9
+    """Only where it can be told from the forward pass: stages of a pipeline go to and fro between the two."""
 
     def __str__(self) -> str:
         return _WORDS[self]
 
 
 _WORDS = ("starting", "waiting for data", "forward and backward", "summing gradients", "update", "recording",
-          "evaluation", "checkpoint", "ending")  # fmt: skip
+          "evaluation", "checkpoint", "ending", "backward")  # fmt: skip
 
 #: The phases as fault points; a member's name is worked out at every look, for half a microsecond.
 _POINTS = tuple(phase.name.lower() for phase in Phase)
 
 #: Phases whose time is the worker's own, less what it waits for others. On a GPU the sum of gradients is waited for by
 #: whatever comes after it, so that phase is nobody's own.
-_OF_A_STEP = frozenset((Phase.DATA, Phase.COMPUTE, Phase.UPDATE, Phase.RECORD))
+_OF_A_STEP = frozenset((Phase.DATA, Phase.COMPUTE, Phase.BACKWARD, Phase.UPDATE, Phase.RECORD))
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,24 @@ def read_heartbeat(path: Path) -> Reading | None:
     )
 
 
+class Observer(Protocol):
+    """Hears in the worker itself what it does, as a profile wants to know."""
+
+    def phase(self, phase: Phase) -> None:
+        """A phase begins, and the one before has ended; the same one again is a new one."""
+        ...
+
+    def waits(self, exchange: str) -> None:
+        """It waits for other workers from now on."""
+        ...
+
+    def goes_on(self) -> None:
+        """They have come."""
+        ...
+
+
 _heartbeat: Heartbeat | None = None
+_observer: Observer | None = None
 _step = 0
 
 
@@ -187,16 +207,24 @@ def open_heartbeat(path: Path) -> None:
     _heartbeat = Heartbeat(path)
 
 
+def observe(observer: Observer | None) -> None:
+    """Tell an observer from now on, or nobody. Without one that costs a comparison per beat."""
+    global _observer
+    _observer = observer
+
+
 def beat(phase: Phase, step: int | None = None) -> None:
     """Still alive, in a phase; `step` is the number of finished steps.
 
-    A phase is a fault point too, addressed by its name and that number: `kill@compute=7:2` is the second micro-batch of
-    the step after the seventh.
+    A phase is a fault point too, addressed by its name and that number: `kill@backward=7:2` is the second micro-batch
+    of the step after the seventh.
     """
     global _step
     _step = _step if step is None else step
     if _heartbeat is not None:
         _heartbeat.beat(phase, step)
+    if _observer is not None:
+        _observer.phase(phase)
     fault_point(_POINTS[phase], _step)
 
 
@@ -221,9 +249,13 @@ class exchanging:
     def __enter__(self) -> None:
         if _heartbeat is not None:
             _heartbeat.begin(self._name, self._everyone)
+        if _observer is not None:
+            _observer.waits(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if _observer is not None:
+            _observer.goes_on()
         if _heartbeat is not None:
             _heartbeat.end()

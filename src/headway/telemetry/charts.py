@@ -31,12 +31,13 @@ Steps = NDArray[np.int64]
 #: Series in a comparison that get a colour of their own; further ones start over with another dash.
 SERIES_COLOURS = 8
 
-_INK, MUTED, _RULE = "#000001", "#000002", "#000003"
+_INK, MUTED, _RULE, GROUND = "#000001", "#000002", "#000003", "#000004"
 SERIES = tuple(f"#0000{number:02x}" for number in range(0x10, 0x10 + SERIES_COLOURS))
 _VARIABLES = {
     _INK: "var(--ink)",
     MUTED: "var(--muted)",
     _RULE: "var(--rule)",
+    GROUND: "var(--ground)",
     **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
 }
 _Kind = Literal["solid", "dashed", "dotted", "faint", "dots"]

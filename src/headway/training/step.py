@@ -73,6 +73,7 @@ def train_step(
     """
     if is_left_out(state.left_out, state.cursor.step):
         return _leave_out(config, state, world, flags)
+    beat(Phase.COMPUTE)  # also while gradients are cleared
     _counted(state.model)  # by passes that were no part of a step
     gradients = partial(_gradients, config, task, state, strategy, world, batches, pipeline)
     if replay_is_due(config.health.replay_every, state.cursor.step):
@@ -232,7 +233,7 @@ def _lane(
             with autocast(config.train.precision, world.device):
                 loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
             to_differentiate = scaled(loss, state.cursor.loss_scale)
-            fault_point("backward", state.cursor.step)
+            beat(Phase.BACKWARD)
             if state.engine is None:
                 to_differentiate.backward()
             else:

@@ -1,0 +1,298 @@
+"""The regression gate: small comparisons with others, of which the *ratios* are held against the committed ones.
+
+A ratio says how many times as good we are as somebody who does the same beside us, in turns, on the same machine; so it
+is no test with a clock. Every comparison runs several times, one after the other in rounds; the median counts, and the
+range says how far it can be trusted. A drop of over a tenth is reported. When the best repeat still reaches the
+committed ratio, that is called noise.
+
+    make bench            # or: python benchmarks/gate.py
+    make bench-accept     # these ratios are the right ones from now on: benchmarks/ratios.json
+    python benchmarks/gate.py --only checkpoint feed --repeats 5 --strict
+
+To add a comparison, add it to `COMPARISONS`: a script that takes `--output FILE` and writes JSON, and where in that its
+ratios are. Those with peers in environments of their own are not here (see the scripts themselves).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+#: What a ratio may fall by before it is reported.
+TOLERANCE = 0.1
+_LIMIT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Where a script's JSON has a ratio, or what it is made of. More is better."""
+
+    value: tuple[str | int, ...]
+    over: tuple[str | int, ...] | None = None
+    """Divides `value`."""
+
+    def of(self, record: Any) -> float | None:
+        """The ratio; None where the script had nobody to compare with."""
+        value = _at(record, self.value)
+        divisor = 1.0 if self.over is None else _at(record, self.over)
+        return None if value is None or not divisor else value / divisor
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One script of this folder."""
+
+    script: str
+    arguments: tuple[str, ...]
+    ratios: Mapping[str, Ratio]
+    """By what we are compared with, in words."""
+    needs: tuple[str, ...] = ()
+    """Modules without which it says nothing."""
+
+
+_PACKINGS = ("results", "log-normal", "packings", 0)
+_STEPS = ("results", "log-normal", "steps", 0, "seconds")
+
+COMPARISONS: dict[str, Comparison] = {
+    "model": Comparison(
+        "model_step.py",
+        ("--preset", "4m", "--rows", "2", "--rounds", "7", "--precision", "fp32"),
+        {"forward and backward: transformers": Ratio(("results", 0, "ratio"))},
+        needs=("transformers",),
+    ),
+    "training": Comparison(
+        "train/speed.py",
+        ("--preset", "4m", "--vocabulary", "8192", "--only", "ceiling", "--compile", "off", "--rounds", "1",
+         "--steps", "12", "--warmup", "3"),
+        {"speed: the best loop by hand": Ratio(("medians", "ceiling", "headway_speed_ratio"))},
+    ),
+    "checkpoint": Comparison(
+        "checkpoint/save.py",
+        ("--megabytes", "100", "--rounds", "3"),
+        {
+            "stall: a copy in memory": Ratio(
+                ("medians", "copy", "stall_seconds"), over=("medians", "headway", "stall_seconds")
+            ),
+            "stall: torch.save": Ratio(
+                ("medians", "torch.save", "stall_seconds"), over=("medians", "headway", "stall_seconds")
+            ),
+            "stall: dcp.async_save": Ratio(
+                ("medians", "dcp async (process)", "stall_seconds"), over=("medians", "headway", "stall_seconds")
+            ),
+            "safe on the disk: one file": Ratio(
+                ("medians", "disk", "total_seconds"), over=("medians", "headway", "total_seconds")
+            ),
+        },
+    ),
+    "feed": Comparison(
+        "data/feed.py",
+        ("--batches", "200", "--rounds", "3"),
+        {"batches: nanoGPT": Ratio(("ratio_to_headway", "nanogpt"))},
+    ),
+    "encoders": Comparison(
+        "data/encoders.py",
+        ("--patterns", "headway", "--threads", "1", "--bytes", "6000000", "--rounds", "1"),
+        {"tokens: tokenizers": Ratio(("results", "headway, 1 threads", "fastokens", "times_tokenizers"))},
+        needs=("fastokens",),
+    ),
+    "packing": Comparison(
+        "data/packing.py",
+        ("--documents", "65536", "--lengths", "2048", "--step-lengths", "256", "--rows", "2", "--rounds", "3",
+         "--threads", "1"),
+        {
+            "documents packed: first-fit in Python": Ratio(
+                (*_PACKINGS, "best_fit", "documents_per_second"), over=(*_PACKINGS, "first_fit", "documents_per_second")
+            ),
+            "a step with a mask: without one": Ratio((*_STEPS, "unmasked"), over=(*_STEPS, "mask")),
+        },
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A ratio beside the committed one."""
+
+    name: str
+    state: str
+    """"same", "better", "DROPPED", "noise" (dropped, but the best repeat has not), "new", or "n/a"."""
+    committed: float | None
+    median: float | None
+    lowest: float | None
+    highest: float | None
+
+    @property
+    def change(self) -> float | None:
+        """By how much it is more."""
+        return None if self.committed is None or self.median is None else self.median / self.committed - 1
+
+
+def judge(found: Mapping[str, Sequence[float]], committed: Mapping[str, float]) -> list[Verdict]:
+    """What has become of each ratio.
+
+    Args:
+        found: The repeats of each ratio that was measured.
+        committed: Ratios by the same names.
+    """
+    verdicts = []
+    for name in dict.fromkeys((*found, *committed)):
+        before, repeats = committed.get(name), found.get(name)
+        if not repeats:
+            verdicts.append(Verdict(name, "n/a", before, None, None, None))
+            continue
+        median, lowest, highest = statistics.median(repeats), min(repeats), max(repeats)
+        if before is None:
+            state = "new"
+        elif median < before * (1 - TOLERANCE):
+            state = "noise" if highest >= before else "DROPPED"
+        else:
+            state = "better" if median > before * (1 + TOLERANCE) else "same"
+        verdicts.append(Verdict(name, state, before, median, lowest, highest))
+    return verdicts
+
+
+def accepted(verdicts: Sequence[Verdict], committed: Mapping[str, float]) -> dict[str, float]:
+    """The ratios to commit: those that were measured now, and of the others what was there."""
+    measured = {v.name: round(v.median, 3) for v in verdicts if v.median is not None}
+    return {name: measured.get(name, committed.get(name, 0.0)) for name in sorted({*committed, *measured})}
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """For people."""
+    width = max((len(v.name) for v in verdicts), default=0)
+    lines = [f"{'':{width}}{'committed':>11}{'now':>9}{'change':>9}{'range':>16}"]
+    for v in verdicts:
+        spread = "" if v.lowest is None else f"{v.lowest:.2f} to {v.highest:.2f}"
+        change = "" if v.change is None else f"{v.change:+.0%}"
+        lines.append(
+            f"{v.name:{width}}{_number(v.committed):>11}{_number(v.median):>9}{change:>9}{spread:>16}  {v.state}"
+        )
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}"
+
+
+def _at(record: Any, path: Sequence[str | int]) -> float | None:
+    """What is at a path; None where there is nothing."""
+    for key in path:
+        try:
+            record = record[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return None if record is None else float(record)
+
+
+def missing(comparison: Comparison) -> str | None:
+    """Why a comparison is left out; None when it is not."""
+    if not (HERE / comparison.script).exists():
+        return f"there is no {comparison.script}"
+    absent = [module for module in comparison.needs if find_spec(module) is None]
+    return f"{', '.join(absent)} is not installed" if absent else None
+
+
+def run(comparison: Comparison) -> tuple[Any, str | None]:
+    """The script's JSON, or why it failed."""
+    with tempfile.TemporaryDirectory(prefix="headway-gate-") as folder:
+        output = Path(folder) / "result.json"
+        command = [sys.executable, str(HERE / comparison.script), *comparison.arguments, "--output", str(output)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return None, f"not done after {_LIMIT_SECONDS} s"
+        if result.returncode or not output.exists():
+            return None, (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+        return json.loads(output.read_text()), None
+
+
+def measure(names: Sequence[str], repeats: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """The repeats of every ratio, and what was left out or failed, with the reason."""
+    found: dict[str, list[float]] = {}
+    left_out = {name: why for name in names if (why := missing(COMPARISONS[name])) is not None}
+    for number in range(repeats):
+        for name in (n for n in names if n not in left_out):
+            start = time.perf_counter()
+            record, problem = run(COMPARISONS[name])
+            print(f"round {number + 1}: {name}, {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+            if problem is not None:
+                left_out[name] = f"FAILED: {problem}"
+                continue
+            for what, ratio in COMPARISONS[name].ratios.items():
+                value = ratio.of(record)
+                if value is None:
+                    left_out[f"{name}: {what}"] = "nobody to compare with was there"
+                else:
+                    found.setdefault(f"{name}: {what}", []).append(value)
+    return found, left_out
+
+
+def machine() -> dict[str, Any]:
+    """What ratios may depend on."""
+    import torch
+
+    from headway.telemetry.hardware import cpu_name
+
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def main() -> None:
+    """Measure, compare, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ratios", type=Path, default=HERE / "ratios.json", help="the committed ones")
+    parser.add_argument("--accept", action="store_true", help="write what is measured now to --ratios")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a ratio dropped or a script failed")
+    parser.add_argument("--output", type=Path, help="JSON with all of it")
+    options = parser.parse_args()
+    before = json.loads(options.ratios.read_text()) if options.ratios.exists() else {"machine": {}, "ratios": {}}
+    here, load = machine(), os.getloadavg()[0]
+    found, left_out = measure(options.only, options.repeats)
+    committed = {n: r for n, r in before["ratios"].items() if n.partition(":")[0] in options.only}
+    verdicts = judge(found, committed)
+    print(f"times as good as ..., medians of {options.repeats}; load {load:.1f} before, {os.getloadavg()[0]:.1f} after")
+    print(table(verdicts))
+    for name, why in left_out.items():
+        print(f"{name}: n/a, {why}")
+    if before["machine"] not in ({}, here):
+        print(f"the committed ratios are of another machine: {before['machine']}; this is {here}")
+    dropped = [v.name for v in verdicts if v.state == "DROPPED"]
+    failed = [name for name, why in left_out.items() if why.startswith("FAILED")]
+    if dropped:
+        print(f"dropped by over {TOLERANCE:.0%}: {'; '.join(dropped)}")
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "machine": here, "load": [load, os.getloadavg()[0]], "repeats": found, "left_out": left_out,
+            "verdicts": [asdict(verdict) for verdict in verdicts],
+        }  # fmt: skip
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
+    if options.accept:
+        ratios = accepted(verdicts, before["ratios"])
+        options.ratios.write_text(json.dumps({"machine": here, "ratios": ratios}, indent=1) + "\n")
+        print(f"{options.ratios} has these ratios now")
+    elif options.strict and (dropped or failed):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""`headway profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+
+if TYPE_CHECKING:
+    from headway.profiling.record import Profile
+
+HELP = """Show where the time of a training step goes, and what to change first.
+
+Trains the config's first steps with its own workers, in a run directory that is removed again: some to warm up, some \
+timed, some under PyTorch's profiler. Says seconds and shares of data, forward, backward, reduction, optimizer, host \
+and checkpoint, sets them against what this machine does at best (matrix products and copies, measured here, or the \
+accelerator's peak), and names the largest loss. Leaves profile.json, profile.html (with memory over time and a \
+roofline) and a trace per worker for ui.perfetto.dev.
+
+[bold]Examples[/bold]
+
+headway profile configs/quickstart.yaml
+headway profile configs/quickstart.yaml train.compile=true --steps 30 --output profile-compiled
+headway profile configs/quickstart.yaml parallel.workers=2 --json
+
+Exit codes: 0 profiled, 2 usage or config, 3 data.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("profile", help=HELP)(profile)
+
+
+def profile(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps that are timed, without the profiler.")] = 10,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps before them that do not count.")] = 3,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")] = Path("profile"),
+    memory_snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--memory-snapshot",
+            help="On GPUs, also write memory-<rank>.pickle for pytorch.org/memory_viz (open no pickle of others).",
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would run.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The verb."""
+    from headway.profiling.profiler import Plan
+    from headway.profiling.run import TRACED_STEPS, check
+    from headway.profiling.run import profile as run
+
+    loaded = load(config, overrides)
+    plan = Plan(warmup, steps, min(TRACED_STEPS, steps), memory_snapshot)
+    if dry_run:
+        from headway.launch.preview import preview
+
+        check(loaded, plan)
+        print(preview(loaded))
+        print(f"profile    {warmup} steps to warm up, {steps} timed, {plan.traced} traced, 1 with a save")
+        print(f"files      in {output}/")
+        return
+    found = run(loaded, plan, output)
+    if as_json:
+        print_json({**found.model_dump(mode="json"), "verdict": found.verdict})
+    else:
+        _print_profile(found, output)
+
+
+def _print_profile(found: Profile, output: Path) -> None:
+    from headway.core.format import format_bytes, format_count
+    from headway.profiling.roofline import ceiling_text, seconds_text
+    from headway.profiling.tables import OPERATOR_HEADERS, operator_rows, part_headers, part_rows, summary_line
+
+    slowest = found.workers[found.slowest]
+    print(summary_line(found))
+    print()
+    print_table(part_headers(found), part_rows(found), numeric=range(1, len(part_headers(found))))
+    print()
+    print(f"ceiling    {ceiling_text(slowest)}; copies {slowest.ceilings.copy_bytes_per_second / 1e9:.1f} GB/s")
+    reduced = slowest.ceilings.all_reduce
+    if reduced is not None:
+        print(
+            f"exchange   a sum of {format_bytes(reduced.bytes)} over all workers takes {seconds_text(reduced.seconds)}"
+        )
+    if slowest.device_idle_share is not None:
+        print(f"device     idle for {slowest.device_idle_share:.1%} of the traced steps")
+    peak = max(slowest.memory.peak_bytes.values(), default=None)
+    base = format_bytes(slowest.memory.base_bytes)
+    print(f"memory     {format_bytes(peak)} of tensors at most, {base} of them weights, gradients and moments")
+    if len(found.workers) > 1:
+        print(f"slowest    worker {found.slowest}: the others wait for it")
+    print(f"profiler   makes a step {found.profiler_cost:+.0%} longer; the table is from steps without it")
+    print()
+    print_table(OPERATOR_HEADERS, operator_rows(found)[:10], numeric=range(1, len(OPERATOR_HEADERS)))
+    print()
+    print(f"largest loss: {found.verdict}")
+    for loss in found.losses[1:]:
+        print(f"        then: {loss.what}")
+    print(f"\n{format_count(len(found.workers))} trace(s), profile.json and profile.html are in {output}/")

@@ -1,0 +1,227 @@
+"""Watches the training loop of one worker: steps to warm up, timed steps, traced steps, one that ends in a save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headway.core.heartbeat import Phase, observe
+from headway.parallel.blocks import local_part
+from headway.parallel.strategy import Engine
+from headway.profiling.ceilings import measure_ceilings, raised_by
+from headway.profiling.record import Work, WorkerRecord
+from headway.profiling.steps import StepRecorder, part_of
+from headway.profiling.tracing import Tracing
+from headway.telemetry.hardware import device_name
+from headway.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from headway.training.loop import Job
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of each kind."""
+
+    warmup: int
+    timed: int
+    traced: int
+    snapshot: bool = False
+
+    @property
+    def steps(self) -> int:
+        """All of them, with the one in which the run stops and saves."""
+        return self.warmup + self.timed + self.traced + 1
+
+
+class Profiler(Callback):
+    """Times and traces steps by the beats of the loop, stops the run by the signal that stops any run, and measures
+    what the machine does at best.
+
+    Args:
+        folder: For traces and snapshots.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan, self._folder = plan, folder
+        self._finished = 0
+        self._stall: float | None = None
+        self._items: list[float] = []
+        self._metered: list[float] = []
+        self._on: list[StepRecorder] = []
+        self.record: WorkerRecord | None = None
+        """What was found, after all steps."""
+
+    # Hooks of the loop ------------------------------------------------------------------------------------------------
+
+    def on_start(self, job: Job) -> None:
+        """From here on every beat is heard."""
+        self._job = job
+        self._timed, self._traced = StepRecorder(job.world.device), StepRecorder(job.world.device)
+        self._tracing: Tracing | None = None
+        self._work: Work | None = None
+        observe(self)
+
+    def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
+        """What the loop itself says of a timed step."""
+        if self._on and self._on[0] is self._timed:
+            self._items.append(metrics["train/items"])
+            self._metered.append(metrics["speed/step_seconds"])
+
+    def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
+        """The save at the end; one before the first step does not count."""
+        if step:
+            self._stall = stall_seconds
+
+    def on_end(self, job: Job) -> None:
+        """Measure the ceilings, and put everything together; nothing after an attempt that an error has ended."""
+        observe(None)
+        if self._finished >= self._plan.steps - 1:
+            self.record = self._found(job)
+
+    # Beats ------------------------------------------------------------------------------------------------------------
+
+    def phase(self, phase: Phase) -> None:
+        """A beat of the loop."""
+        if phase == Phase.DATA:
+            self._between_steps()
+            return
+        part = part_of(phase, self._job.pipeline is not None)
+        for recorder in self._on:
+            recorder.mark(part)
+        if self._tracing is not None and self._on:
+            self._tracing.mark(part)
+
+    def waits(self, exchange: str) -> None:
+        """Told to whoever records."""
+        for recorder in self._on:
+            recorder.waits()
+
+    def goes_on(self) -> None:
+        """As `waits`."""
+        for recorder in self._on:
+            recorder.goes_on()
+
+    def _between_steps(self) -> None:
+        """A step has ended. What this takes belongs to none."""
+        for recorder in self._on:
+            recorder.end()
+        self._finished += 1
+        plan, done = self._plan, self._finished
+        timed_end, traced_end = plan.warmup + plan.timed, plan.warmup + plan.timed + plan.traced
+        if done == plan.warmup:
+            self._on = [self._timed]
+        elif done == timed_end:
+            self._work = _work(self._job)
+            self._tracing = Tracing(self._job.world.device, plan.snapshot)
+            self._tracing.start()
+            self._on = [self._traced]
+        elif done == traced_end:
+            assert self._tracing is not None
+            self._tracing.stop()
+            self._on = []
+            os.kill(os.getpid(), signal.SIGTERM)  # the loop saves, and stops after the next step
+        for recorder in self._on:
+            recorder.begin()
+        if self._tracing is not None and self._on:
+            self._tracing.mark("data")
+
+    # What was found ---------------------------------------------------------------------------------------------------
+
+    def _found(self, job: Job) -> WorkerRecord:
+        world, tracing = job.world, self._tracing
+        assert tracing is not None and self._work is not None
+        tracing.save_trace(self._folder / f"trace-{world.rank}.json.gz")
+        if self._plan.snapshot:
+            tracing.save_snapshot(self._folder / f"memory-{world.rank}.pickle")
+        traced = self._traced.times()
+        parts = self._traced.host_parts(len(traced) - 1)
+        gradients = sum(_bytes(p) for p in job.state.model.parameters() if p.requires_grad)
+        weights_and_moments = sum(block.local.nbytes for block in job.state.blocks().values())
+        memory = tracing.memory(weights_and_moments + gradients, parts)
+        products = tracing.products(len(traced))
+        items = sum(self._items) / len(self._items)
+        return WorkerRecord(
+            rank=world.rank,
+            device=world.device.type,
+            device_name=device_name(world.device),
+            threads=torch.get_num_threads(),
+            steps=self._timed.times(),
+            traced_steps=traced,
+            metered_seconds=sum(self._metered) / len(self._metered),
+            items_per_step=items,
+            feed_seconds=_feed_seconds(job),
+            checkpoint_stall_seconds=self._stall,
+            checkpoint_bytes=weights_and_moments,
+            work=_with_flops(self._work, job, items, tracing.forward_share()),
+            ceilings=raised_by(products, measure_ceilings(world, job.config.train.precision, gradients)),
+            operators=tracing.operators(len(traced)),
+            products=products,
+            memory=memory,
+            device_idle_share=tracing.idle_share(),
+        )
+
+
+def _feed_seconds(job: Job) -> float:
+    """What reading one step's batches takes, on this thread alone."""
+    lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
+    start = time.perf_counter()
+    for lane in lanes:
+        job.task.feed.batch(job.state.cursor.step - 1, lane)
+    return time.perf_counter() - start
+
+
+def _with_flops(work: Work, job: Job, items: float, forward_share: float) -> Work:
+    per_item = job.task.flops_per_item
+    if per_item is None:
+        return work
+    mine = per_item * items / job.world.size
+    return work.model_copy(update={"forward_flops": mine * forward_share, "backward_flops": mine * (1 - forward_share)})
+
+
+def _work(job: Job) -> Work:
+    """What clipping and update have to read and write, when gradients are in place after a step."""
+    unknown = Work(forward_flops=None, backward_flops=None, update_flops=0.0, update_bytes=None, norm_bytes=None)
+    if isinstance(job.strategy, Engine) or job.config.optimizer.offload:
+        return unknown
+    groups = job.state.optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+    weights = sum(_bytes(p) for p in parameters)
+    gradients = sum(_bytes(p.grad) for p in parameters)
+    blocks = job.state.blocks().items()
+    moments = sum(block.local.nbytes for name, block in blocks if name.startswith("optimizer."))
+    return unknown.model_copy(
+        update={
+            "update_flops": sum(map(_newton_schulz_flops, groups)),
+            # Clipping reads and writes gradients, the update reads them; it reads and writes all else.
+            "update_bytes": float(3 * gradients + 2 * weights + 2 * moments),
+            "norm_bytes": float(gradients),
+        }
+    )
+
+
+def _newton_schulz_flops(group: dict[str, Any]) -> float:
+    """Of Muon's group of matrices, m x n with m <= n: each iteration multiplies m x n by n x m, m x m by m x m, and
+    m x m by m x n (Jordan et al. 2024). A matrix that workers share is orthogonalised by one of them."""
+    return sum(_iterations_flops(group["ns_steps"], p) for p in _with_gradients(group)) if "ns_steps" in group else 0.0
+
+
+def _iterations_flops(iterations: int, p: Any) -> float:
+    m, n = sorted(p.shape)
+    sharers = p.device_mesh.size() if hasattr(p, "device_mesh") and p.device_mesh.ndim == 1 else 1
+    return float(iterations * (4 * m * m * n + 2 * m**3)) / sharers
+
+
+def _with_gradients(group: dict[str, Any]) -> Iterable[Any]:
+    return (p for p in group["params"] if p.grad is not None)
+
+
+def _bytes(tensor: Any) -> int:
+    return int(local_part(tensor).nbytes)

@@ -1,0 +1,199 @@
+"""A profile from beginning to end: the run directory of its own, the workers, what they found, the files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway import __version__
+from headway.config import Config, Interval, dump_config
+from headway.core.console import notice
+from headway.core.errors import ConfigError, HeadwayError
+from headway.core.files import atomic_write, write_json
+from headway.launch.agent import start_workers
+from headway.launch.attempt import Wishes
+from headway.launch.local import check_local
+from headway.parallel.world import pick_device, world_size_from_environment
+from headway.profiling.page import render_page
+from headway.profiling.profiler import Plan
+from headway.profiling.record import Profile, WorkerRecord
+from headway.profiling.roofline import Analysis, analyse
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+_NEVER = Interval(10**12, "steps")
+#: Under the profiler: few, since a trace of every operator is large.
+TRACED_STEPS = 3
+
+
+class ProfileFailed(HeadwayError):
+    """A worker ended before it had found anything."""
+
+
+def check(config: Config, plan: Plan) -> Config:
+    """The config with its model complete, once nothing speaks against training it here.
+
+    Raises:
+        HeadwayError: whatever would stop the run; it is too short; or other processes start its workers.
+    """
+    from headway.config.experts import decoder_problems
+    from headway.data.remote_store import open_store
+    from headway.models.build import complete
+
+    assert config.train.steps is not None, "the config is resolved"
+    if world_size_from_environment() is not None:
+        raise ConfigError(
+            "profile starts its workers itself", where="WORLD_SIZE", fix="headway profile ... parallel.workers=N"
+        )
+    if plan.steps > config.train.steps:
+        room = config.train.steps - 1 - plan.warmup - plan.traced
+        raise ConfigError(
+            f"the profile takes {plan.steps} steps, and the run has {config.train.steps}",
+            where="--steps, --warmup, train.steps",
+            fix=f"--steps {room}" if room > 0 else f"train.steps={plan.steps}",
+        )
+    if plan.snapshot and pick_device(config.train.device).type != "cuda":
+        raise ConfigError(
+            "PyTorch records allocations of GPUs only", where="--memory-snapshot", fix="leave it out; profile.html"
+            " shows memory over time on a CPU too",
+        )  # fmt: skip
+    store = open_store(config.data, processes=config.parallel.workers)
+    complete_config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
+    for problem in decoder_problems(complete_config):
+        raise problem
+    check_local(complete_config, {}, Wishes())
+    return complete_config
+
+
+def profile(config: Config, plan: Plan, output: Path) -> Profile:
+    """Train the config's first steps in a run directory that is removed again, and say where their time goes.
+
+    Args:
+        config: A resolved config; its run directory is not touched.
+        output: Folder for `profile.json`, `profile.html` and the traces, which replace those that are there.
+
+    Raises:
+        HeadwayError: as `check`, or what ended a worker.
+    """
+    config = check(config, plan)
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=output) as name:
+        folder = Path(name)
+        with (folder / "config.yaml").open("w", encoding="utf-8") as file:
+            file.write(dump_config(_scratch(config, folder)))
+        write_json(folder / "plan.json", asdict(plan))
+        _work(config.parallel.workers, folder)
+        found = [
+            WorkerRecord.model_validate_json((folder / f"worker-{rank}.json").read_bytes())
+            for rank in range(config.parallel.workers)
+        ]
+        for stale in (*output.glob("trace-*.json.gz"), *output.glob("memory-*.pickle")):
+            stale.unlink()
+        for file_ in (*folder.glob("trace-*.json.gz"), *folder.glob("memory-*.pickle")):
+            shutil.move(file_, output / file_.name)
+    result = _profile_of(config, plan, analyse(config, found), found)
+    with atomic_write(output / "profile.json", "w") as file:
+        file.write(result.model_dump_json(indent=2) + "\n")
+    try:
+        text = render_page(result)
+    except ConfigError as error:  # no matplotlib
+        notice(f"no profile.html: {error.what} ({error.fix})")
+    else:
+        with atomic_write(output / "profile.html", "w") as file:
+            file.write(text)
+    return result
+
+
+def _scratch(config: Config, folder: Path) -> Config:
+    """The same run elsewhere, which saves when it is told to and not before."""
+    checkpoint = config.checkpoint.model_copy(
+        update={"every": _NEVER, "memory_every": None, "remote": None, "keep_best": 0, "failures_per_day": None}
+    )
+    return config.model_copy(
+        update={
+            "runs": folder,
+            "name": "run",
+            "checkpoint": checkpoint,
+            "evaluation": config.evaluation.model_copy(update={"every": None}),
+            "telemetry": config.telemetry.model_copy(update={"report": False}),
+        }
+    )
+
+
+def _work(workers: int, folder: Path) -> None:
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        start_workers(workers, "headway-profile", {}, "headway.profiling.worker", str(folder))
+    except ChildFailedError as error:
+        raise _told(folder) or _died(error) from None
+    except SignalException as error:
+        raise ProfileFailed(f"stopped by {error.sigval.name}") from None
+
+
+def _told(folder: Path) -> HeadwayError | None:
+    """The error that a worker left: a deliberate one rather than the crashes of those that waited for it."""
+    records = [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
+    if not records:
+        return None
+    first = min(records, key=lambda record: (record["exit_code"] == 1, record["rank"]))
+    error = ProfileFailed(first["what"], where=first["where"] or f"worker {first['rank']}", fix=first["fix"])
+    error.exit_code = first["exit_code"]
+    return error
+
+
+def _died(error: ChildFailedError) -> ProfileFailed:
+    rank, failure = error.get_first_failure()
+    how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    return ProfileFailed(
+        f"worker {rank} died ({how}) before it had found anything",
+        where=f"worker {rank}",
+        fix="signal 9 is mostly the kernel, short of memory: see dmesg, or take a smaller train.micro_batch",
+    )
+
+
+def _profile_of(config: Config, plan: Plan, analysis: Analysis, workers: list[WorkerRecord]) -> Profile:
+    import torch
+
+    slowest = analysis.slowest
+    peak = slowest.ceilings.peak_flops_per_second
+    traced = sum(step.seconds for step in slowest.traced_steps) / len(slowest.traced_steps)
+    return Profile(
+        name=config.name,
+        headway=__version__,
+        torch=torch.__version__,
+        created=time.time(),
+        precision=config.train.precision,
+        compiled=config.train.compile,
+        warmup_steps=plan.warmup,
+        workers=workers,
+        slowest=slowest.rank,
+        step_seconds=analysis.step_seconds,
+        tokens_per_second=slowest.items_per_step / analysis.step_seconds,
+        mfu=analysis.reached if peak is not None else None,
+        reached=analysis.reached,
+        profiler_cost=traced / slowest.step_seconds - 1,
+        rows=analysis.rows,
+        losses=analysis.losses,
+        notes=list(_notes(config)),
+    )
+
+
+def _notes(config: Config) -> list[str]:
+    notes = [
+        "FLOPs are those of the model (PaLM, appendix B): what is computed again, and that half of the attention is"
+        " masked, do not count",
+        "a save counts with the time that training waits for it; writing goes on beside the next steps",
+    ]
+    if config.train.batch_ramp:
+        notes.append(f"these are the run's first steps, of {config.train.batches.sizes[0]} rows (train.batch_ramp)")
+    if config.parallel.pipeline > 1:
+        notes.append("a stage of a pipeline goes to and fro between forward and backward, so these are one row")
+    return notes

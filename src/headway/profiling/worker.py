@@ -1,0 +1,55 @@
+"""What `headway profile` starts: `python -m headway.profiling.worker FOLDER`, once per worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from headway.core.errors import HeadwayError, Preempted
+from headway.core.files import atomic_write, write_json
+from headway.launch.worker import die_with_parent, error_record, keep_log
+
+
+def main() -> None:
+    """Train some steps as one worker, in the run directory of FOLDER's config; leave `worker-<rank>.json` or
+    `error-<rank>.json`."""
+    die_with_parent()
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    if rank > 0:
+        keep_log(folder / f"worker-{rank}.log")
+    try:
+        _profile(folder, rank)
+    except HeadwayError as error:
+        write_json(folder / f"error-{rank}.json", error_record(error, rank))
+        sys.exit(error.exit_code)
+    except Exception as error:
+        traceback.print_exc()
+        time.sleep(1.0)  # let the one write first that met the reason, and not its echo
+        write_json(folder / f"error-{rank}.json", error_record(error, rank))
+        sys.exit(1)
+
+
+def _profile(folder: Path, rank: int) -> None:
+    from headway.config import load_config
+    from headway.launch.attempt import Wishes
+    from headway.launch.session import run_in_this_process
+    from headway.profiling.profiler import Plan, Profiler
+    from headway.training.task import language_model_task
+
+    profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)
+    try:
+        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes(), [profiler])
+    except Preempted:  # by itself, after the last step that it wanted
+        if profiler.record is None:
+            raise
+    assert profiler.record is not None, "the run is long enough for all steps of the plan"
+    with atomic_write(folder / f"worker-{rank}.json", "w") as file:
+        file.write(profiler.record.model_dump_json())
+
+
+if __name__ == "__main__":
+    main()
