@@ -85,10 +85,9 @@ def main() -> None:
     back = [min(t for t in steps.values() if t > kill) - kill for kill in kills]
     first = min(steps.values()) - start
     later = found.ratio * found.wall_seconds / (found.wall_seconds - first)
-    print(
-        f"{len(kills)} kills, one every {options.every:.0f} s, {options.workers} workers; load {os.getloadavg()[0]:.1f}"
-    )
-    print(found.in_words())
+    load = os.getloadavg()[0]
+    print(f"{len(kills)} kills, one every {options.every:.0f} s, {options.workers} workers; load {load:.1f}")
+    print(found)
     print(f"from a kill to the next new step: median {statistics.median(back):.2f} s, longest {max(back):.2f} s")
     print(f"without the first start of {first:.1f} s: {later:.1%}")
     verdict = "met" if later >= LIMIT else "MISSED"
