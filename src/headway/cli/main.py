@@ -34,6 +34,7 @@ VERBS = (
     "report",
     "verify",
     "chaos",
+    "bench",
 )
 
 

@@ -15,12 +15,12 @@ from headway.config.schema import Config
 from headway.core.errors import ConfigError
 
 
-def complaints(tree: Entry, error: ValidationError) -> list[ConfigError]:
-    """One problem for each key that is wrong, in the order of the schema; `where` holds dotted keys."""
+def complaints(tree: Entry, error: ValidationError, model: type[BaseModel] = Config) -> list[ConfigError]:
+    """One problem for each key of a model that is wrong, in the order of its schema; `where` holds dotted keys."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for detail in error.errors(include_url=False):
         by_key.setdefault(_key_of(tree, detail), []).append(detail)
-    return [_complaint(key, details) for key, details in by_key.items()]
+    return [_complaint(key, details, model) for key, details in by_key.items()]
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -45,10 +45,10 @@ def _key_of(tree: Entry, detail: Mapping[str, Any]) -> str:
     return ".".join(key)
 
 
-def _complaint(key: str, details: list[Mapping[str, Any]]) -> ConfigError:
+def _complaint(key: str, details: list[Mapping[str, Any]], model: type[BaseModel]) -> ConfigError:
     kind, context = details[0]["type"], details[0].get("ctx", {})
     if kind == "extra_forbidden":
-        return ConfigError(f"unknown key '{key}'", where=key, fix=suggestion(key))
+        return ConfigError(f"unknown key '{key}'", where=key, fix=suggestion(key, model))
     if kind == "conflict":
         keys = [f"{key}.{name}" for name in context["keys"]] or [key]
         return ConfigError(f"{key}: {context['text']}", where=", ".join(keys))
@@ -79,9 +79,9 @@ def _wanted(detail: Mapping[str, Any]) -> str:
     return re.sub(r"^Input should (.*?)(, (unable|got) .*)?$", r"should \1", message)
 
 
-def suggestion(key: str) -> str | None:
+def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     """What an unknown key was probably meant to be: the section it belongs to, or the key with the nearest name."""
-    known = list(known_keys())
+    known = list(known_keys(model))
     path = [part for part in key.split(".") if not part.isdecimal()]
     section, last = ".".join(path[:-1]), path[-1]
     elsewhere = [other for other in known if other.rpartition(".")[2] == last]

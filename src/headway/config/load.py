@@ -140,16 +140,21 @@ def _parse_file(path: Path) -> Entry:
 
 
 def _with_overrides(tree: Entry, overrides: Sequence[str]) -> Entry:
-    parsed = [_parse_override(text) for text in overrides]
+    parsed = [parse_override(text) for text in overrides]
     _make_room(tree, (key for key, value in parsed if key in _REPLACES and value.value is not None))
     for key, value in parsed:
         _expand(tree, "sources", "path")
         _expand(tree, "clean", "step")
-        _set(tree, key, value)
+        set_entry(tree, key, value)
     return tree
 
 
-def _parse_override(text: str) -> tuple[str, Entry]:
+def parse_override(text: str) -> tuple[str, Entry]:
+    """Dotted key and value of `key.path=value`.
+
+    Raises:
+        ConfigError: it has another form, or the value is no YAML.
+    """
     place = f"override '{text}'"
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
@@ -157,7 +162,7 @@ def _parse_override(text: str) -> tuple[str, Entry]:
     return key.strip(), parse(value, place, lines=False)
 
 
-def _set(tree: Entry, key: str, value: Entry) -> None:
+def set_entry(tree: Entry, key: str, value: Entry) -> None:
     """Put a value in its place; sections that are not there yet are made, list items are not."""
     *sections, last = key.split(".")
     entry = tree

@@ -20,18 +20,21 @@ _SIXTEEN: dict[str, Any] = {
 _LONG: dict[str, Any] = {"max_sequence_length": 8192, "rope_theta": 500_000.0}
 
 #: Shape name -> the `model.*` keys it stands for. The 1B and larger ones are those of the Llama 3 family
-#: (Dubey et al. 2024, table 3; 13b is Llama 2's, Touvron et al. 2023, table 1). Of those with
-#: experts, 8x7b is Mixtral's (Jiang et al. 2024, table 1) and 30b-a3b Qwen 3's.
+#: (Dubey et al. 2024, table 3; 7b and 13b are Llama 2's, Touvron et al. 2023, table 1). 117m, which is 125m under another
+#: name, is GPT's: 12 layers, 12 heads, width 768 (Radford et al. 2018, section 4.1), 116 M parameters with its
+#: vocabulary of 40 k. Of those with experts, 8x7b is Mixtral's (Jiang et al. 2024, table 1) and 30b-a3b Qwen 3's.
 SHAPES: dict[str, dict[str, Any]] = {
     "1m": _shape(96, 4, 4, 2, 256, **_TIED),
     "4m": _shape(192, 6, 6, 3, 512, **_TIED),
     "10m": _shape(256, 8, 8, 4, 704, **_TIED),
     "30m": _shape(384, 10, 6, 3, 1024, **_TIED),
     "60m": _shape(512, 12, 8, 4, 1408, **_TIED),
+    "117m": _shape(768, 12, 12, 12, 2048, **_TIED),
     "125m": _shape(768, 12, 12, 12, 2048, **_TIED),
     "350m": _shape(1024, 24, 16, 8, 2816, **_TIED),
     "1b": _shape(2048, 16, 32, 8, 8192, **_TIED, **_LONG),
     "3b": _shape(3072, 28, 24, 8, 8192, **_TIED, **_LONG),
+    "7b": _shape(4096, 32, 32, 32, 11008, max_sequence_length=4096),
     "8b": _shape(4096, 32, 32, 8, 14336, **_LONG),
     "13b": _shape(5120, 40, 40, 40, 13824, max_sequence_length=4096),
     "30b": _shape(6656, 60, 52, 52, 17920, max_sequence_length=4096),

@@ -23,13 +23,9 @@ from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter, WriterSettings
 from headway.config import (
-    DEEPSPEED,
-    FULLY_SHARDED,
     Config,
     LaneGrid,
     MeshShape,
-    OptimizerConfig,
-    effective_strategy,
     identity,
     resolve_lanes,
     resolve_mesh,
@@ -40,11 +36,11 @@ from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
+from headway.launch.assemble import assemble
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
 from headway.launch.grid import settle_micro_batch
 from headway.launch.network import apply_nccl_profile, assert_same_profile
-from headway.parallel.materialize import materialize
-from headway.parallel.strategy import Engine, Strategy, make_strategy
+from headway.parallel.strategy import Strategy
 from headway.parallel.world import World, open_world, world_size_from_environment
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
@@ -56,13 +52,10 @@ from headway.training.allocator import keep_freed_memory
 from headway.training.available import emulated, refuse_unavailable
 from headway.training.callbacks import Callback
 from headway.training.conditions.watch import ConditionWatch, conditions
-from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
 from headway.training.loss_scale import begin_scaling
 from headway.training.notices import NoticeReader
-from headway.training.optimizer import build_optimizer
-from headway.training.precision import apply_precision, muon_products
 from headway.training.recorders import Recorder, StateHashes
 from headway.training.staged import make_pipeline, refuse_uncut_models
 from headway.training.state import TrainState
@@ -143,19 +136,8 @@ def _train(
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
-    apply_precision(config, task.model.train())
     parameters = task.facts()["parameters"]  # a strategy may leave nothing of them to be counted
-    strategy = _cut(config, task, world, fresh=start is None)
-    elastic = config.determinism == "elastic"
-    settings, updates_on = _updates(config, world)
-    products = muon_products(config.train.precision)
-    optimizer = build_optimizer(settings, task.model, updates_on, strategy.updates, elastic, products)
-    if elastic and config.parallel.strategy in FULLY_SHARDED:
-        refuse_cuts_that_show(partial(build_optimizer, settings, elastic=True), updates_on, threads)
-    engine = strategy if isinstance(strategy, Engine) else None
-    if engine is not None:
-        engine.take_over(optimizer)
-    state = TrainState(task.model, optimizer, engine=engine)
+    state, strategy = assemble(config, task, world, threads, fresh=start is None)
     if start is not None:
         _check_data(task, start)
         began = time.monotonic()
@@ -221,19 +203,6 @@ def _train(
     train_loop(job)
 
 
-def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
-    """The strategy around a model that has weights, the same on every worker if they are the first ones."""
-    if task.first_value is None:
-        task.model.to(world.device)
-        if fresh:
-            world.broadcast_(task.model.parameters())
-        return make_strategy(config, task.model, world)
-    strategy = make_strategy(config, task.model, world)
-    first_value = task.first_value if fresh else None
-    materialize(task.model, world, first_value, in_host_memory=config.optimizer.offload)
-    return strategy
-
-
 def _try_memory(
     config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, grid: LaneGrid
 ) -> None:
@@ -245,14 +214,6 @@ def _try_memory(
     if wanted and step < last:
         lane = grid.of_worker(world.data_rank, world.mesh.data)[0]
         trial_step(config, task, state, strategy, world, largest_micro_batch(task.feed, lane, step, last))
-
-
-def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
-    """The optimizer's settings, and where it computes. Some strategies keep moments in host memory themselves."""
-    settings, strategy = config.optimizer, effective_strategy(config.parallel.strategy, world.mesh)
-    if settings.offload and strategy in (*DEEPSPEED, *FULLY_SHARDED):
-        return settings.model_copy(update={"offload": False}), torch.device("cpu")
-    return settings, world.device
 
 
 def _find_start(

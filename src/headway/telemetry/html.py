@@ -119,6 +119,21 @@ def facts(items: Iterable[tuple[str, str]]) -> str:
     return f'<dl class="facts">{pairs}</dl>' if pairs else ""
 
 
+def paragraphs(texts: Iterable[str]) -> str:
+    """Each text a paragraph; those that begin with a dash are items of a list below the one before."""
+    parts: list[str] = []
+    for text in texts:
+        if text.startswith("- "):
+            item = f"<li>{escape(text[2:])}</li>"
+            if parts and parts[-1].endswith("</ul>"):
+                parts[-1] = f"{parts[-1][:-5]}{item}</ul>"
+            else:
+                parts.append(f"<ul>{item}</ul>")
+        else:
+            parts.append(f"<p>{escape(text)}</p>")
+    return "\n".join(parts)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Iterable[int] = ()) -> str:
     """A table; `numeric` are the columns that are set flush right. Nothing when there are no rows."""
     if not rows:
@@ -145,7 +160,8 @@ def figure(chart: Chart) -> str:
     )
     legend = f'<div class="legend">{entries}</div>' if entries else ""
     size = "wide" if chart.wide else "small"
-    return f'<figure class="{size}">\n<h3>{escape(chart.title)}</h3>\n{legend}\n{chart.svg}\n</figure>'
+    title = f"<h3>{escape(chart.title)}</h3>\n" if chart.title else ""
+    return f'<figure class="{size}">\n{title}{legend}\n{chart.svg}\n</figure>'
 
 
 def preformatted(text: str, summary: str | None = None) -> str:

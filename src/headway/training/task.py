@@ -130,22 +130,8 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
     from headway.data.remote_store import open_store
-    from headway.models.build import build_model, build_without_memory
-    from headway.models.facts import count_parameters, flops_per_token
 
     store = open_store(config.data)
-    stages = _pipeline_stages(config, store.vocab_size) if mesh is not None and mesh.pp > 1 else None
-    mine = None
-    if mesh is not None and stages is not None:
-        mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
-    first_value = None
-    if mesh is not None and effective_strategy(config.parallel.strategy, mesh) in FULLY_SHARDED:
-        model, first_value = build_without_memory(
-            config.model, vocab_size=store.vocab_size, seed=config.seed, stages=mine
-        )
-    else:
-        model = build_model(config.model, vocab_size=store.vocab_size, seed=config.seed, stages=mine)
-    model.set_activation_checkpointing(config.train.activation_checkpointing)
     length = config.train.sequence_length
 
     def cut(grid: LaneGrid) -> tuple[TokenFeed, EvaluationFeed | None]:
@@ -169,15 +155,40 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
         if config.data.document_mask:
             # Attention does not cross documents, so what it would cost if it did is no work done.
             attention_length = round(total_figures(figures.values()).attention_length)
+    task = decoder_task(config, feed, store.vocab_size, attention_length, mesh, rank)
+    task.evaluation, task.recut = evaluation, cut
+    task.fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
+    return task
+
+
+def decoder_task(
+    config: Config, feed: Feed, vocab_size: int, attention_length: int, mesh: MeshShape | None = None, rank: int = 0
+) -> Task:
+    """The native decoder, or a worker's stages of it, on batches of token ids; without evaluation.
+
+    Args:
+        vocab_size: Token ids that the feed may hold.
+        attention_length: Positions that attention goes over, for the count of FLOPs.
+    """
+    from headway.models.build import build_model, build_without_memory
+    from headway.models.facts import count_parameters, flops_per_token
+
+    stages = _pipeline_stages(config, vocab_size) if mesh is not None and mesh.pp > 1 else None
+    mine = None
+    if mesh is not None and stages is not None:
+        mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
+    first_value = None
+    if mesh is not None and effective_strategy(config.parallel.strategy, mesh) in FULLY_SHARDED:
+        model, first_value = build_without_memory(config.model, vocab_size=vocab_size, seed=config.seed, stages=mine)
+    else:
+        model = build_model(config.model, vocab_size=vocab_size, seed=config.seed, stages=mine)
+    model.set_activation_checkpointing(config.train.activation_checkpointing)
     return Task(
         model=model,
         feed=feed,
         objective=LANGUAGE_MODELLING,
-        evaluation=evaluation,
-        fingerprints={"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint},
-        flops_per_item=flops_per_token(config.model, attention_length),
-        vocab_size=store.vocab_size,
-        recut=cut,
+        flops_per_item=flops_per_token(model.config, attention_length),
+        vocab_size=vocab_size,
         parameters=count_parameters(model.config).total,
         stages=stages,
         first_value=first_value,

@@ -1,0 +1,134 @@
+"""From results to what is compared: means with intervals, scaling efficiency, and cells that go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headway.bench.results import CellResult, Measurement
+from headway.bench.statistics import Difference, Mean, difference, mean_of
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a measurement."""
+
+    name: str
+    """As a column of `metrics.csv`, with its unit."""
+    read: Callable[[Measurement], float | None]
+
+
+def _of(name: str) -> Metric:
+    return Metric(name, lambda found: getattr(found, name))
+
+
+SPEED, MEMORY, LOSS = _of("tokens_per_second"), _of("peak_memory_bytes"), _of("mean_loss")
+
+
+def _share_of_time(kind: str) -> Metric:
+    return Metric(f"communication_{kind}_share", lambda found: getattr(found.communication, f"{kind}_share", None))
+
+
+COMMUNICATION = (_share_of_time("total"), _share_of_time("exposed"), _share_of_time("overlapped"))
+METRICS = (
+    SPEED,
+    _of("tokens_per_second_per_device"),
+    _of("mean_step_seconds"),
+    _of("p50_step_seconds"),
+    _of("p95_step_seconds"),
+    MEMORY,
+    _of("peak_reserved_bytes"),
+    _of("peak_resident_bytes"),
+    _of("host_to_device_gb_per_second"),
+    LOSS,
+    _of("mfu"),
+    _of("hfu"),
+    _of("model_flops_per_second"),
+    _of("measured_product_flops_per_second"),
+    _of("share_of_measured_products"),
+    *COMMUNICATION,
+    Metric("energy_joules_per_token", lambda m: m.energy.joules / m.items if m.energy else None),
+)
+
+
+class Setting(NamedTuple):
+    """What cells that are compared have in common, but for the strategy and the number of workers."""
+
+    model: str
+    precision: str
+    micro_batch: int
+    sequence_length: int
+    scaling: str
+    environment: str
+
+    @classmethod
+    def of(cls, result: CellResult) -> Setting:
+        """Of a result."""
+        cell = result.cell
+        return cls(
+            cell.model, cell.precision, cell.micro_batch, cell.sequence_length, cell.scaling, result.environment_id
+        )
+
+    def in_words(self) -> str:
+        """For people; the environment is told apart elsewhere."""
+        rows = f"{self.micro_batch} x {self.sequence_length:,} tokens"
+        return f"{self.model}, {self.precision}, micro-batches of {rows}, {self.scaling} scaling"
+
+
+def values(result: CellResult, metric: Metric) -> list[float]:
+    """Of all repeats that know it."""
+    return [value for found in result.measured if (value := metric.read(found)) is not None]
+
+
+def mean(result: CellResult, metric: Metric) -> Mean | None:
+    """Over the repeats, with the 95 % confidence interval; None where it is unknown."""
+    return mean_of(values(result, metric))
+
+
+def compare(first: CellResult, second: CellResult, metric: Metric) -> Difference | None:
+    """The first by the second; None where one is unknown."""
+    return difference(values(first, metric), values(second, metric))
+
+
+def by_setting(results: Iterable[CellResult]) -> dict[Setting, list[CellResult]]:
+    """Results that may be compared with each other."""
+    groups: dict[Setting, list[CellResult]] = {}
+    for result in results:
+        groups.setdefault(Setting.of(result), []).append(result)
+    return groups
+
+
+def good(results: Iterable[CellResult]) -> list[CellResult]:
+    """Those with something to compare."""
+    return [result for result in results if result.status == "ok"]
+
+
+def base_of(result: CellResult, results: Sequence[CellResult]) -> CellResult | None:
+    """The same with the fewest workers, of those that came out: what scaling is counted from."""
+    setting = Setting.of(result)
+    same = [r for r in good(results) if r.cell.strategy == result.cell.strategy and Setting.of(r) == setting]
+    return min(same, key=lambda r: r.cell.workers, default=None)
+
+
+def efficiency(result: CellResult, results: Sequence[CellResult]) -> float | None:
+    """Tokens/s per worker, as a share of what the fewest workers do.
+
+    In weak scaling that is the time of a step with as many rows for each worker, in strong scaling the speed-up of the
+    same step by the number of workers. None of the base itself, and without one.
+    """
+    base, speed = base_of(result, results), mean(result, SPEED)
+    if base is None or speed is None or base.cell.workers == result.cell.workers:
+        return None
+    before = mean(base, SPEED)
+    assert before is not None, "it came out"
+    return (speed.value / result.cell.workers) / (before.value / base.cell.workers)
+
+
+def ideal_efficiency(result: CellResult) -> float:
+    """What is possible: workers on processors cannot have more than there are, other devices are each worker's own."""
+    found = result.measured[0]
+    cores: int | None = result.environment.get("hardware", {}).get("cores_usable")
+    if found.device_type != "cpu" or not cores:
+        return 1.0
+    return min(1.0, cores / (result.cell.workers * found.threads))

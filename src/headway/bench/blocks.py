@@ -1,0 +1,88 @@
+"""Results inside logs: lines that are found again whatever a log has put before, between or behind them.
+
+    =====HEADWAY-BENCH-RESULT BEGIN 3f2a9c41d07b=====
+    HEADWAY-BENCH-RESULT 3f2a9c41d07b 1/2 {"schema_version":1,...|
+    HEADWAY-BENCH-RESULT 3f2a9c41d07b 2/2 ...}|
+    =====HEADWAY-BENCH-RESULT END 3f2a9c41d07b=====
+
+The JSON is ASCII and cut into lines that are short enough for container runtimes, which split long ones. Every line
+says which block it belongs to, by the first half of the block's SHA-256, and its place in it: so several workers may
+write into one log at a time, and a block that has lost something is known to have.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.core.files import sha256_bytes
+
+MARKER = "HEADWAY-BENCH-RESULT"
+_ID_LENGTH = 32
+#: Container runtimes cut lines at 16 KiB, some services at 4 KiB with what they add.
+_LINE_CHARACTERS = 3000
+
+_LINE = re.compile(rf"{MARKER} ([0-9a-f]{{{_ID_LENGTH}}}) (\d+)/(\d+) (.*)\|[^|]*$")
+_BEGIN = re.compile(rf"=====+{MARKER} BEGIN ([0-9a-f]{{{_ID_LENGTH}}})")
+
+
+@dataclass
+class Found:
+    """What a log holds."""
+
+    values: list[dict[str, Any]] = field(default_factory=list)
+    """In the order of their last lines, each block once."""
+    broken: list[str] = field(default_factory=list)
+    """Blocks that were begun and are not whole."""
+
+
+def block(value: dict[str, Any]) -> str:
+    """The lines for a JSON value, without a line break at the end."""
+    text = json.dumps(value, separators=(",", ":"))
+    name = sha256_bytes(text.encode())[:_ID_LENGTH]
+    parts = [text[start : start + _LINE_CHARACTERS] for start in range(0, len(text), _LINE_CHARACTERS)]
+    lines = [f"{MARKER} {name} {number}/{len(parts)} {part}|" for number, part in enumerate(parts, 1)]
+    return "\n".join([f"====={MARKER} BEGIN {name}=====", *lines, f"====={MARKER} END {name}====="])
+
+
+def find_blocks(lines: Iterable[str]) -> Found:
+    """The values of all whole blocks among the lines of a log."""
+    found, parts, done = Found(), dict[str, dict[int, str]](), set[str]()
+    for line in lines:
+        text = _unwrapped(line)
+        if (begun := _BEGIN.search(text)) is not None:
+            parts.setdefault(begun[1], {})
+        if (match := _LINE.search(text)) is None or match[1] in done:
+            continue
+        name, count = match[1], int(match[3])
+        mine = parts.setdefault(name, {})
+        mine[int(match[2])] = match[4]
+        if len(mine) == count and (value := _whole(mine, name)) is not None:
+            found.values.append(value)
+            done.add(name)
+    found.broken = [name for name in parts if name not in done]
+    return found
+
+
+def _whole(parts: dict[int, str], name: str) -> dict[str, Any] | None:
+    text = "".join(parts[number] for number in sorted(parts))
+    if sha256_bytes(text.encode())[:_ID_LENGTH] != name:
+        return None
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+def _unwrapped(line: str) -> str:
+    """A line as it was printed, where a log keeps each one within a JSON object (Docker's files, cloud services)."""
+    line = line.rstrip("\r\n")
+    if MARKER not in line or not line.lstrip().startswith("{"):
+        return line
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return line
+    texts = (record.get(key) for key in ("log", "message", "msg", "textPayload"))
+    return next((text.rstrip("\r\n") for text in texts if isinstance(text, str) and MARKER in text), line)

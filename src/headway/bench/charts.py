@@ -1,0 +1,215 @@
+"""The charts of a benchmark's report: one strategy keeps one colour in all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headway.bench.analysis import COMMUNICATION, MEMORY, SPEED, Metric, efficiency, good, ideal_efficiency, mean
+from headway.bench.results import CellResult
+from headway.telemetry.charts import MUTED, SERIES, Chart, as_svg, drawing, short_number, ticks
+from headway.telemetry.html import STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_GIB, _MIB = 2**30, 2**20
+_WIDTH = 1040
+
+
+@dataclass(frozen=True)
+class Named:
+    """A chart and the name of its file."""
+
+    name: str
+    chart: Chart
+
+
+def setting_charts(results: Sequence[CellResult], prefix: str) -> list[Named]:
+    """The charts of cells that differ by strategy and number of workers only; none where there is nothing to see."""
+    shown = good(results)
+    if not shown:
+        return []
+    names = list(dict.fromkeys(r.cell.strategy for r in results))
+    drawn = [
+        ("throughput", _bars(shown, names, SPEED, "Throughput", "tokens/s", short_number, 1.0)),
+        ("efficiency", _efficiency(shown, names)),
+        ("memory", _memory(shown, names)),
+        ("step-times", _step_times(shown, names)),
+        ("communication", _communication(shown, names)),
+    ]
+    return [Named(f"{prefix}{name}", chart) for name, chart in drawn if chart is not None]
+
+
+def standalone(chart: Chart) -> str:
+    """A chart as a file of its own, in the page's light colours on white."""
+    colours = dict(re.findall(r"--([\w-]+): (#\w+)", STYLE.split("@media")[0]))
+    svg = re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], chart.svg)
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert box is not None, "matplotlib writes it"
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{box[1]}"'
+    svg = svg.replace("<svg ", f'{opening} height="{box[2]}" font-family="sans-serif" ', 1)
+    svg = svg.replace(" href=", " xlink:href=")
+    ground = f'<rect width="100%" height="100%" fill="{colours["ground"]}"/>'
+    return svg.replace(">", f">{ground}", 1) + "\n"
+
+
+def _bars(
+    results: Sequence[CellResult],
+    names: Sequence[str],
+    metric: Metric,
+    title: str,
+    unit: str,
+    label: Callable[[float], str],
+    scale: float,
+) -> Chart | None:
+    """Bars by number of workers, side by side by strategy, with the confidence intervals of the repeats."""
+    workers = sorted({r.cell.workers for r in results})
+    known = {(r.cell.strategy, r.cell.workers): m for r in results if (m := mean(r, metric)) is not None}
+    if not known:
+        return None
+    with drawing(_WIDTH, 360) as (figure, axes):
+        thickness = 0.84 / len(names)
+        for index, name in enumerate(names):
+            for place, count in enumerate(workers):
+                at = place + (index - (len(names) - 1) / 2) * thickness
+                found = known.get((name, count))
+                if found is None:
+                    axes.annotate("–", (at, 0), ha="center", va="bottom", color=MUTED, fontsize=11)
+                    continue
+                error = None if found.half_width is None else found.half_width / scale
+                axes.bar(
+                    at, found.value / scale, thickness * 0.9, yerr=error, color=_colour(index), label=name,
+                    error_kw={"ecolor": MUTED, "elinewidth": 1.2, "capsize": 3},
+                )  # fmt: skip
+        axes.set_xticks(range(len(workers)), [_workers(count) for count in workers])
+        axes.grid(visible=False, axis="x")
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(unit)
+        axes.yaxis.set_major_formatter(ticks(label))
+        _legend(figure, axes)
+        return Chart(title, as_svg(figure, title), wide=True)
+
+
+def _memory(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
+    highest = max((m.value for r in results if (m := mean(r, MEMORY)) is not None), default=0)
+    unit, scale = ("GiB", _GIB) if highest >= 2 * _GIB else ("MiB", _MIB)
+    what = "grown by training" if results[0].measured[0].device_type == "cpu" else "allocated"
+    return _bars(results, names, MEMORY, f"Peak memory of a worker ({what})", unit, short_number, scale)
+
+
+def _efficiency(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
+    """Tokens/s per worker as a share of what the fewest workers do, beside what is possible."""
+    shares = {
+        (r.cell.strategy, r.cell.workers): share for r in results if (share := efficiency(r, results)) is not None
+    }
+    if not shares:
+        return None
+    with drawing(_WIDTH, 340) as (figure, axes):
+        counts = sorted({r.cell.workers for r in results})
+        ideal = {r.cell.workers: ideal_efficiency(r) for r in results}
+        possible = [100 * ideal[count] for count in counts]
+        limited = min(possible) < 100
+        axes.axhline(100, color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)), label="ideal")
+        if limited:
+            axes.plot(
+                counts, possible, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)), label="as many cores as there are"
+            )
+        for index, name in enumerate(names):
+            base = min((r.cell.workers for r in results if r.cell.strategy == name), default=None)
+            line = [(count, 100 * shares[name, count]) for count in counts if (name, count) in shares]
+            if base is not None and line:
+                xs, ys = zip((base, 100.0), *line, strict=True)
+                axes.plot(xs, ys, color=_colour(index), linewidth=2, marker="o", markersize=5, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(counts, [_workers(count) for count in counts])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("percent of ideal")
+        _legend(figure, axes)
+        title = f"Scaling efficiency ({results[0].cell.scaling})"
+        return Chart(title, as_svg(figure, title), wide=True)
+
+
+def _step_times(results: Sequence[CellResult], names: Sequence[str]) -> Chart:
+    """Every measured step as a dot, with the median and the range from the 5th to the 95th percentile."""
+    from headway.bench.statistics import quantile
+
+    workers = sorted({r.cell.workers for r in results})
+    rows = [(count, name) for count in workers for name in names]
+    by_place = {(r.cell.workers, r.cell.strategy): r for r in results}
+    with drawing(_WIDTH, 80 + 20 * len(rows)) as (figure, axes):
+        for place, key in enumerate(rows):
+            if (result := by_place.get(key)) is None:
+                continue
+            steps = [1000 * seconds for found in result.measured for seconds in found.step_seconds]
+            colour = _colour(names.index(key[1]))
+            axes.plot(
+                steps, [place] * len(steps), linestyle="none", marker="o", markersize=3.5, color=colour, alpha=0.4
+            )
+            axes.plot([quantile(steps, 0.05), quantile(steps, 0.95)], [place, place], color=colour, linewidth=2)
+            axes.plot([quantile(steps, 0.5)], [place], marker="|", markersize=13, markeredgewidth=3, color=colour)
+        labels = [f"{name}, {_workers(count)}" for count, name in rows]
+        axes.set_yticks(range(len(rows)), labels)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        for line in range(len(names), len(rows), len(names)):
+            axes.axhline(line - 0.5, color=MUTED, linewidth=0.5)
+        _spread(axes)
+        axes.set_xlabel("milliseconds per step")
+        title = "Step times"
+        return Chart(f"{title}: every step, median, 5th to 95th percentile", as_svg(figure, title), wide=True)
+
+
+def _spread(axes: Axes) -> None:
+    """A logarithmic axis where the values span more than a factor of 30."""
+    low, high = axes.dataLim.x0, axes.dataLim.x1
+    if low > 0 and high > 30 * low:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(ticks(short_number))
+
+
+def _communication(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
+    """Shares of a step, exposed and hidden, of cells with several workers."""
+    ordered = sorted(results, key=lambda r: (r.cell.workers, names.index(r.cell.strategy)))
+    found = [(r, mean(r, COMMUNICATION[1]), mean(r, COMMUNICATION[2])) for r in ordered]
+    known = [(r, e.value, o.value) for r, e, o in found if e is not None and o is not None]
+    if not known:
+        return None
+    with drawing(_WIDTH, 90 + 22 * len(known)) as (figure, axes):
+        places = range(len(known))
+        exposed, hidden = [100 * e for _, e, _ in known], [100 * o for _, _, o in known]
+        axes.barh(places, exposed, 0.7, color=SERIES[1], label="exposed: nothing is computed meanwhile")
+        axes.barh(places, hidden, 0.7, left=exposed, color=SERIES[5], label="overlapped with computation")
+        axes.set_yticks(places, [f"{r.cell.strategy}, {_workers(r.cell.workers)}" for r, _, _ in known])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("percent of the time of profiled steps")
+        _legend(figure, axes)
+        title = "Communication"
+        return Chart(f"{title}, waiting for the slowest worker included", as_svg(figure, title), wide=True)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Every label once, above the axes."""
+    entries: dict[str, Any] = {}
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        entries.setdefault(label, handle)
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside upper left", ncols=4, frameon=False, fontsize=11,
+        labelcolor=MUTED,
+    )  # fmt: skip
+
+
+def _colour(index: int) -> str:
+    return SERIES[index % len(SERIES)]
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"

@@ -1,0 +1,104 @@
+"""Results back from wherever their lines have gone: logs, folders, standard input, `kubectl logs`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.bench.blocks import find_blocks
+from headway.bench.results import CellResult, merge_results, parse_result, read_results, write_result
+from headway.core.errors import ConfigError, DataError
+
+KUBECTL = "kubectl:"
+_KUBECTL_SECONDS = 120
+
+
+@dataclass
+class Collected:
+    """What was found."""
+
+    results: list[CellResult]
+    broken: list[str] = field(default_factory=list)
+    """Blocks that have lost lines, by where they were."""
+    sources: int = 0
+    """Places that were read."""
+
+
+def collect(sources: Sequence[str], folder: Path) -> Collected:
+    """Read results, bring repeats of the same cell together, and write them into a folder.
+
+    Args:
+        sources: Files (also .gz), result JSON files, folders (all files in them), `-` for standard input, and
+            `kubectl:` with what `kubectl logs` takes: `kubectl:pod/bench-0`, `kubectl:-n ml job/bench`.
+        folder: Results that are there already stay, but for repeats that are found in a newer form.
+
+    Raises:
+        ConfigError: a source is not there.
+        DataError: a block holds something else than a result of this version.
+    """
+    found = Collected([])
+    for source in sources:
+        for where, lines in _opened(source):
+            found.sources += 1
+            blocks = find_blocks(lines)
+            found.results += [parse_result(value, where) for value in blocks.values]
+            found.broken += [f"{where}: block {name[:12]}" for name in blocks.broken]
+    found.results = merge_results(found.results)
+    for result in merge_results([*read_results(folder), *found.results]):
+        write_result(folder, result)
+    return found
+
+
+def _opened(source: str) -> Iterator[tuple[str, Iterable[str]]]:
+    """Every log of a source."""
+    if source == "-":
+        yield "standard input", sys.stdin
+        return
+    if source.startswith(KUBECTL):
+        yield source, _kubectl(source.removeprefix(KUBECTL))
+        return
+    path = Path(source)
+    if not path.exists():
+        raise ConfigError(
+            "there is no such file or folder", where=source, fix="give logs, folders, - or kubectl:pod/NAME"
+        )
+    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        yield str(file), _lines(file)
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a log; a result file has the lines that would have been printed for it."""
+    from headway.bench.blocks import block
+
+    data = file.read_bytes()
+    if file.suffix == ".gz":
+        data = gzip.decompress(data)
+    text = data.decode(errors="replace")
+    if file.suffix == ".json":
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return text.splitlines()
+        if isinstance(value, dict) and {"schema_version", "cell", "repeats"} <= value.keys():
+            return block(value).splitlines()
+    return text.splitlines()
+
+
+def _kubectl(arguments: str) -> list[str]:
+    """What `kubectl logs` prints."""
+    command = ["kubectl", "logs", *arguments.split()]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_KUBECTL_SECONDS, check=False)
+    except OSError:
+        raise ConfigError("there is no kubectl here", where=KUBECTL, fix="install it, or pipe logs in with -") from None
+    except subprocess.TimeoutExpired:
+        raise DataError("kubectl does not answer", where=" ".join(command), fix="check the cluster") from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        raise DataError(f"kubectl: {said}", where=" ".join(command), fix="check pod and namespace")
+    return done.stdout.decode(errors="replace").splitlines()

@@ -1,0 +1,46 @@
+"""What a result depends on besides its cell: the hardware, the software, and this package's own source."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import headway
+from headway.core.files import fingerprint
+
+_VARIABLES = ("NCCL_", "GLOO_", "PYTORCH_", "TORCHINDUCTOR_", "MKL_", "KMP_")
+
+
+def describe_environment(launcher: str) -> dict[str, Any]:
+    """Hardware, versions, variables that change speed, and the launcher; equal on equal machines."""
+    from headway.telemetry.hardware import hardware_facts
+    from headway.telemetry.provenance import environment
+
+    facts = environment()
+    variables = {name: value for name, value in facts["variables"].items() if name.startswith(_VARIABLES)}
+    packages = {name: facts["packages"].get(name) for name in ("headway", "torch", "numpy", "triton", "deepspeed")}
+    return {
+        "hardware": hardware_facts(),
+        "python": facts["python"],
+        "packages": {name: version for name, version in packages.items() if version is not None},
+        "cuda": facts["cuda"],
+        "variables": variables,
+        "launcher": launcher,
+        "source": _source(),
+    }
+
+
+def environment_id(environment: dict[str, Any]) -> str:
+    """A short name for it."""
+    return fingerprint(environment)[:8]
+
+
+@cache
+def _source() -> str:
+    """A hash of the package's own code: results of two states of it are two things."""
+    folder, digest = Path(headway.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,220 @@
+"""What the figures say, in words; of differences only those that the repeats can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headway.bench.analysis import (
+    COMMUNICATION,
+    LOSS,
+    MEMORY,
+    SPEED,
+    base_of,
+    by_setting,
+    compare,
+    efficiency,
+    good,
+    ideal_efficiency,
+    mean,
+)
+from headway.bench.results import CellResult
+from headway.bench.statistics import Difference
+from headway.core.format import format_bytes, format_count
+
+#: Strategies that are another's under a second name.
+ALIASES = {"fsdp": "zero3"}
+#: How far losses of one setting may lie apart: strategies compute the same in another order.
+_SAME_LOSS = {"fp32": 1e-3}
+_SAME_LOSS_ELSE = 1e-2
+
+
+def findings(results: Sequence[CellResult]) -> list[str]:
+    """One sentence each, the most important first."""
+    return [*_failures(results), *_settings(results)]
+
+
+def _settings(results: Sequence[CellResult]) -> Iterator[str]:
+    groups = by_setting(results)
+    for setting, group in groups.items():
+        for workers in sorted({r.cell.workers for r in good(group)}, reverse=True):
+            same = [r for r in good(group) if r.cell.workers == workers]
+            where = f"{_workers(workers)}, {setting.in_words()}" if len(groups) > 1 else _workers(workers)
+            yield from _strategies(same, where)
+        yield from _scaling(group)
+        yield from _communication(group)
+
+
+def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
+    """Cells that differ by their strategy alone."""
+    if len(same) < 2:
+        return
+    fastest = max(same, key=_speed)
+    near = [r.cell.strategy for r in same if r is not fastest and not _is_slower(r, fastest)]
+    besides = f"; the repeats cannot tell {_listed(near)} from it" if near else ""
+    yield f"Fastest on {where}: {fastest.cell.strategy} with {format_count(_speed(fastest))} tokens/s{besides}."
+    if same[0].cell.workers > 1:
+        base = next((r for r in same if r.cell.strategy == "ddp"), same[0])
+        for result in same:
+            if result is not base:
+                yield f"{sentence(result, base)} on {where}."
+    yield from _aliases(same, where)
+    yield from _losses(same, where)
+
+
+def sentence(result: CellResult, base: CellResult) -> str:
+    """How a strategy's memory and speed compare with another's: "zero3 needs 43 % less memory than ddp and is 18 %
+    slower here"; without the end of the sentence."""
+    name, other = _label(result), _label(base)
+    memory, speed = compare(result, base, MEMORY), compare(result, base, SPEED)
+    less = _told(memory, "less memory", "more memory")
+    slower = _told(speed, "slower", "faster")
+    if less and slower:
+        return f"{name} needs {less} than {other} and is {slower} here"
+    if slower:
+        return f"{name} is {slower} than {other} here, with no difference in memory that the repeats can tell,"
+    if less:
+        return f"{name} needs {less} than {other}, with no difference in speed that the repeats can tell,"
+    return f"Between {name} and {other} there is no difference that the repeats can tell"
+
+
+def _told(found: Difference | None, below: str, above: str) -> str | None:
+    """A difference in words; None when there is none that can be told."""
+    if found is None or not found.is_told:
+        return None
+    return f"{percent(abs(found.ratio - 1))} {below if found.ratio < 1 else above}"
+
+
+def percent(share: float) -> str:
+    """With as many digits as mean something."""
+    return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
+
+
+def _speed(result: CellResult) -> float:
+    found = mean(result, SPEED)
+    assert found is not None, "it came out"
+    return found.value
+
+
+def _is_slower(result: CellResult, fastest: CellResult) -> bool:
+    found = compare(result, fastest, SPEED)
+    return found is not None and found.is_told
+
+
+def _aliases(same: Sequence[CellResult], where: str) -> Iterator[str]:
+    """Two names of one thing show how far to trust the figures."""
+    by_name = {r.cell.strategy: r for r in same}
+    for alias, name in ALIASES.items():
+        if alias in by_name and name in by_name and same[0].cell.workers > 1:
+            found = compare(by_name[alias], by_name[name], SPEED)
+            if found is not None:
+                apart = percent(abs(found.ratio - 1))
+                yield (
+                    f"{alias} and {name} are two names of one strategy; measured on {where} they are {apart} apart in"
+                    " speed: differences no larger than that mean little."
+                )
+
+
+def _losses(same: Sequence[CellResult], where: str) -> Iterator[str]:
+    losses = {r.cell.strategy: found.value for r in same if (found := mean(r, LOSS)) is not None}
+    if len(losses) < 2:
+        return
+    low, high = min(losses.values()), max(losses.values())
+    limit = _SAME_LOSS.get(same[0].cell.precision, _SAME_LOSS_ELSE)
+    if high - low > limit * abs(low):
+        shown = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+        yield f"Warning: on {where} strategies do not have the same loss, as they should: {shown}."
+
+
+def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
+    """Of each strategy, what the most workers bring."""
+    most = max((r.cell.workers for r in good(group)), default=1)
+    for result in good(group):
+        share, base = efficiency(result, group), base_of(result, group)
+        if result.cell.workers != most or share is None or base is None:
+            continue
+        told = compare(result, base, SPEED)
+        if told is None or not told.is_told:
+            continue
+        ideal = ideal_efficiency(result)
+        limit = "" if ideal == 1 else f"; the cores there are allow {percent(ideal)}"
+        yield (
+            f"{result.cell.strategy} does {told.ratio:.2f} times the tokens/s of {_workers(base.cell.workers)} on"
+            f" {_workers(most)}, {percent(share)} of what as many times the workers would ideally do{limit}"
+            f" ({result.cell.scaling} scaling)."
+        )
+
+
+def _communication(group: Sequence[CellResult]) -> Iterator[str]:
+    most = max((r.cell.workers for r in good(group)), default=1)
+    shares = {
+        r.cell.strategy: found.value
+        for r in good(group)
+        if r.cell.workers == most and (found := mean(r, COMMUNICATION[1])) is not None
+    }
+    if shares:
+        low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+        other = f", {low} the least with {percent(shares[low])}" if low != high else ""
+        yield (
+            f"On {_workers(most)} {high} waits longest for communication that nothing hides, {percent(shares[high])} of"
+            f" a step{other}."
+        )
+
+
+def _failures(results: Sequence[CellResult]) -> Iterator[str]:
+    failed = [r for r in results if r.status not in ("ok", "excluded")]
+    if failed:
+        yield f"{len(failed)} of {len(results)} cells did not come out:"
+        yield from (f"- {r.cell.name}: {failure_in_words(r)}" for r in failed)
+    partly = [r for r in results if r.status == "ok" and r.last_failure is not None]
+    for result in partly:
+        yield f"Of {result.cell.name} only {len(result.measured)} repeats came out: {failure_in_words(result)}."
+    left_out = [r for r in results if r.status == "excluded"]
+    if left_out:
+        yield f"{len(left_out)} cells were left out by the suite:"
+        yield from (f"- {r.cell.name}: {failure_in_words(r)}" for r in left_out)
+
+
+def failure_in_words(result: CellResult) -> str:
+    """How and why the newest repeat that did not come out ended."""
+    failure = result.last_failure
+    return "" if failure is None else f"{failure.status.replace('_', ' ')}: {failure.reason}"
+
+
+def changes(before: Sequence[CellResult], after: Sequence[CellResult]) -> list[list[str]]:
+    """Two sets of results, cell by cell: name, speed before and after, memory before and after, what can be told."""
+    old = {r.cell.name: r for r in before}
+    new = {r.cell.name: r for r in after}
+    rows = []
+    for name in dict.fromkeys([*new, *old]):
+        a, b = old.get(name), new.get(name)
+        if a is None or b is None:
+            verdict = "only in the first" if b is None else "only in the second"
+        elif a.status != "ok" or b.status != "ok":
+            verdict = "as before" if a.status == b.status else f"{a.status} before, {b.status} now"
+        else:
+            speed = _told(compare(b, a, SPEED), "slower", "faster")
+            memory = _told(compare(b, a, MEMORY), "less memory", "more memory")
+            verdict = " and ".join(filter(None, (speed, memory))) or "no difference that the repeats can tell"
+        rows.append([name, *_shown(a, b), verdict])
+    return rows
+
+
+def _shown(a: CellResult | None, b: CellResult | None) -> list[str]:
+    def text(result: CellResult | None, memory: bool) -> str:
+        found = mean(result, MEMORY if memory else SPEED) if result is not None else None
+        return (format_bytes if memory else format_count)(None if found is None else found.value)
+
+    return [text(a, False), text(b, False), text(a, True), text(b, True)]
+
+
+def _label(result: CellResult) -> str:
+    name = result.cell.strategy
+    return f"{name} (another name of {ALIASES[name]})" if name in ALIASES else name
+
+
+def _workers(count: int) -> str:
+    return "one worker" if count == 1 else f"{count} workers"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,37 @@
+"""Sets of stretches of time, as sorted lists of (start, end) that do not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Stretches = list[tuple[float, float]]
+
+
+def union(stretches: Iterable[tuple[float, float]]) -> Stretches:
+    """The time that is in any of them."""
+    joined: Stretches = []
+    for start, end in sorted(stretches):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        elif end > start:
+            joined.append((start, end))
+    return joined
+
+
+def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
+    """The time that is in both; each a union."""
+    common, i, j = Stretches(), 0, 0
+    while i < len(first) and j < len(second):
+        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if end > start:
+            common.append((start, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def length(stretches: Iterable[tuple[float, float]]) -> float:
+    """How long they are together."""
+    return sum(end - start for start, end in stretches)

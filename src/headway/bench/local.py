@@ -1,0 +1,41 @@
+"""The workers of a cell on this machine: `python -m headway.bench.local SPEC`, which starts and waits for them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from headway.bench.blocks import block
+from headway.bench.worker import Spec, run_worker
+from headway.launch.worker import die_with_parent
+from headway.supervise.watchdog import in_words
+
+
+def main() -> None:
+    """Be the only worker, or start as many as the cell has."""
+    die_with_parent()
+    path = Path(sys.argv[1])
+    spec = Spec.read(path)
+    if spec.result.cell.workers == 1:
+        run_worker(path)
+        return
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from headway.launch.agent import start_workers
+
+    cell = spec.result.cell
+    try:
+        start_workers(cell.workers, f"bench-{cell.name}", {}, "headway.bench.worker", str(path))
+    except ChildFailedError as error:
+        # Workers whose peer is gone end with errors of their own; the agent ends others by SIGTERM.
+        died = {r: f for r, f in error.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
+        if died:
+            rank, failure = min(died.items(), key=lambda end: end[1].timestamp)
+            reason = f"worker {rank} died ({in_words(failure.exitcode)})"
+            print("\n" + block(spec.ended("killed", reason).model_dump(mode="json")), flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""From a suite to cells: what each of them runs, and which of them cannot be run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+from headway.bench.suite import Cell, Suite, flattened
+from headway.config import DEEPSPEED, Config, override
+from headway.core.errors import ConfigError
+from headway.core.files import fingerprint
+
+#: Of a run: not part of what is measured.
+_OF_NO_MATTER = ("name", "runs")
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell that is about to be measured, or the reason why it will not be."""
+
+    cell: Cell
+    key: str
+    """Of the cell, how it is measured, and where: what a result must have to stand for it."""
+    config: Config | None = None
+    """What its workers run; None when it is refused or left out."""
+    refused: str | None = None
+    """Why it cannot be run, in the config's own words."""
+    excluded: str | None = None
+    """Why the suite leaves it out."""
+    faults: str = ""
+    """Orders for its workers, as in `HEADWAY_FAULTS`."""
+
+
+def cells_of(suite: Suite) -> Iterator[Cell]:
+    """Every combination; the number of workers changes slowest, so that small cells come first."""
+    axes = (suite.workers, suite.scaling, suite.model, suite.precision, suite.micro_batch, suite.sequence_length,
+            suite.strategy)  # fmt: skip
+    for workers, scaling, model, precision, rows, length, strategy in product(*axes):
+        yield Cell(
+            strategy=strategy,
+            workers=workers,
+            model=model,
+            precision=precision,
+            micro_batch=rows,
+            sequence_length=length,
+            scaling=scaling,
+        )
+
+
+def plan_matrix(suite: Suite, environment: Mapping[str, Any]) -> list[PlannedCell]:
+    """All cells, each with its config or the reason why there is none.
+
+    Args:
+        environment: What results depend on besides the cell: hardware and software.
+
+    Raises:
+        ConfigError: `suite.config` is wrong whatever the cell.
+    """
+    override(Config(), ["train.steps=1", *_overrides(suite)])
+    return [_planned(suite, cell, environment) for cell in cells_of(suite)]
+
+
+def _planned(suite: Suite, cell: Cell, environment: Mapping[str, Any]) -> PlannedCell:
+    faults = ",".join(order.order for order in suite.faults if order.fits(cell))
+    config, refused = None, None
+    excluded = next((exclusion.reason for exclusion in suite.exclude if exclusion.fits(cell)), None)
+    if excluded is None:
+        try:
+            config = cell_config(suite, cell)
+        except ConfigError as error:
+            refused = error.what + (f" ({error.fix})" if error.fix else "")
+    settings = {key: getattr(suite, key) for key in ("data", "vocab_size", "warmup_steps", "steps", "profiled_steps")}
+    run = config.model_dump(mode="json", exclude=set(_OF_NO_MATTER)) if config else None
+    identity = {"cell": cell.model_dump(), "config": run, "settings": settings, "faults": faults}
+    key = fingerprint({**identity, "refused": refused, "excluded": excluded, "environment": dict(environment)})[:16]
+    return PlannedCell(cell, key, config, refused, excluded, faults)
+
+
+def cell_config(suite: Suite, cell: Cell) -> Config:
+    """The config that a cell's workers train with.
+
+    Raises:
+        ConfigError: the config's own checks refuse it, or a package is missing.
+    """
+    if cell.strategy in DEEPSPEED and find_spec("deepspeed") is None:
+        raise ConfigError("DeepSpeed is not installed", fix="pip install 'headway[deepspeed]'")
+    parallel = suite.config.get("parallel") or {}
+    together = parallel.get("tensor", 1) * parallel.get("context", 1) * parallel.get("pipeline", 1)
+    shared_by = cell.workers if cell.scaling == "weak" else max(suite.workers)
+    values: dict[str, Any] = {
+        "name": cell.name,
+        "seed": suite.seed,
+        "model.preset": cell.model,
+        "train.steps": suite.warmup_steps + suite.steps + suite.profiled_steps,
+        "train.sequence_length": cell.sequence_length,
+        "train.micro_batch": cell.micro_batch,
+        "train.global_batch": cell.micro_batch * suite.micro_batches * max(1, shared_by // together),
+        "train.precision": cell.precision,
+        "parallel.strategy": cell.strategy,
+        "parallel.workers": cell.workers,
+        # Nothing but steps: no evaluation, no file.
+        "evaluation.every": None,
+        "checkpoint.every": "1000000000 steps",
+        "telemetry.report": False,
+    }
+    if suite.data == "synthetic":
+        values["model.vocab_size"] = suite.vocab_size
+    if cell.sequence_length > 2048:
+        values["model.max_sequence_length"] = cell.sequence_length
+    written = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    return override(Config(), [*written, *_overrides(suite)])
+
+
+def _overrides(suite: Suite) -> list[str]:
+    """The suite's own keys of the config. Speed is asked, so nothing is promised about bits unless it says so."""
+    return ["determinism=off", *(f"{key}={json.dumps(value)}" for key, value in flattened(suite.config))]

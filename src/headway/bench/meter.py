@@ -1,0 +1,204 @@
+"""What is measured inside a worker while the training loop runs as it always does."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headway.bench.energy import open_counter
+from headway.bench.intervals import Stretches, intersection, length, union
+from headway.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from headway.training.loop import Job
+
+#: As an event of the profiler says it.
+_CUDA = torch._C._autograd.DeviceType.CUDA
+_COPIED_BYTES = 256 * 2**20
+_PRODUCT_SIDE, _PRODUCT_SECONDS = 1024, 0.25
+_PRODUCT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Meter(Callback):
+    """Times steps from the end of one to the end of the next, and profiles some more after them."""
+
+    warmup_steps: int
+    steps: int
+    profiled_steps: int
+    step_seconds: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    """All measured steps, with what the device had queued."""
+    items: int = 0
+    loss_sum: float = 0.0
+    joules: float | None = None
+    energy_source: str | None = None
+    communication: tuple[float, float] | None = None
+    """Exposed and overlapped share of the profiled steps on this worker."""
+
+    def on_start(self, job: Job) -> None:
+        """Open what counts."""
+        world = job.world
+        self._counter = open_counter(world.device.type, world.device.index or 0, world.local_rank == 0)
+        self._profiler: Any = None
+        self._last = time.perf_counter()
+
+    def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
+        """Note the time, and what begins or ends with this step."""
+        first, last = self.warmup_steps, self.warmup_steps + self.steps
+        if step in (first, last):
+            _wait_for(job.world.device)
+        now = time.perf_counter()
+        if first < step <= last:
+            self.step_seconds.append(now - self._last)
+            self.items += int(metrics["train/items"])
+            self.loss_sum += metrics["train/loss"] * metrics["train/items"]
+        if step == first:
+            self._start = now
+            if self._counter is not None:
+                self._counter.joules()
+        elif step == last:
+            self.seconds = now - self._start
+            if self._counter is not None:
+                self.joules, self.energy_source = self._counter.joules(), self._counter.source
+            self.memory = Memory.now(job.world.device)
+            if self.profiled_steps and job.world.size > 1:
+                self._profiler = _start_profiler(job.world.device)
+        elif step == last + self.profiled_steps and self._profiler is not None:
+            _wait_for(job.world.device)
+            self._profiler.stop()
+            self.communication = communication_shares(self._profiler.events(), job.world.device.type)
+        self._last = now
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Over the items of the measured steps; None when it is not finite."""
+        mean = self.loss_sum / self.items if self.items else math.nan
+        return mean if math.isfinite(mean) else None
+
+
+def communication_shares(events: Any, device_type: str) -> tuple[float, float] | None:
+    """Exposed and overlapped share of the time between the first and the last event.
+
+    On GPUs kernels of NCCL are communication, and all others computation. On the CPU a collective of gloo is under way
+    from its start until all workers have done it, and operators of PyTorch are computation.
+
+    Args:
+        events: As `torch.profiler.profile.events()` gives them, in microseconds.
+
+    Returns:
+        None when there was no collective.
+    """
+    sent: Stretches = []
+    computed: Stretches = []
+    ends: Stretches = []
+    for event in events:
+        stretch = (event.time_range.start, event.time_range.end)
+        if device_type == "cuda":
+            if event.device_type != _CUDA or event.is_user_annotation:
+                continue
+            (sent if "nccl" in event.name.lower() else computed).append(stretch)
+        elif event.name.startswith("gloo:"):
+            sent.append(stretch)
+        elif event.name.startswith("aten::") and not event.is_async:
+            computed.append(stretch)
+        else:
+            continue
+        ends.append(stretch)
+    if not sent:
+        return None
+    under_way = union(sent)
+    whole = max(end for _, end in ends) - min(start for start, _ in ends)
+    both = length(intersection(under_way, union(computed)))
+    return (length(under_way) - both) / whole, both / whole
+
+
+def _start_profiler(device: torch.device) -> Any:
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    profiler = profile(activities=kinds)
+    profiler.start()
+    return profiler
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of this process, in bytes; None where nobody tells."""
+
+    allocated_peak: int | None
+    reserved_peak: int | None
+    resident_peak: int | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> Memory:
+        """The peaks so far."""
+        cuda = device.type == "cuda"
+        return cls(
+            torch.cuda.max_memory_allocated(device) if cuda else None,
+            torch.cuda.max_memory_reserved(device) if cuda else None,
+            _status_bytes("VmHWM"),
+        )
+
+
+def begin_memory() -> int | None:
+    """Forget the peak of resident memory so far; returns what is resident now. None where that cannot be done."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak, since Linux 4.0
+    except OSError:
+        return None
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(name: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+# What the machine can do ----------------------------------------------------------------------------------------------
+
+
+def host_to_device(device: torch.device) -> float | None:
+    """GB/s from page-locked memory to a GPU; None elsewhere."""
+    if device.type != "cuda":
+        return None
+    source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device=device)
+    times = []
+    for _ in range(5):
+        _wait_for(device)
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        _wait_for(device)
+        times.append(time.perf_counter() - start)
+    return _COPIED_BYTES / min(times) / 1e9
+
+
+def product_flops(device: torch.device, precision: str) -> float | None:
+    """FLOP/s of this worker in products of large matrices on the CPU, while others do the same; None elsewhere."""
+    kind = _PRODUCT_TYPES.get(precision)
+    if device.type != "cpu" or kind is None:
+        return None
+    a = torch.ones(_PRODUCT_SIDE, _PRODUCT_SIDE, dtype=kind)
+    out = a @ a
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < _PRODUCT_SECONDS:
+        torch.mm(a, a, out=out)
+        count += 1
+    return 2 * _PRODUCT_SIDE**3 * count / (time.perf_counter() - start)

@@ -1,0 +1,282 @@
+"""A benchmark's report: `metrics.csv`, `report.md` with its plots, and `report.html`, which needs no other file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.bench.analysis import (
+    COMMUNICATION,
+    MEMORY,
+    METRICS,
+    SPEED,
+    Metric,
+    base_of,
+    by_setting,
+    efficiency,
+    mean,
+)
+from headway.bench.charts import Named, setting_charts, standalone
+from headway.bench.findings import changes, failure_in_words, findings
+from headway.bench.results import CellResult, merge_results, read_results
+from headway.core.errors import DataError
+from headway.core.files import atomic_write
+from headway.core.format import UNKNOWN, format_bytes, format_count
+from headway.telemetry import html
+
+PLOTS = "plots"
+_HEADERS = [
+    "Cell", "Result", "Tokens/s", "Per worker", "Step p50", "Step p95", "Peak memory", "Of ideal", "Communication",
+    "Exposed", "Loss", "MFU", "HFU", "Energy", "Repeats",
+]  # fmt: skip
+_CHANGES = ["Cell", "Tokens/s before", "now", "Memory before", "now", "What the repeats can tell"]
+
+NOTES = (
+    "±: half of the 95 % confidence interval over repeats (Student's t); differences are told where Welch's test at"
+    " 95 % can, one comparison at a time.",
+    "Peak memory: on GPUs what PyTorch allocated there; on the CPU how much resident memory grew from before the model"
+    " was built to its peak. Of the worker that has most.",
+    "Of ideal: tokens/s per worker as a share of the same strategy's with the fewest workers.",
+    "Communication: share of the profiled steps, which are not among the timed ones, in which a collective was under"
+    " way, waiting for the slowest worker included; exposed: and nothing was computed meanwhile.",
+    "MFU and HFU: n/a where the device's peak is not known, as a processor's. Energy: n/a where no counter can be read.",
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a folder of results says."""
+
+    title: str
+    results: list[CellResult]
+    findings: list[str]
+    before: list[CellResult] | None = None
+    """Results to compare with."""
+    before_name: str = ""
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The table, a line per cell."""
+        return [_row(result, self.results) for result in self.results]
+
+    @property
+    def changes(self) -> list[list[str]]:
+        """The comparison, a line per cell."""
+        return [] if self.before is None else changes(self.before, self.results)
+
+
+def load_report(folder: Path, compare: Path | None = None) -> Report:
+    """Read a folder of results, and one to compare with.
+
+    Raises:
+        DataError: there are no results, or one cannot be read.
+    """
+    results = _results(folder)
+    before = None if compare is None else _results(compare)
+    suites = list(dict.fromkeys(result.suite for result in results))
+    return Report(", ".join(suites), results, findings(results), before, "" if compare is None else str(compare))
+
+
+def _results(folder: Path) -> list[CellResult]:
+    results = merge_results(read_results(folder))
+    if not results:
+        raise DataError(
+            "there are no benchmark results", where=str(folder), fix="headway bench strategies, or another folder"
+        )
+    return results
+
+
+def write_report(folder: Path, compare: Path | None = None) -> list[Path]:
+    """Write all files of the report into the folder of results; returns their paths.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+        DataError: as `load_report`.
+    """
+    report = load_report(folder, compare)
+    charts = _charts(report)
+    files = {
+        "metrics.csv": render_csv(report.results),
+        "report.md": render_markdown(report, charts),
+        "report.html": render_html(report, charts),
+        **{f"{PLOTS}/{named.name}.svg": standalone(named.chart) for named in charts},
+    }
+    for name, text in files.items():
+        with atomic_write(folder / name, "w") as file:
+            file.write(text)
+    return [folder / name for name in files]
+
+
+def _charts(report: Report) -> list[Named]:
+    groups = by_setting(report.results)
+    found = []
+    for setting, group in groups.items():
+        name = f"{setting.model}-{setting.precision}-b{setting.micro_batch}-t{setting.sequence_length}"
+        several = "" if len(groups) == 1 else f"{name}-{setting.scaling}-{setting.environment}-"
+        found += setting_charts(group, several)
+    return found
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def _row(result: CellResult, results: Sequence[CellResult]) -> list[str]:
+    name = result.cell.name
+    if result.status != "ok":
+        return [name, failure_in_words(result), *[UNKNOWN] * (len(_HEADERS) - 3), _repeats(result)]
+    return [
+        name,
+        "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result)}",
+        _mean(result, SPEED, format_count),
+        _mean(result, METRICS[1], format_count),
+        _mean(result, METRICS[3], _milliseconds),
+        _mean(result, METRICS[4], _milliseconds),
+        _mean(result, MEMORY, format_bytes),
+        "base" if base_of(result, results) is result else _share(efficiency(result, results)),
+        _mean_share(result, COMMUNICATION[0]),
+        _mean_share(result, COMMUNICATION[1]),
+        _named(result, "mean_loss", "{:.4f}"),
+        _named(result, "mfu", "{:.1%}"),
+        _named(result, "hfu", "{:.1%}"),
+        _named(result, "energy_joules_per_token", "{:.3g} J/token"),
+        _repeats(result),
+    ]
+
+
+def _repeats(result: CellResult) -> str:
+    return f"{len(result.measured)} of {result.settings.get('repeats', len(result.repeats))}"
+
+
+def _mean(result: CellResult, metric: Metric, text: Callable[[float], str]) -> str:
+    found = mean(result, metric)
+    if found is None:
+        return UNKNOWN
+    # A mean of zero width has nothing to say of its width.
+    return text(found.value) + (f" ± {text(found.half_width)}" if found.half_width else "")
+
+
+def _named(result: CellResult, name: str, form: str) -> str:
+    found = mean(result, next(metric for metric in METRICS if metric.name == name))
+    return UNKNOWN if found is None else form.format(found.value)
+
+
+def _mean_share(result: CellResult, metric: Metric) -> str:
+    found = mean(result, metric)
+    return UNKNOWN if found is None else _share(found.value)
+
+
+def _share(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.0995 else f"{seconds * 1000:.2g} ms"
+
+
+# The files ------------------------------------------------------------------------------------------------------------
+
+
+def render_csv(results: Sequence[CellResult]) -> str:
+    """A line per cell; what is unknown is empty."""
+    cell_keys = ["strategy", "workers", "model", "precision", "micro_batch", "sequence_length", "scaling"]
+    metric_keys = [key for metric in METRICS for key in (metric.name, f"{metric.name}_ci95_half_width")]
+    out = io.StringIO()
+    writer = csv.DictWriter(
+        out,
+        ["suite", *cell_keys, "status", "reason", "repeats", "scaling_efficiency", *metric_keys, "environment", "key"],
+        lineterminator="\n",
+    )
+    writer.writeheader()
+    for result in results:
+        line: dict[str, Any] = {key: getattr(result.cell, key) for key in cell_keys}
+        failure = result.last_failure
+        line |= {"suite": result.suite, "status": result.status, "repeats": len(result.measured)}
+        line |= {"reason": failure.reason if failure else "", "environment": result.environment_id, "key": result.key}
+        line["scaling_efficiency"] = efficiency(result, results)
+        for metric in METRICS:
+            found = mean(result, metric)
+            line[metric.name] = None if found is None else found.value
+            line[f"{metric.name}_ci95_half_width"] = None if found is None else found.half_width
+        writer.writerow(line)
+    return out.getvalue()
+
+
+def render_markdown(report: Report, charts: Sequence[Named]) -> str:
+    """For a repository or a ticket; plots are files beside it."""
+    lines = [f"# Benchmark {report.title}", "", "## Findings", ""]
+    lines += [text if text.startswith("- ") else f"\n{text}" for text in report.findings]
+    lines += ["", "## Cells", "", *_markdown_table(_HEADERS, report.rows), ""]
+    lines += [f"- {note}" for note in NOTES]
+    if report.before is not None:
+        lines += ["", f"## Compared with {report.before_name}", "", *_markdown_table(_CHANGES, report.changes)]
+    lines += ["", "## Plots", ""]
+    lines += [f"### {named.chart.title}\n\n![{named.chart.title}]({PLOTS}/{named.name}.svg)\n" for named in charts]
+    lines += ["## Measured on", "", *(f"- {name}: {value}" for name, value in _environment(report.results)), ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(values: Sequence[str]) -> str:
+        return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
+
+    return [line(headers), line(["---"] * len(headers)), *map(line, rows)]
+
+
+def render_html(report: Report, charts: Sequence[Named]) -> str:
+    """One page with everything in it."""
+    failed = [r for r in report.results if r.last_failure is not None and r.last_failure.log_tail]
+    came_out = sum(result.status == "ok" for result in report.results)
+    return html.page(
+        f"Benchmark {report.title}",
+        [
+            html.heading(f"Benchmark {report.title}", None, f"{came_out} of {len(report.results)} cells came out."),
+            html.section("Findings", html.paragraphs(report.findings)),
+            html.section("Compared with " + report.before_name, html.table(_CHANGES, report.changes, (1, 2, 3, 4)))
+            if report.before is not None
+            else "",
+            "\n".join(html.section(named.chart.title, html.figure(_untitled(named))) for named in charts),
+            html.section("Cells", html.table(_HEADERS, report.rows, range(2, len(_HEADERS))), html.paragraphs(NOTES)),
+            html.section("Last lines of what did not come out", *(_log(result) for result in failed)),
+            html.section("Measured on", html.facts(_environment(report.results))),
+        ],
+    )
+
+
+def _untitled(named: Named) -> Any:
+    from dataclasses import replace
+
+    return replace(named.chart, title="")
+
+
+def _log(result: CellResult) -> str:
+    failure = result.last_failure
+    assert failure is not None
+    return html.preformatted("\n".join(failure.log_tail), f"{result.cell.name}: {failure_in_words(result)}")
+
+
+def _environment(results: Sequence[CellResult]) -> list[tuple[str, str]]:
+    """Of every environment that results come from."""
+    facts = []
+    for name, environment in {r.environment_id: r.environment for r in results}.items():
+        hardware, packages = environment.get("hardware", {}), environment.get("packages", {})
+        accelerators = [device["name"] for device in hardware.get("accelerators", [])]
+        shown = ", ".join(f"{accelerators.count(n)} × {n}" for n in dict.fromkeys(accelerators)) or "no accelerator"
+        memory = f"{hardware.get('memory_gib', UNKNOWN)} GiB"
+        versions = ", ".join(f"{package} {version}" for package, version in packages.items())
+        cpu = f"{hardware.get('cpu', UNKNOWN)}, {hardware.get('cores_usable', UNKNOWN)} usable cores, {memory}"
+        facts.append((f"Environment {name}", f"{cpu}; {shown}; Python {environment.get('python')}; {versions}"))
+    settings = {r.suite: r.settings for r in results}
+    for suite, values in settings.items():
+        facts.append((f"Suite {suite}", ", ".join(f"{key} {value}" for key, value in values.items() if value)))
+    started = [repeat.started for result in results for repeat in result.repeats]
+    facts.append(("Measured", f"{_moment(min(started))} to {_moment(max(started))}"))
+    return facts
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,0 +1,237 @@
+"""The result of a cell: one JSON file with a version and a schema, checked whenever it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from headway.bench.suite import Cell
+from headway.core.errors import DataError
+from headway.core.files import write_json
+
+SCHEMA_VERSION = 1
+CELLS = "cells"
+
+Status = Literal["ok", "failed", "killed", "timeout", "out_of_memory", "refused", "excluded"]
+#: What a cell is that could not be run at all; another attempt would meet the same.
+FINAL: tuple[Status, ...] = ("refused", "excluded", "out_of_memory")
+
+
+class Record(BaseModel):
+    """A part of a result; unknown keys are errors, and no number is infinite or none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Communication(Record):
+    """Where the time of the profiled steps went, as shares of it, over the mean of all workers."""
+
+    steps: int
+    total_share: float
+    """A collective was under way, waiting for the slowest worker included."""
+    exposed_share: float
+    """... and this worker computed nothing meanwhile."""
+    overlapped_share: float
+    """... and this worker computed."""
+
+
+class Energy(Record):
+    """Over the measured steps."""
+
+    joules: float
+    source: str
+    """Who counted: the driver of the GPUs, or the processors with all that ran on them meanwhile."""
+
+
+class Measurement(Record):
+    """What one measurement of a cell found. What is unknown is null."""
+
+    device: str
+    """Product name of the first worker's device."""
+    device_type: str
+    threads: int
+    """CPU threads of a worker."""
+    parameters: int
+    items: int
+    """Tokens of the measured steps, over all workers."""
+    step_seconds: list[float]
+    """The measured steps, as the first worker saw them."""
+    tokens_per_second: float
+    tokens_per_second_per_device: float
+    mean_step_seconds: float
+    p50_step_seconds: float
+    p95_step_seconds: float
+    mean_loss: float | None
+    """Over the measured steps; null when one was not finite."""
+    peak_memory_bytes: int | None
+    """Of the worker that has most. On GPUs what PyTorch allocated there, on the CPU by how much resident memory grew
+    from before the model was built to its peak."""
+    peak_memory_bytes_by_worker: list[int | None]
+    peak_reserved_bytes: int | None
+    """On GPUs: what PyTorch's allocator kept there, free blocks included; of the worker that has most."""
+    peak_resident_bytes: int | None
+    """Resident memory of the process that has most, libraries included."""
+    host_to_device_gb_per_second: float | None
+    """From page-locked memory, the mean of all workers copying at the same time; null on the CPU."""
+    flops_per_token: float | None
+    """Of the model, as MFU counts them (Chowdhery et al. 2022, appendix B)."""
+    model_flops_per_second: float | None
+    """Of all workers."""
+    mfu: float | None
+    """Null where the device's peak is not known."""
+    hfu: float | None
+    """With what is computed again in the backward pass; null where that is not known."""
+    measured_product_flops_per_second: float | None
+    """What all workers reach together at the same time in products of large matrices, on the CPU."""
+    share_of_measured_products: float | None
+    """`model_flops_per_second` as a share of that."""
+    communication: Communication | None
+    """Null with one worker, or where the profiler saw no collective."""
+    energy: Energy | None
+
+
+class Repeat(Record):
+    """One measurement, in processes of its own."""
+
+    number: int
+    """From 1."""
+    status: Status
+    reason: str | None = None
+    """Why it did not come out."""
+    attempts: int = 1
+    started: float
+    """Unix seconds."""
+    wall_seconds: float | None = None
+    """With starting and ending the processes."""
+    log_tail: list[str] = []
+    """The last lines of the log of one that did not come out."""
+    measured: Measurement | None = None
+
+
+class CellResult(Record):
+    """All that is known of a cell."""
+
+    schema_version: Literal[1] = 1
+    suite: str
+    cell: Cell
+    key: str
+    """Of the cell, how it was measured, and the environment."""
+    environment_id: str
+    environment: dict[str, Any]
+    """Hardware and software that the result depends on."""
+    settings: dict[str, Any]
+    """How it was measured: steps, data, the suite's keys of the config."""
+    repeats: list[Repeat]
+
+    @property
+    def measured(self) -> list[Measurement]:
+        """Those that came out."""
+        return [repeat.measured for repeat in self.repeats if repeat.measured is not None]
+
+    @property
+    def last_failure(self) -> Repeat | None:
+        """The newest one that did not come out."""
+        return next((repeat for repeat in reversed(self.repeats) if repeat.status != "ok"), None)
+
+    @property
+    def status(self) -> Status:
+        """`ok` when there is something to be compared, else why not."""
+        failure = self.last_failure
+        return "ok" if self.measured or failure is None else failure.status
+
+    def is_done(self, repeats: int) -> bool:
+        """Whether there is nothing left to measure: all repeats, or one that did not come out."""
+        return self.last_failure is not None or len(self.repeats) >= repeats
+
+    @property
+    def file_name(self) -> str:
+        """In the folder of results."""
+        return f"{self.cell.name}-{self.key[:8]}.json"
+
+
+def write_result(folder: Path, result: CellResult) -> Path:
+    """Write or replace a result, whole or not at all."""
+    path = folder / CELLS / result.file_name
+    write_json(path, result.model_dump(mode="json"))
+    return path
+
+
+def parse_result(value: Any, where: str) -> CellResult:
+    """A result from JSON.
+
+    Raises:
+        DataError: it is none, or of another version.
+    """
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            f"a benchmark result of version {version} cannot be read; this Headway knows {SCHEMA_VERSION}",
+            where=where,
+            fix="measure again, or read it with the version that has written it",
+        )
+    try:
+        return CellResult.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DataError(f"not a benchmark result: {key}: {first['msg']}", where=where, fix="measure again") from None
+
+
+def read_results(folder: Path) -> list[CellResult]:
+    """All results of a folder, by name; none when there is no such folder.
+
+    Raises:
+        DataError: a file is no result.
+    """
+    import json
+
+    results = []
+    for path in sorted((folder / CELLS).glob("*.json")):
+        try:
+            value = json.loads(path.read_bytes())
+        except ValueError:
+            raise DataError("not JSON", where=str(path), fix="remove the file, and measure again") from None
+        results.append(parse_result(value, str(path)))
+    return results
+
+
+def merge_results(results: Iterable[CellResult]) -> list[CellResult]:
+    """Each cell once: repeats of the same cell in the same environment come together, the newest of each number."""
+    merged: dict[str, CellResult] = {}
+    for result in results:
+        before = merged.get(result.key)
+        merged[result.key] = result if before is None else _with(before, result.repeats)
+    return sorted(merged.values(), key=lambda result: (result.cell.workers, result.cell.name, result.key))
+
+
+def _with(result: CellResult, repeats: Sequence[Repeat]) -> CellResult:
+    by_number = {repeat.number: repeat for repeat in result.repeats}
+    for repeat in repeats:
+        before = by_number.get(repeat.number)
+        # A worker's own word comes first, that of whoever started it later and knows more of the same.
+        if before is None or repeat.started > before.started or _is_fuller(repeat, before):
+            by_number[repeat.number] = repeat
+    return result.model_copy(update={"repeats": [by_number[number] for number in sorted(by_number)]})
+
+
+def _is_fuller(repeat: Repeat, before: Repeat) -> bool:
+    return repeat.started == before.started and (repeat.wall_seconds is not None, repeat.status == "ok") >= (
+        before.wall_seconds is not None,
+        before.status == "ok",
+    )
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of a result."""
+    from headway.config.reference import descriptions
+
+    found = CellResult.model_json_schema()
+    models = (CellResult, Repeat, Measurement, Communication, Energy, Cell)
+    for model in models:
+        described = found if model is CellResult else found["$defs"][model.__name__]
+        for name, text in descriptions(model).items():
+            described["properties"][name]["description"] = text
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

@@ -1,0 +1,311 @@
+"""Carrying out a matrix: every measurement in fresh processes of its own, and whatever comes of it is a result."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.bench.blocks import MARKER, block, find_blocks
+from headway.bench.environment import describe_environment, environment_id
+from headway.bench.matrix import PlannedCell, plan_matrix
+from headway.bench.results import CELLS, FINAL, CellResult, Repeat, merge_results, read_results, write_result
+from headway.bench.suite import Suite
+from headway.bench.worker import Spec
+from headway.core.console import notice, say
+from headway.core.errors import ConfigError, HeadwayError
+from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
+from headway.core.files import write_json
+from headway.core.format import format_bytes, format_count, format_seconds
+from headway.supervise.processes import end_all
+
+LOGS, EARLIER = "logs", "earlier"
+#: Launchers with a name; any other is a command that starts what follows it.
+LOCAL, TORCHRUN = "local", "torchrun"
+_TAIL_LINES, _TAIL_CHARACTERS = 20, 4000
+#: What torchrun says of a worker that a signal has ended.
+_TORCHRUN_SIGNAL = re.compile(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What to do about results that are there."""
+
+    again: bool = False
+    """Measure everything anew."""
+    failed_again: bool = False
+    """Measure anew what did not come out."""
+
+
+@dataclass
+class Matrix:
+    """A suite on its way: what is planned, and what is known so far."""
+
+    suite: Suite
+    folder: Path
+    launcher: str
+    environment: dict[str, Any]
+    cells: list[PlannedCell]
+    results: dict[str, CellResult]
+    """By key."""
+
+
+def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishes = Wishes()) -> Matrix:
+    """Plan a suite and take up what an earlier start has measured. Nothing is written.
+
+    Raises:
+        ConfigError: the suite's config is wrong, or there is no such launcher.
+    """
+    launch_command(launcher, Path("spec.json"), 1)
+    environment = describe_environment(launcher)
+    cells = plan_matrix(suite, environment)
+    keys = {planned.key for planned in cells}
+    kept = {
+        result.key: result
+        for result in merge_results(read_results(folder))
+        if result.key in keys and not wishes.again and not (wishes.failed_again and result.last_failure is not None)
+    }
+    return Matrix(suite, folder, launcher, environment, cells, kept)
+
+
+def to_do(matrix: Matrix) -> list[tuple[int, PlannedCell]]:
+    """Measurements that are missing, in their order: the first repeat of all cells, then the second of all."""
+    missing = []
+    for number in range(1, matrix.suite.repeats + 1):
+        for planned in matrix.cells:
+            result = matrix.results.get(planned.key)
+            numbers = {repeat.number for repeat in result.repeats} if result else set()
+            if number not in numbers and not (result and result.is_done(matrix.suite.repeats)):
+                missing.append((number, planned))
+    return missing
+
+
+def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResult]:
+    """Measure what is missing.
+
+    Args:
+        print_results: Also print every result for the log of a pod (`blocks`).
+
+    Raises:
+        ConfigError: another process has the folder.
+    """
+    with _owned(matrix.folder):
+        _set_aside(matrix)
+        missing = to_do(matrix)
+        done = len(matrix.cells) * matrix.suite.repeats - len(missing)
+        if done:
+            notice(f"{done} of {len(matrix.cells) * matrix.suite.repeats} measurements are there already")
+        for place, (number, planned) in enumerate(missing, 1):
+            result = matrix.results.get(planned.key)
+            if result is not None and result.is_done(matrix.suite.repeats):
+                continue  # an earlier repeat of it did not come out
+            repeat = _measure(matrix, planned, number)
+            result = _result(matrix, planned, [*(result.repeats if result else ()), repeat])
+            matrix.results[planned.key] = result
+            write_result(matrix.folder, result)
+            notice(f"[{place}/{len(missing)}] {planned.cell.name}: {_in_words(repeat, matrix.suite.repeats)}")
+            if print_results:
+                say(block(result.model_dump(mode="json")))
+    return [matrix.results[planned.key] for planned in matrix.cells]
+
+
+def _result(matrix: Matrix, planned: PlannedCell, repeats: Sequence[Repeat]) -> CellResult:
+    suite = matrix.suite
+    keys = ("data", "vocab_size", "micro_batches", "warmup_steps", "steps", "profiled_steps", "repeats", "config")
+    return CellResult(
+        suite=suite.name,
+        cell=planned.cell,
+        key=planned.key,
+        environment_id=environment_id(matrix.environment),
+        environment=matrix.environment,
+        settings={**{key: getattr(suite, key) for key in keys}, "faults": planned.faults},
+        repeats=list(repeats),
+    )
+
+
+def _in_words(repeat: Repeat, repeats: int) -> str:
+    found = repeat.measured
+    if found is None:
+        return f"{repeat.status.replace('_', ' ')}: {repeat.reason}"
+    memory = format_bytes(found.peak_memory_bytes)
+    speed = f"{format_count(found.tokens_per_second)} tokens/s, {found.p50_step_seconds * 1000:,.0f} ms per step"
+    return f"{speed}, {memory} (repeat {repeat.number} of {repeats}, {format_seconds(repeat.wall_seconds)})"
+
+
+# One measurement ------------------------------------------------------------------------------------------------------
+
+
+def _measure(matrix: Matrix, planned: PlannedCell, number: int) -> Repeat:
+    """One repeat of a cell, tried again as often as the suite says."""
+    now = time.time()
+    if planned.excluded is not None:
+        return Repeat(number=number, status="excluded", reason=planned.excluded, started=now)
+    if planned.config is None:
+        return Repeat(number=number, status="refused", reason=planned.refused, started=now)
+    for attempt in range(1, matrix.suite.retries + 2):
+        repeat = _attempt(matrix, planned, number, attempt)
+        if repeat.status in ("ok", *FINAL):
+            break
+        if attempt <= matrix.suite.retries:
+            notice(f"{planned.cell.name}: {repeat.status}: {repeat.reason}; once more")
+    return repeat
+
+
+def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) -> Repeat:
+    suite, config = matrix.suite, planned.config
+    assert config is not None
+    begun = Repeat(number=number, status="failed", attempts=attempt, started=round(time.time(), 3))
+    base = matrix.folder / LOGS / f"{planned.cell.name}-{planned.key[:8]}.r{number}.a{attempt}"
+    spec_path, log_path = base.with_name(base.name + ".json"), base.with_name(base.name + ".log")
+    spec = Spec(
+        _result(matrix, planned, [begun]),
+        config,
+        suite.data,
+        suite.vocab_size,
+        suite.warmup_steps,
+        suite.steps,
+        suite.profiled_steps,
+    )
+    write_json(spec_path, spec.dump())
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", RESTARTS_VARIABLE: str(attempt - 1)}
+    environment[FAULTS_VARIABLE] = planned.faults
+    command = launch_command(matrix.launcher, spec_path, planned.cell.workers)
+    start = time.monotonic()
+    with log_path.open("wb") as log:
+        code = _run(command, environment, log, suite.timeout_seconds)
+    wall_seconds = round(time.monotonic() - start, 3)
+    spec_path.unlink()
+    end = _ending(begun, code, log_path.read_text(encoding="utf-8", errors="replace"), suite.timeout_seconds)
+    return end.model_copy(update={"wall_seconds": wall_seconds})
+
+
+def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
+    """The command that starts the workers of a cell.
+
+    Args:
+        launcher: `local`, `torchrun`, or a command that starts the program behind it in so many processes and gives
+            each the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); `{workers}` in it
+            is their number.
+
+    Raises:
+        ConfigError: there is no such launcher.
+    """
+    worker = ["-m", "headway.bench.worker", str(spec)]
+    if launcher == LOCAL:
+        return [sys.executable, "-m", "headway.bench.local", str(spec)]
+    if launcher == TORCHRUN:
+        nodes = ["--standalone", "--nproc-per-node", str(workers)]
+        return [sys.executable, "-m", "torch.distributed.run", *nodes, *worker]
+    if "{workers}" not in launcher:
+        raise ConfigError(
+            f"the launcher '{launcher}' is not told how many workers to start",
+            where="--launcher",
+            fix="local, torchrun, or a command with {workers}, as in 'srun --ntasks={workers}'",
+        )
+    return [*shlex.split(launcher.replace("{workers}", str(workers))), sys.executable, *worker]
+
+
+def _run(command: Sequence[str], environment: dict[str, str], log: Any, timeout_seconds: float) -> int | None:
+    """The exit code; None when it took too long. In every case nothing of it is left running."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the launcher cannot be started: {error}", where="--launcher", fix="check the command"
+        ) from error
+    try:
+        return process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        left = end_all([process.pid])
+        process.poll()
+        if left:
+            notice(f"processes that cannot be ended are left: {left}")
+
+
+def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> Repeat:
+    """What came of an attempt, from its exit code and its log."""
+    told = [CellResult.model_validate(value).repeats[0] for value in find_blocks(log.splitlines()).values]
+    good = next((repeat for repeat in told if repeat.status == "ok"), None)
+    if good is not None:
+        reason = None if code == 0 else f"measured, and then ended with {_code_in_words(code)}"
+        return good.model_copy(update={"reason": reason})
+    if code is None:
+        end = begun.model_copy(update={"status": "timeout", "reason": f"not done after {timeout_seconds} s"})
+    else:
+        end = _failure(begun, code, log, told)
+    return end.model_copy(update={"log_tail": _tail(log)})
+
+
+def _failure(begun: Repeat, code: int, log: str, told: Sequence[Repeat]) -> Repeat:
+    died = [repeat for repeat in told if repeat.status == "killed"]
+    signalled = _TORCHRUN_SIGNAL.search(log)
+    if died:
+        return died[0]
+    # Who meets the reason says so first; the others lose a peer.
+    planned = [repeat for repeat in told if repeat.status in FINAL]
+    if signalled is not None and signalled[2] != "15" and not planned:
+        reason = f"worker {signalled[1]} died (signal {signalled[2]})"
+        return begun.model_copy(update={"status": "killed", "reason": reason})
+    if told:
+        return (planned or list(told))[0]
+    status = "killed" if code < 0 else "failed"
+    return begun.model_copy(update={"status": status, "reason": f"ended with {_code_in_words(code)}"})
+
+
+def _code_in_words(code: int | None) -> str:
+    return "no exit code" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _tail(log: str) -> list[str]:
+    lines = [line for line in log.splitlines() if line.strip() and MARKER not in line][-_TAIL_LINES:]
+    while sum(map(len, lines)) > _TAIL_CHARACTERS and len(lines) > 1:
+        lines.pop(0)
+    return [line[:_TAIL_CHARACTERS] for line in lines]
+
+
+# The folder -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Two processes that measure at a time would spoil each other's figures besides their files."""
+    import fcntl
+
+    (folder / LOGS).mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise HeadwayError(
+                "another process measures into this folder", where=str(folder), fix="wait for it, or choose --output"
+            ) from None
+        yield
+
+
+def _set_aside(matrix: Matrix) -> None:
+    """Results that stand for no cell of this matrix as it is now are kept, out of the report's way."""
+    kept = {result.file_name for result in matrix.results.values()}
+    others = [path for path in sorted((matrix.folder / CELLS).glob("*.json")) if path.name not in kept]
+    for path in others:
+        target = matrix.folder / EARLIER / path.name
+        target.parent.mkdir(exist_ok=True)
+        path.replace(target)
+    if others:
+        notice(f"{len(others)} results of other cells or another environment are kept in {matrix.folder / EARLIER}")

@@ -1,0 +1,232 @@
+"""What is measured: a matrix of cells, and how each of them is measured."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
+
+from headway.config import SHAPES, Config, ParallelConfig
+from headway.config.base import Section
+from headway.config.checks import combined
+from headway.config.complaints import complaints
+from headway.config.document import Entry, merged, parse
+from headway.config.load import parse_override, set_entry
+from headway.core.errors import ConfigError
+
+SUITES = Path(__file__).parent / "suites"
+STRATEGIES: tuple[str, ...] = get_args(ParallelConfig.model_fields["strategy"].annotation)
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Scaling = Literal["weak", "strong"]
+
+
+def _as_list(value: Any) -> Any:
+    """`ddp,zero3` and `ddp` beside `[ddp, zero3]`."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value if isinstance(value, list) else [value]
+
+
+Names = Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
+Numbers = Annotated[list[PositiveInt], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class CellPattern(Section):
+    """Some cells: those that have every value that is given."""
+
+    strategy: str | None = None
+    workers: PositiveInt | None = None
+    model: str | None = None
+    precision: Precision | None = None
+    micro_batch: PositiveInt | None = None
+    sequence_length: PositiveInt | None = None
+    scaling: Scaling | None = None
+
+    def fits(self, cell: Cell) -> bool:
+        """Whether a cell is one of them."""
+        wanted = {key: getattr(self, key) for key in CellPattern.model_fields}
+        return all(value is None or getattr(cell, key) == value for key, value in wanted.items())
+
+
+class Exclusion(CellPattern):
+    """Cells that are left out."""
+
+    reason: str
+    """Said in the report."""
+
+
+class FaultOrder(CellPattern):
+    """Cells that meet a fault on purpose, to see that the matrix goes on."""
+
+    order: str
+    """As in `HEADWAY_FAULTS`: `kill@step=3`, `crash@backward=4%1`."""
+
+
+class Cell(Section):
+    """One combination of the axes."""
+
+    strategy: str
+    workers: PositiveInt
+    model: str
+    precision: Precision
+    micro_batch: PositiveInt
+    sequence_length: PositiveInt
+    scaling: Scaling = "weak"
+
+    @property
+    def name(self) -> str:
+        """Short, unique in its matrix, and good as a file name."""
+        parts = [self.strategy, f"w{self.workers}", self.model, self.precision, f"b{self.micro_batch}"]
+        parts += [f"t{self.sequence_length}", *(["strong"] if self.scaling == "strong" else [])]
+        return "-".join(parts)
+
+
+class Suite(Section):
+    """A matrix: every combination of the axes is a cell."""
+
+    name: str = Field(default="bench", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the folder of results, when no other is given."""
+    description: str = ""
+    """One line on what is asked."""
+    strategy: Names = ["ddp"]
+    """Axis: values of `parallel.strategy`."""
+    workers: Numbers = [1]
+    """Axis: the world size, numbers of worker processes."""
+    model: Names = ["117m"]
+    """Axis: named shapes (`headway models`)."""
+    precision: Annotated[list[Precision], BeforeValidator(_as_list), Field(min_length=1)] = ["fp32"]
+    """Axis: values of `train.precision`."""
+    micro_batch: Numbers = [4]
+    """Axis: rows of one forward pass."""
+    sequence_length: Numbers = [1024]
+    """Axis: tokens of a row."""
+    scaling: Annotated[list[Scaling], BeforeValidator(_as_list), Field(min_length=1)] = ["weak"]
+    """Axis: `weak`: every worker has as many rows whatever their number. `strong`: all workers share the rows that the
+    largest number of workers has in the weak case."""
+    micro_batches: PositiveInt = 1
+    """Micro-batches of a worker in a step (in the weak case): gradient accumulation."""
+    vocab_size: PositiveInt = 40_512
+    """Token ids of synthetic data, and rows of the embedding; that of GPT (40,478), up to a multiple of 64."""
+    data: Literal["synthetic", "store"] = "synthetic"
+    """`synthetic`: rows computed from the seed, without input or output. `store`: the token store of `config.data`."""
+    warmup_steps: PositiveInt = 2
+    """Steps before the measured ones."""
+    steps: PositiveInt = 10
+    """Measured steps."""
+    profiled_steps: NonNegativeInt = 2
+    """Steps after them under PyTorch's profiler, for the share of communication."""
+    repeats: PositiveInt = 3
+    """How often each cell is measured, each time in processes of its own; all cells take turns."""
+    timeout_seconds: PositiveInt = 900
+    """One measurement of one cell takes no longer, or it is ended."""
+    retries: NonNegativeInt = 0
+    """How often a measurement that did not come out is tried again."""
+    seed: NonNegativeInt = 0
+    """Of weights and data."""
+    config: dict[str, Any] = {}
+    """More keys of the config of every cell, as in a config file."""
+    exclude: list[Exclusion] = []
+    """Cells to leave out, each with a reason."""
+    faults: list[FaultOrder] = []
+    """Faults on purpose."""
+
+    @field_validator("strategy")
+    @classmethod
+    def _known_strategies(cls, names: list[str]) -> list[str]:
+        return _known(names, STRATEGIES, "strategy")
+
+    @field_validator("model")
+    @classmethod
+    def _known_models(cls, names: list[str]) -> list[str]:
+        return _known([name.lower() for name in names], list(SHAPES), "model")
+
+
+def _known(names: Sequence[str], choices: Sequence[str], kind: str) -> list[str]:
+    for name in names:
+        if name not in choices:
+            near = difflib.get_close_matches(name, choices, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(choices)}"
+            raise ValueError(f"there is no {kind} '{name}'; {hint}")
+    return list(dict.fromkeys(names))
+
+
+def built_in_suites() -> list[str]:
+    """Names of the suites that come along."""
+    return sorted(path.stem for path in SUITES.glob("*.yaml"))
+
+
+def load_suite(name: str, overrides: Sequence[str] = (), *, accelerator: bool = True) -> Suite:
+    """Read a suite, apply overrides, and check it.
+
+    Args:
+        name: A YAML file, or the name of a built-in suite.
+        overrides: `key=value` with keys of the suite, or dotted ones of the config (`optimizer.name=muon`).
+        accelerator: Whether there is one; otherwise what the suite has under `on_cpu` takes the place of the rest.
+
+    Raises:
+        ConfigError: there is no such suite, or something in it is wrong, with the place and the nearest known key.
+    """
+    tree = _read(_find(name), name)
+    on_cpu = tree.value.pop("on_cpu", None)
+    variants = [tree] if on_cpu is None else [merged(tree, on_cpu), tree]
+    for variant in variants:
+        for text in overrides:
+            key, value = parse_override(text)
+            set_entry(variant, _routed(key), value)
+    # What the other kind of machine gets must be right too, or it would be found out there only.
+    checked = [_validated(variant) for variant in variants]
+    return checked[-1] if accelerator else checked[0]
+
+
+def _routed(key: str) -> str:
+    """A dotted key of the config lives under `config` here."""
+    first = key.split(".")[0]
+    return f"config.{key}" if "." in key and first in Config.model_fields and first != "config" else key
+
+
+def _find(name: str) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    known = built_in_suites()
+    if name in known:
+        return SUITES / f"{name}.yaml"
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ConfigError(
+        "there is no such suite",
+        where=name,
+        fix=f"{hint}give a YAML file, or a built-in suite: {', '.join(known)}",
+    )
+
+
+def _read(path: Path, name: str) -> Entry:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the suite: {error}", where=str(path), fix="check the file") from None
+    tree = parse(text, name)
+    if not isinstance(tree.value, dict):
+        raise ConfigError("a suite is a mapping of keys to values", where=name, fix="begin with `strategy: [ddp]`")
+    tree.value.setdefault("name", Entry(path.stem, name))
+    return tree
+
+
+def _validated(tree: Entry) -> Suite:
+    try:
+        return Suite.model_validate(tree.plain())
+    except ValidationError as error:
+        raise combined(complaints(tree, error, Suite), tree.place_of) from None
+
+
+def flattened(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Dotted keys of nested mappings."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

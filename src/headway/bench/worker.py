@@ -1,0 +1,349 @@
+"""One process of a cell: `python -m headway.bench.worker SPEC`, by whoever starts workers and tells them their rank.
+
+It trains with the loop, the step and the strategies of every run, on a model and data of the cell, and nothing is
+written: no run directory, no checkpoint. The first worker prints the result (`blocks`); a worker that ends with an
+error prints that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.bench.blocks import block
+from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
+from headway.bench.statistics import quantile
+from headway.config import DEEPSPEED, Config, resolve_lanes, resolve_mesh, resolve_threads
+from headway.core.cores import usable_cores
+from headway.core.errors import ConfigError, HeadwayError
+from headway.launch.worker import die_with_parent
+
+if TYPE_CHECKING:
+    import torch
+
+    from headway.bench.meter import Meter
+    from headway.parallel.world import World
+    from headway.training.task import Task
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one measurement of a cell is."""
+
+    result: CellResult
+    """As it will be, with one repeat that has no end yet."""
+    config: Config
+    data: str
+    vocab_size: int
+    warmup_steps: int
+    steps: int
+    profiled_steps: int
+
+    @classmethod
+    def read(cls, path: Path) -> Spec:
+        """What `write` has written."""
+        value = json.loads(path.read_bytes())
+        result, config = CellResult.model_validate(value.pop("result")), Config.model_validate(value.pop("config"))
+        return cls(result, config, **value)
+
+    def dump(self) -> dict[str, Any]:
+        """For JSON."""
+        config = self.config.model_dump(mode="json")
+        return {**vars(self), "result": self.result.model_dump(mode="json"), "config": config}
+
+    def ended(self, status: Status, reason: str | None = None, measured: Measurement | None = None) -> CellResult:
+        """The result with the end of its only repeat."""
+        (repeat,) = self.result.repeats
+        end = repeat.model_copy(update={"status": status, "reason": reason, "measured": measured})
+        return self.result.model_copy(update={"repeats": [end]})
+
+
+def main() -> None:
+    """Measure as one worker."""
+    die_with_parent()
+    run_worker(Path(sys.argv[1]))
+
+
+def run_worker(path: Path) -> None:
+    """Measure, and end this process with an exit code."""
+    spec = Spec.read(path)
+    try:
+        measure(spec)
+    except HeadwayError as error:
+        sys.exit(error.exit_code)
+    except Exception:
+        sys.exit(1)
+
+
+def measure(spec: Spec) -> None:
+    """Join the other workers, train, and tell what was found, or why nothing was."""
+    told = False
+    try:
+        from headway.launch.network import apply_nccl_profile, assert_same_profile
+        from headway.parallel.world import open_world, world_size_from_environment
+        from headway.training.allocator import keep_freed_memory
+        from headway.training.available import refuse_unavailable
+        from headway.training.determinism import apply_determinism
+
+        config, size = spec.config, world_size_from_environment() or 1
+        if size != spec.result.cell.workers:
+            raise ConfigError(f"{size} workers were started for a cell of {spec.result.cell.workers}")
+        apply_determinism(config.determinism)
+        keep_freed_memory()
+        profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device)
+        with open_world(config.train.device, config.parallel.timeout_seconds, resolve_mesh(config, size)) as world:
+            try:
+                assert_same_profile(world, profile)
+                refuse_unavailable(config, world.device)
+                found = _trained(spec, world)
+                if world.is_first:
+                    _say(spec.ended("ok", measured=found))
+            except Exception as error:
+                # Told before the process group ends here: what others meet because of that comes later.
+                told = True
+                _tell(spec, error)
+                raise
+    except Exception as error:
+        if not told:
+            _tell(spec, error)
+        raise
+
+
+def _trained(spec: Spec, world: World) -> Measurement:
+    import torch
+
+    from headway.bench.meter import Meter, begin_memory, host_to_device, product_flops
+    from headway.launch.assemble import assemble
+    from headway.training.loop import Job, train_loop
+    from headway.training.loss_scale import begin_scaling
+    from headway.training.staged import make_pipeline, refuse_uncut_models
+
+    config = spec.config
+    grid = resolve_lanes(config, world.mesh.data)
+    threads = resolve_threads(config, world.size, grid.lanes, usable_cores())
+    torch.set_num_threads(threads)
+    _import_libraries(config, world.device)
+    resident = begin_memory()
+    task = _task(spec, world)
+    refuse_uncut_models(task, world)
+    parameters = task.facts()["parameters"]
+    state, strategy = assemble(config, task, world, threads)
+    begin_scaling(state.cursor, config.train.precision)
+    world.broadcast_(task.model.buffers())
+    if config.train.compile:
+        task.model.compile()
+    meter = Meter(spec.warmup_steps, spec.steps, spec.profiled_steps)
+    job = Job(
+        config=config,
+        task=task,
+        state=state,
+        strategy=strategy,
+        world=world,
+        grid=grid,
+        writer=_NoWriter(),  # type: ignore[arg-type]
+        callbacks=[meter],
+        pipeline=make_pipeline(config, task, world),
+    )
+    train_loop(job)
+    world.barrier()
+    own = {
+        "resident": resident,
+        "memory": vars(meter.memory),
+        "communication": meter.communication,
+        "joules": meter.joules,
+        "host_to_device": host_to_device(world.device),
+        "products": product_flops(world.device, config.train.precision),
+    }
+    return _measurement(spec, task, meter, world.device, threads, parameters, world.gather_json(own))
+
+
+def _task(spec: Spec, world: World) -> Task:
+    from headway.bench.synthetic import SyntheticFeed
+    from headway.training.task import decoder_task, language_model_task
+
+    config = spec.config
+    grid = resolve_lanes(config, world.mesh.data)
+    if spec.data == "store":
+        task = language_model_task(config, grid, world.mesh, world.rank)
+        task.evaluation = None
+        return task
+    feed = SyntheticFeed(config.seed, spec.vocab_size, config.train.sequence_length, grid)
+    return decoder_task(config, feed, spec.vocab_size, config.train.sequence_length, world.mesh, world.rank)
+
+
+class _NoWriter:
+    """Stands where checkpoints go, and lets none be made: what is measured has no output."""
+
+    def get_ready(self, blocks: Any) -> None:
+        """Nothing to get ready for."""
+
+    def submit(self, *state: Any) -> float:
+        """Not even the last state is kept."""
+        return 0.0
+
+    def outcomes(self) -> list[Any]:
+        """Nothing was saved."""
+        return []
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def close(self, write_held: bool = False) -> None:
+        """Nothing was opened."""
+
+
+def _import_libraries(config: Config, device: torch.device) -> None:
+    """What a strategy imports when it is first used, so that it does not count as memory of training."""
+    if config.parallel.strategy in DEEPSPEED:
+        os.environ["DS_ACCELERATOR"] = device.type
+        names = ["deepspeed"]
+    else:
+        names = ["headway.parallel.fsdp", "headway.parallel.zero"]
+    for name in (*names, "torch._dynamo", "torch.profiler"):
+        import_module(name)
+
+
+def _measurement(
+    spec: Spec,
+    task: Task,
+    meter: Meter,
+    device: torch.device,
+    threads: int,
+    parameters: int,
+    workers: Sequence[dict[str, Any]],
+) -> Measurement:
+    """What all workers have found, as the first one puts it together."""
+    from headway.telemetry.hardware import device_name, peak_flops
+
+    config, name = spec.config, device_name(device)
+    tokens_per_second = meter.items / meter.seconds
+    flops, peak = task.flops_per_item, peak_flops(name, config.train.precision)
+    achieved = flops * tokens_per_second if flops else None
+    mfu = achieved / (peak * len(workers)) if achieved and peak else None
+    products = _sum([worker["products"] for worker in workers])
+    memory = [_peak(worker) for worker in workers]
+    copies = [worker["host_to_device"] for worker in workers if worker["host_to_device"] is not None]
+    return Measurement(
+        device=name,
+        device_type=device.type,
+        threads=threads,
+        parameters=parameters,
+        items=meter.items,
+        step_seconds=[round(seconds, 9) for seconds in meter.step_seconds],
+        tokens_per_second=tokens_per_second,
+        tokens_per_second_per_device=tokens_per_second / len(workers),
+        mean_step_seconds=meter.seconds / len(meter.step_seconds),
+        p50_step_seconds=quantile(meter.step_seconds, 0.5),
+        p95_step_seconds=quantile(meter.step_seconds, 0.95),
+        mean_loss=meter.mean_loss,
+        peak_memory_bytes=_most(memory),
+        peak_memory_bytes_by_worker=memory,
+        peak_reserved_bytes=_most([worker["memory"]["reserved_peak"] for worker in workers]),
+        peak_resident_bytes=_most([worker["memory"]["resident_peak"] for worker in workers]),
+        host_to_device_gb_per_second=statistics.fmean(copies) if copies else None,
+        flops_per_token=flops,
+        model_flops_per_second=achieved,
+        mfu=mfu,
+        hfu=_hfu(config, task, flops, mfu),
+        measured_product_flops_per_second=products,
+        share_of_measured_products=achieved / products if achieved and products else None,
+        communication=_communication(spec, [worker["communication"] for worker in workers]),
+        energy=_energy(meter, [worker["joules"] for worker in workers]),
+    )
+
+
+def _peak(worker: dict[str, Any]) -> int | None:
+    """Memory of training on a worker's device."""
+    peaks, before = worker["memory"], worker["resident"]
+    if peaks["allocated_peak"] is not None:
+        allocated: int = peaks["allocated_peak"]
+        return allocated
+    resident: int | None = peaks["resident_peak"]
+    return None if before is None or resident is None else max(0, resident - before)
+
+
+def _most(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """None when one is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _hfu(config: Config, task: Task, flops: float | None, mfu: float | None) -> float | None:
+    """Hardware FLOPs utilisation (Chowdhery et al. 2022, appendix B): with what the backward pass computes again.
+
+    `full` computes the forward pass of every layer twice, a third of what training on it takes. What `selective` does
+    again is not counted here.
+    """
+    from headway.models.facts import part_costs
+
+    kind = config.train.activation_checkpointing
+    if mfu is None or flops is None or kind == "selective":
+        return None
+    if kind == "none":
+        return mfu
+    model: Any = task.model
+    again = sum(part_costs(model.config, config.train.sequence_length).layers) / 3
+    return mfu * (flops + again) / flops
+
+
+def _communication(spec: Spec, shares: Sequence[Sequence[float] | None]) -> Communication | None:
+    known = [share for share in shares if share is not None]
+    if not known or len(known) < len(shares):
+        return None
+    exposed, overlapped = (statistics.fmean(share[i] for share in known) for i in (0, 1))
+    return Communication(
+        steps=spec.profiled_steps,
+        total_share=exposed + overlapped,
+        exposed_share=exposed,
+        overlapped_share=overlapped,
+    )
+
+
+def _energy(meter: Meter, joules: Sequence[float | None]) -> Energy | None:
+    """On GPUs of all workers; of processors what the first worker of each machine has read."""
+    known = [amount for amount in joules if amount is not None]
+    if not known or meter.energy_source is None or ("GPU" in meter.energy_source and len(known) < len(joules)):
+        return None
+    return Energy(joules=sum(known), source=meter.energy_source)
+
+
+def _tell(spec: Spec, error: Exception) -> None:
+    """Print why this worker ends."""
+    from headway.training.trial import is_out_of_memory
+
+    traceback.print_exc()
+    rank = os.environ.get("RANK", "0")
+    status: Status = "failed"
+    cause: BaseException = error.__cause__ or error
+    if is_out_of_memory(cause):
+        status = "out_of_memory"
+    elif isinstance(error, ConfigError):
+        status = "refused"
+    if isinstance(error, HeadwayError):
+        reason = error.what + (f" ({error.fix})" if error.fix else "")
+    else:
+        reason = f"worker {rank}: {type(error).__name__}: {error}"
+    _say(spec.ended(status, reason[:2000]))
+
+
+def _say(result: CellResult) -> None:
+    sys.stderr.flush()
+    # One write, so that the lines of several workers stay lines.
+    sys.stdout.write("\n" + block(result.model_dump(mode="json")) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

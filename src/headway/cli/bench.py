@@ -1,0 +1,248 @@
+"""`headway bench`: which strategy is fastest here, and what does each need?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+
+from headway.cli.common import JsonOption, print_json, print_table, writing
+
+if TYPE_CHECKING:
+    from headway.bench.runner import Matrix
+
+HELP = """Measure a matrix of strategies, numbers of workers, models, precisions, micro-batches and row lengths.
+
+headway bench SUITE [KEY=VALUE ...]: a suite is a built-in one or a YAML file.
+
+[bold]Built-in suites[/bold]
+
+smoke: does everything work here? Under a minute on a quiet machine.
+strategies: ddp, fsdp, zero1 to zero3 and DeepSpeed's on 1, 2 and 4 workers.
+scaling: weak and strong scaling of ddp and zero3.
+memory: how large a model fits, by strategy.
+
+[bold]Examples[/bold]
+
+headway bench smoke
+headway bench strategies --dry-run
+headway bench strategies workers=1,2,4,8 model=350m repeats=5
+headway bench strategies strategy=ddp,zero3 optimizer.name=muon --output bench/muon
+headway bench my-suite.yaml --launcher "srun --ntasks={workers}"
+headway bench report bench/strategies --compare bench/last-week
+kubectl logs job/bench | headway bench collect - --output bench/cluster
+
+Options of a measurement: headway bench run -h. Every cell has processes of its own; one that fails, hangs or runs out \
+of memory is a result. The same command goes on where it was stopped.
+"""
+
+_RUN_HELP = """Measure a suite; `run` may be left out.
+
+Overrides are keys of the suite (workers=1,2 repeats=5), or dotted ones of the config (optimizer.name=muon). Results \
+are in the folder's cells/, logs in logs/, the report in report.html, report.md and metrics.csv.
+
+[bold]Examples[/bold]
+
+headway bench run strategies --dry-run
+headway bench strategies workers=2 --retries 1 --timeout 300
+headway bench strategies --failed-again
+
+Exit codes: 0 measured, whatever came of single cells; 1 no cell came out; 2 usage or config; 75 stopped (run again).
+"""
+
+
+class SuiteOrVerb(typer.core.TyperGroup):
+    """A first word that is no verb of the group is a suite: `headway bench strategies`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put in the verb that was left out."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["run", *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+bench = typer.Typer(cls=SuiteOrVerb, no_args_is_help=True, help=HELP, subcommand_metavar="SUITE|COMMAND [ARGS]...")
+
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of results.", show_default=False)]
+
+
+@bench.command("run", help=_RUN_HELP)
+def run(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="Built-in suite or YAML file.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Overrides, for example workers=1,2.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of results; bench/SUITE otherwise.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and what is missing, and stop.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure everything anew.")] = False,
+    failed_again: Annotated[bool, typer.Option("--failed-again", help="Measure anew what did not come out.")] = False,
+    retries: Annotated[
+        int | None, typer.Option("--retries", min=0, help="Tries after one that did not come out.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        int | None, typer.Option("--timeout", min=1, help="Seconds that a measurement may take.", show_default=False)
+    ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option("--launcher", help="local, torchrun, or a command with {workers} that starts as many processes."),
+    ] = "local",
+    print_results: Annotated[
+        bool | None,
+        typer.Option(
+            "--print-results/--no-print-results",
+            help="Also print results for logs; by default when standard error is no terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The verb."""
+    import sys
+
+    from headway.bench.runner import Wishes, open_matrix, run_matrix
+    from headway.bench.suite import load_suite
+    from headway.core.console import notice
+    from headway.launch.attempt import preemptible
+    from headway.telemetry.hardware import local_accelerators
+
+    given = {"retries": retries, "timeout_seconds": timeout}
+    options = [f"{key}={value}" for key, value in given.items() if value is not None]
+    accelerator = bool(local_accelerators())
+    loaded = load_suite(suite, [*(overrides or []), *options], accelerator=accelerator)
+    folder = output or Path("bench") / loaded.name
+    matrix = open_matrix(loaded, folder, launcher, Wishes(again, failed_again))
+    if not accelerator:
+        notice("no accelerator here: what the suite has for processors (on_cpu) is measured")
+    if dry_run:
+        _list_cells(matrix, as_json)
+        return
+    printed = not sys.stderr.isatty() if print_results is None else print_results
+    with writing(folder), preemptible():
+        results = run_matrix(matrix, print_results=printed)
+    _tell(folder, as_json)
+    if not any(result.status == "ok" for result in results):
+        raise typer.Exit(1)
+
+
+@bench.command()
+def report(
+    folder: FolderArgument,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", metavar="DIR", help="Results to compare with, as before.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write metrics.csv, report.md and report.html from the results in a folder, and print what they say.
+
+    [bold]Examples[/bold]
+
+    headway bench report bench/strategies
+    headway bench report bench/after --compare bench/before
+    """
+    _tell(folder, as_json, compare)
+
+
+@bench.command()
+def collect(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE...", help="Logs, folders, - (standard input), kubectl:POD.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Find the results that were printed to logs, and write them into a folder of results.
+
+    What a log puts before or between the lines does no harm; a result that has lost lines is named and left out.
+
+    [bold]Examples[/bold]
+
+    headway bench collect pod.log logs/ --output bench/cluster
+    kubectl logs job/bench | headway bench collect - --output bench/cluster
+    headway bench collect "kubectl:-n ml job/bench" --output bench/cluster
+
+    Exit codes: 0 found, 1 nothing found, 2 usage, 3 what was found cannot be read.
+    """
+    from headway.bench.collect import collect as read
+    from headway.core.console import warning
+
+    with writing(output):
+        found = read(sources, output)
+    for place in found.broken:
+        warning(f"a result has lost lines: {place}")
+    if as_json:
+        names = [result.cell.name for result in found.results]
+        print_json({"sources": found.sources, "cells": names, "broken": found.broken, "output": str(output)})
+    else:
+        print(f"{len(found.results)} cells from {found.sources} logs, in {output}")
+    if not found.results:
+        raise typer.Exit(1)
+
+
+@bench.command()
+def schema() -> None:
+    """Print the JSON Schema of a result.
+
+    [bold]Examples[/bold]
+
+    headway bench schema > result.schema.json
+    """
+    from headway.bench.results import schema as of_result
+
+    print_json(of_result())
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    app.add_typer(bench, name="bench")
+
+
+def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
+    """Write the report, and print what it says."""
+    from headway.bench.report import load_report, write_report
+    from headway.core.console import notice
+    from headway.core.errors import ConfigError
+
+    found = load_report(folder, compare)
+    if as_json:
+        results = [result.model_dump(mode="json") for result in found.results]
+        print_json({"findings": found.findings, "changes": found.changes, "results": results})
+    else:
+        print_table(["CELL", "RESULT", "TOKENS/S", "STEP P50", "PEAK MEMORY", "OF IDEAL", "COMMUNICATION"],
+                    [[row[i] for i in (0, 1, 2, 4, 6, 7, 8)] for row in found.rows], numeric=range(2, 7))  # fmt: skip
+        if found.changes:
+            print()
+            print_table(["CELL", "BEFORE", "NOW", "BEFORE", "NOW", "DIFFERENCE"], found.changes, numeric=range(1, 5))
+        print("\n" + "\n".join(found.findings))
+    try:
+        with writing(folder):
+            files = write_report(folder, compare)
+    except ConfigError as error:
+        notice(f"no report: {error.what} ({error.fix})")
+        return
+    notice(f"report: {next(file for file in files if file.suffix == '.html')}")
+
+
+def _list_cells(matrix: Matrix, as_json: bool) -> None:
+    from headway.bench.runner import to_do
+
+    missing = [planned.key for _, planned in to_do(matrix)]
+    rows = []
+    for planned in matrix.cells:
+        what = f"{missing.count(planned.key)} of {matrix.suite.repeats}"
+        reason = planned.excluded or planned.refused
+        kind = "left out" if planned.excluded else "refused" if planned.refused else what
+        rows.append([planned.cell.name, kind, reason or planned.faults])
+    if as_json:
+        keys = ("name", "to_measure", "reason")
+        print_json({"output": str(matrix.folder), "cells": [dict(zip(keys, row, strict=True)) for row in rows]})
+    else:
+        print_table(["CELL", "TO MEASURE", "REASON"], rows)

@@ -1,0 +1,61 @@
+"""From a task to what is trained: the model under its strategy, and its optimizer, on this worker's device."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from headway.config import DEEPSPEED, FULLY_SHARDED, Config, OptimizerConfig, effective_strategy
+from headway.parallel.materialize import materialize
+from headway.parallel.strategy import Engine, Strategy, make_strategy
+from headway.parallel.world import World
+from headway.training.cut_proof import refuse_cuts_that_show
+from headway.training.optimizer import build_optimizer
+from headway.training.precision import apply_precision, muon_products
+from headway.training.state import TrainState
+from headway.training.task import Task
+
+
+def assemble(
+    config: Config, task: Task, world: World, threads: int, *, fresh: bool = True
+) -> tuple[TrainState, Strategy]:
+    """The state that training changes, and the strategy around it. All workers call it together.
+
+    Args:
+        threads: CPU threads of this worker.
+        fresh: The weights are those of the start; otherwise they are about to be loaded.
+    """
+    apply_precision(config, task.model.train())
+    strategy = _cut(config, task, world, fresh)
+    elastic = config.determinism == "elastic"
+    settings, updates_on = _updates(config, world)
+    products = muon_products(config.train.precision)
+    optimizer = build_optimizer(settings, task.model, updates_on, strategy.updates, elastic, products)
+    if elastic and config.parallel.strategy in FULLY_SHARDED:
+        refuse_cuts_that_show(partial(build_optimizer, settings, elastic=True), updates_on, threads)
+    engine = strategy if isinstance(strategy, Engine) else None
+    if engine is not None:
+        engine.take_over(optimizer)
+    return TrainState(task.model, optimizer, engine=engine), strategy
+
+
+def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
+    """The strategy around a model that has weights, the same on every worker if they are the first ones."""
+    if task.first_value is None:
+        task.model.to(world.device)
+        if fresh:
+            world.broadcast_(task.model.parameters())
+        return make_strategy(config, task.model, world)
+    strategy = make_strategy(config, task.model, world)
+    first_value = task.first_value if fresh else None
+    materialize(task.model, world, first_value, in_host_memory=config.optimizer.offload)
+    return strategy
+
+
+def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
+    """The optimizer's settings, and where it computes. Some strategies keep moments in host memory themselves."""
+    settings, strategy = config.optimizer, effective_strategy(config.parallel.strategy, world.mesh)
+    if settings.offload and strategy in (*DEEPSPEED, *FULLY_SHARDED):
+        return settings.model_copy(update={"offload": False}), torch.device("cpu")
+    return settings, world.device
