@@ -60,18 +60,17 @@ class Setting(NamedTuple):
     micro_batch: int
     sequence_length: int
     scaling: str
-    environment: str
+    conditions: str
+    """Hardware, software, and how it was measured."""
 
     @classmethod
     def of(cls, result: CellResult) -> Setting:
         """Of a result."""
         cell = result.cell
-        return cls(
-            cell.model, cell.precision, cell.micro_batch, cell.sequence_length, cell.scaling, result.environment_id
-        )
+        return cls(cell.model, cell.precision, cell.micro_batch, cell.sequence_length, cell.scaling, result.conditions)
 
     def in_words(self) -> str:
-        """For people; the environment is told apart elsewhere."""
+        """For people."""
         rows = f"{self.micro_batch} x {self.sequence_length:,} tokens"
         return f"{self.model}, {self.precision}, micro-batches of {rows}, {self.scaling} scaling"
 

@@ -44,7 +44,7 @@ NOTES = (
     "Of ideal: tokens/s per worker as a share of the same strategy's with the fewest workers.",
     "Communication: share of the profiled steps, which are not among the timed ones, in which a collective was under"
     " way, waiting for the slowest worker included; exposed: and nothing was computed meanwhile.",
-    "MFU and HFU: n/a where the device's peak is not known, as a processor's. Energy: n/a where no counter can be read.",
+    "MFU and HFU: n/a where the device's peak is not known, as of CPUs. Energy: n/a where no counter can be read.",
 )
 
 
@@ -58,6 +58,14 @@ class Report:
     before: list[CellResult] | None = None
     """Results to compare with."""
     before_name: str = ""
+
+    @property
+    def remark(self) -> str:
+        """What was asked, and how much of it came out."""
+        asked = dict.fromkeys(str(result.settings.get("description", "")) for result in self.results)
+        came_out = sum(result.status == "ok" for result in self.results)
+        told = "; ".join(filter(None, asked))
+        return f"{told[:1].upper()}{told[1:]}. {came_out} of {len(self.results)} cells came out."
 
     @property
     def rows(self) -> list[list[str]]:
@@ -117,7 +125,7 @@ def _charts(report: Report) -> list[Named]:
     found = []
     for setting, group in groups.items():
         name = f"{setting.model}-{setting.precision}-b{setting.micro_batch}-t{setting.sequence_length}"
-        several = "" if len(groups) == 1 else f"{name}-{setting.scaling}-{setting.environment}-"
+        several = "" if len(groups) == 1 else f"{name}-{setting.scaling}-{setting.conditions}-"
         found += setting_charts(group, several)
     return found
 
@@ -188,7 +196,18 @@ def render_csv(results: Sequence[CellResult]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(
         out,
-        ["suite", *cell_keys, "status", "reason", "repeats", "scaling_efficiency", *metric_keys, "environment", "key"],
+        [
+            "suite",
+            *cell_keys,
+            "status",
+            "reason",
+            "repeats",
+            "scaling_efficiency",
+            *metric_keys,
+            "environment",
+            "conditions",
+            "key",
+        ],
         lineterminator="\n",
     )
     writer.writeheader()
@@ -196,7 +215,8 @@ def render_csv(results: Sequence[CellResult]) -> str:
         line: dict[str, Any] = {key: getattr(result.cell, key) for key in cell_keys}
         failure = result.last_failure
         line |= {"suite": result.suite, "status": result.status, "repeats": len(result.measured)}
-        line |= {"reason": failure.reason if failure else "", "environment": result.environment_id, "key": result.key}
+        line |= {"reason": failure.reason if failure else "", "key": result.key}
+        line |= {"environment": result.environment_id, "conditions": result.conditions}
         line["scaling_efficiency"] = efficiency(result, results)
         for metric in METRICS:
             found = mean(result, metric)
@@ -208,7 +228,7 @@ def render_csv(results: Sequence[CellResult]) -> str:
 
 def render_markdown(report: Report, charts: Sequence[Named]) -> str:
     """For a repository or a ticket; plots are files beside it."""
-    lines = [f"# Benchmark {report.title}", "", "## Findings", ""]
+    lines = [f"# Benchmark {report.title}", "", report.remark, "", "## Findings", ""]
     lines += [text if text.startswith("- ") else f"\n{text}" for text in report.findings]
     lines += ["", "## Cells", "", *_markdown_table(_HEADERS, report.rows), ""]
     lines += [f"- {note}" for note in NOTES]
@@ -230,11 +250,10 @@ def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 def render_html(report: Report, charts: Sequence[Named]) -> str:
     """One page with everything in it."""
     failed = [r for r in report.results if r.last_failure is not None and r.last_failure.log_tail]
-    came_out = sum(result.status == "ok" for result in report.results)
     return html.page(
         f"Benchmark {report.title}",
         [
-            html.heading(f"Benchmark {report.title}", None, f"{came_out} of {len(report.results)} cells came out."),
+            html.heading(f"Benchmark {report.title}", None, f"{report.remark}"),
             html.section("Findings", html.paragraphs(report.findings)),
             html.section("Compared with " + report.before_name, html.table(_CHANGES, report.changes, (1, 2, 3, 4)))
             if report.before is not None

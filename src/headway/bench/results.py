@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headway.bench.suite import Cell
 from headway.core.errors import DataError
-from headway.core.files import write_json
+from headway.core.files import fingerprint, write_json
 
 SCHEMA_VERSION = 1
 CELLS = "cells"
@@ -127,6 +127,12 @@ class CellResult(Record):
     repeats: list[Repeat]
 
     @property
+    def conditions(self) -> str:
+        """A short name for the environment and how it was measured: only results with the same may be compared."""
+        how = {key: value for key, value in self.settings.items() if key not in ("description", "faults", "repeats")}
+        return fingerprint({"environment": self.environment, "how": how})[:8]
+
+    @property
     def measured(self) -> list[Measurement]:
         """Those that came out."""
         return [repeat.measured for repeat in self.repeats if repeat.measured is not None]
@@ -180,7 +186,7 @@ def parse_result(value: Any, where: str) -> CellResult:
         raise DataError(f"not a benchmark result: {key}: {first['msg']}", where=where, fix="measure again") from None
 
 
-def read_results(folder: Path) -> list[CellResult]:
+def read_results(folder: Path, below: str = CELLS) -> list[CellResult]:
     """All results of a folder, by name; none when there is no such folder.
 
     Raises:
@@ -189,7 +195,7 @@ def read_results(folder: Path) -> list[CellResult]:
     import json
 
     results = []
-    for path in sorted((folder / CELLS).glob("*.json")):
+    for path in sorted((folder / below).glob("*.json")):
         try:
             value = json.loads(path.read_bytes())
         except ValueError:

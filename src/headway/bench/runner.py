@@ -70,7 +70,7 @@ def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishe
     keys = {planned.key for planned in cells}
     kept = {
         result.key: result
-        for result in merge_results(read_results(folder))
+        for result in merge_results([*read_results(folder), *read_results(folder, EARLIER)])
         if result.key in keys and not wishes.again and not (wishes.failed_again and result.last_failure is not None)
     }
     return Matrix(suite, folder, launcher, environment, cells, kept)
@@ -98,7 +98,7 @@ def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResul
         ConfigError: another process has the folder.
     """
     with _owned(matrix.folder):
-        _set_aside(matrix)
+        _make_room(matrix)
         missing = to_do(matrix)
         done = len(matrix.cells) * matrix.suite.repeats - len(missing)
         if done:
@@ -119,7 +119,17 @@ def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResul
 
 def _result(matrix: Matrix, planned: PlannedCell, repeats: Sequence[Repeat]) -> CellResult:
     suite = matrix.suite
-    keys = ("data", "vocab_size", "micro_batches", "warmup_steps", "steps", "profiled_steps", "repeats", "config")
+    keys = (
+        "description",
+        "data",
+        "vocab_size",
+        "micro_batches",
+        "warmup_steps",
+        "steps",
+        "profiled_steps",
+        "repeats",
+        "config",
+    )
     return CellResult(
         suite=suite.name,
         cell=planned.cell,
@@ -242,6 +252,7 @@ def _run(command: Sequence[str], environment: dict[str, str], log: Any, timeout_
 def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> Repeat:
     """What came of an attempt, from its exit code and its log."""
     told = [CellResult.model_validate(value).repeats[0] for value in find_blocks(log.splitlines()).values]
+    told = [repeat for repeat in told if (repeat.number, repeat.started) == (begun.number, begun.started)]
     good = next((repeat for repeat in told if repeat.status == "ok"), None)
     if good is not None:
         reason = None if code == 0 else f"measured, and then ended with {_code_in_words(code)}"
@@ -299,13 +310,24 @@ def _owned(folder: Path) -> Iterator[None]:
         yield
 
 
-def _set_aside(matrix: Matrix) -> None:
-    """Results that stand for no cell of this matrix as it is now are kept, out of the report's way."""
+def _make_room(matrix: Matrix) -> None:
+    """The folder holds results that may be compared, one for each cell.
+
+    Others are kept out of the report's way, and come back when they fit again; cells that this matrix does not have
+    stay.
+    """
     kept = {result.file_name for result in matrix.results.values()}
-    others = [path for path in sorted((matrix.folder / CELLS).glob("*.json")) if path.name not in kept]
-    for path in others:
-        target = matrix.folder / EARLIER / path.name
-        target.parent.mkdir(exist_ok=True)
-        path.replace(target)
-    if others:
-        notice(f"{len(others)} results of other cells or another environment are kept in {matrix.folder / EARLIER}")
+    names = {planned.cell.name for planned in matrix.cells}
+    conditions = _result(matrix, matrix.cells[0], []).conditions
+    aside = 0
+    for result in read_results(matrix.folder):
+        fits = result.conditions == conditions and result.cell.name not in names
+        if result.file_name not in kept and not fits:
+            target = matrix.folder / EARLIER / result.file_name
+            target.parent.mkdir(exist_ok=True)
+            (matrix.folder / CELLS / result.file_name).replace(target)
+            aside += 1
+    for result in matrix.results.values():
+        write_result(matrix.folder, result)
+    if aside:
+        notice(f"{aside} results that were measured otherwise are kept in {matrix.folder / EARLIER}")

@@ -178,8 +178,11 @@ def load_suite(name: str, overrides: Sequence[str] = (), *, accelerator: bool = 
             key, value = parse_override(text)
             set_entry(variant, _routed(key), value)
     # What the other kind of machine gets must be right too, or it would be found out there only.
-    checked = [_validated(variant) for variant in variants]
-    return checked[-1] if accelerator else checked[0]
+    on_cpu_suite, suite = _validated(variants[0]), _validated(variants[-1])
+    if accelerator or on_cpu is None:
+        return suite
+    said = f"{suite.description}; shapes for a machine without accelerator"
+    return on_cpu_suite.model_copy(update={"description": said})
 
 
 def _routed(key: str) -> str:

@@ -20,9 +20,9 @@ _SIXTEEN: dict[str, Any] = {
 _LONG: dict[str, Any] = {"max_sequence_length": 8192, "rope_theta": 500_000.0}
 
 #: Shape name -> the `model.*` keys it stands for. The 1B and larger ones are those of the Llama 3 family
-#: (Dubey et al. 2024, table 3; 7b and 13b are Llama 2's, Touvron et al. 2023, table 1). 117m, which is 125m under another
-#: name, is GPT's: 12 layers, 12 heads, width 768 (Radford et al. 2018, section 4.1), 116 M parameters with its
-#: vocabulary of 40 k. Of those with experts, 8x7b is Mixtral's (Jiang et al. 2024, table 1) and 30b-a3b Qwen 3's.
+#: (Dubey et al. 2024, table 3; 7b and 13b are Llama 2's, Touvron et al. 2023, table 1). 117m, another name of 125m, is
+#: GPT's: 12 layers, 12 heads, width 768 (Radford et al. 2018, section 4.1), 116 M parameters with its vocabulary of
+#: 40 k. Of those with experts, 8x7b is Mixtral's (Jiang et al. 2024, table 1) and 30b-a3b Qwen 3's.
 SHAPES: dict[str, dict[str, Any]] = {
     "1m": _shape(96, 4, 4, 2, 256, **_TIED),
     "4m": _shape(192, 6, 6, 3, 512, **_TIED),

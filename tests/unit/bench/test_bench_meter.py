@@ -1,0 +1,108 @@
+"""What is read out of profiles, counters and computed rows, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from headway.bench.energy import open_counter
+from headway.bench.intervals import intersection, length, union
+from headway.bench.meter import begin_memory, communication_shares
+from headway.bench.synthetic import SyntheticFeed
+from headway.config import LaneGrid
+from headway.core.machine import Machine
+
+
+def event(name: str, start: float, end: float, *, is_async: bool = False, device: str = "CPU") -> Any:
+    kinds = torch._C._autograd.DeviceType
+    return SimpleNamespace(
+        name=name,
+        time_range=SimpleNamespace(start=start, end=end),
+        is_async=is_async,
+        device_type=getattr(kinds, device),
+        is_user_annotation=False,
+    )
+
+
+def test_stretches_of_time() -> None:
+    assert union([(5, 6), (0, 2), (1, 3), (3, 4), (9, 9)]) == [(0, 4), (5, 6)]
+    common = intersection([(0, 4), (5, 9)], [(1, 2), (3, 6), (8, 20)])
+    assert common == [(1, 2), (3, 4), (5, 6), (8, 9)] and length(common) == 4
+
+
+def test_communication_on_the_cpu_is_split_by_what_is_computed_meanwhile() -> None:
+    events = [
+        event("aten::mm", 0, 40),
+        event("aten::matmul", 0, 41),
+        event("gloo:all_reduce", 30, 60, is_async=True),
+        event("gloo:all_gather", 55, 70, is_async=True),
+        event("c10d::allreduce_", 41, 45),  # hands over, and computes nothing
+        event("aten::add", 90, 100),
+    ]
+    # Under way from 30 to 70, of which 30 to 41 something was computed; from 0 to 100 in all.
+    assert communication_shares(events, "cpu") == pytest.approx((0.29, 0.11))
+    assert communication_shares(events[:1], "cpu") is None
+
+
+def test_communication_on_gpus_is_what_kernels_of_nccl_do() -> None:
+    events = [
+        event("aten::mm", 0, 500),  # on the host, which waits for nobody
+        event("ampere_sgemm", 0, 60, device="CUDA"),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 80, device="CUDA"),
+        event("multi_tensor_apply_kernel", 80, 100, device="CUDA"),
+    ]
+    assert communication_shares(events, "cuda") == pytest.approx((0.2, 0.1))
+
+
+def test_processors_count_joules_and_begin_anew(tmp_path: Path) -> None:
+    zone = tmp_path / "sys/class/powercap/intel-rapl:0"
+    part = tmp_path / "sys/class/powercap/intel-rapl:0:0"
+    for folder, joules in ((zone, 9_000_000), (part, 5)):
+        folder.mkdir(parents=True)
+        (folder / "max_energy_range_uj").write_text("10000000\n")
+        (folder / "energy_uj").write_text(f"{joules}\n")
+    machine = Machine(tmp_path)
+    counter = open_counter("cpu", 0, True, machine)
+    assert counter is not None
+    (zone / "energy_uj").write_text("9500000\n")
+    assert counter.joules() == 0.5
+    (zone / "energy_uj").write_text("1500000\n")
+    assert counter.joules() == 2.0
+    assert open_counter("cpu", 0, False, machine) is None, "one worker of a machine speaks for it"
+    (zone / "energy_uj").unlink()
+    assert open_counter("cpu", 0, True, machine) is None
+
+
+def test_rows_are_the_same_for_every_number_of_workers() -> None:
+    def rows(grid: LaneGrid) -> torch.Tensor:
+        feed = SyntheticFeed(3, 100, 8, grid)
+        return torch.cat([batch["ids"] for lane in range(grid.lanes) for batch in feed.batch(5, lane)])
+
+    whole = rows(LaneGrid(1, 1, 8))
+    assert whole.shape == (8, 8) and whole.min() >= 0 and whole.max() < 100
+    assert torch.equal(whole, rows(LaneGrid(2, 2, 2))) and torch.equal(whole, rows(LaneGrid(4, 1, 2)))
+    batch = SyntheticFeed(3, 100, 8, LaneGrid(1, 1, 8)).batch(5, 0)[0]
+    assert torch.equal(batch["ids"][:, 1:], batch["targets"][:, :-1])
+    other = SyntheticFeed(3, 100, 8, LaneGrid(1, 1, 8)).batch(6, 0)[0]["ids"]
+    assert not torch.equal(whole, other)
+    many = SyntheticFeed(3, 1000, 4096, LaneGrid(1, 1, 1)).batch(0, 0)[0]["ids"]
+    assert (many < 125).float().mean() == pytest.approx(0.5, abs=0.03), "the cube of an even distribution"
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks of resident memory")
+def test_the_peak_of_resident_memory_begins_anew() -> None:
+    from headway.bench.meter import Memory
+
+    large = torch.ones(64 * 2**20)  # 256 MiB
+    del large
+    before = begin_memory()
+    if before is None:
+        pytest.skip("this container does not let a process forget its peak")
+    again = torch.ones(16 * 2**20)
+    peak = Memory.now(torch.device("cpu")).resident_peak
+    del again
+    assert peak is not None and 60 * 2**20 < peak - before < 100 * 2**20

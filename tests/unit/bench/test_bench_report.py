@@ -1,0 +1,139 @@
+"""What a report says, against numbers that were worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from headway.bench.analysis import MEMORY, SPEED, compare, efficiency, ideal_efficiency, mean
+from headway.bench.findings import changes, findings, sentence
+from headway.bench.report import load_report, render_csv, write_report
+from headway.bench.results import write_result
+from headway.bench.statistics import difference, mean_of, quantile, t95
+from headway.core.errors import DataError
+from support_bench import MIB, result
+
+# Means 100 and 82; s² = 1 and 1, n = 3: t = 18 / sqrt(2/3) = 22.0, and t(4 degrees) = 2.776.
+DDP = result("ddp", 2, [99.0, 100.0, 101.0], memory_mib=100.0)
+ZERO3 = result("zero3", 2, [81.0, 82.0, 83.0], memory_mib=57.0)
+# Means 100 and 98; s² = 1 and 36: t = 2 / sqrt(37/3) = 0.57.
+NOISY = result("zero1", 2, [92.0, 98.0, 104.0], memory_mib=[99.0, 100.0, 101.0])
+
+
+def test_intervals_are_students() -> None:
+    found = mean_of([99.0, 100.0, 101.0])
+    # s = 1, t(2) = 4.3027, so 4.3027 / sqrt(3).
+    assert found is not None and found.value == 100 and found.half_width == pytest.approx(2.48416, abs=1e-4)
+    assert mean_of([]) is None and mean_of([5.0]).half_width is None  # type: ignore[union-attr]
+    assert t95(1) == 12.7062 and t95(4.9) == t95(4) == 2.7764 and t95(1000) == t95(30)
+    assert quantile([4.0, 1.0, 2.0, 3.0], 0.5) == 2.5 and quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.95) == 4.8
+
+
+def test_differences_are_told_only_where_the_repeats_can() -> None:
+    assert difference([99, 100, 101], [81, 82, 83]).is_told  # type: ignore[union-attr]
+    assert not difference([99, 100, 101], [92, 98, 104]).is_told  # type: ignore[union-attr]
+    # Welch: s² = 1 and 0, so t = 4 / sqrt(1/3) = 6.93 with 2 degrees (4.30); 2.4 would not do.
+    assert difference([103, 104, 105], [100, 100, 100]).is_told  # type: ignore[union-attr]
+    assert not difference([101.4, 102.4, 103.4], [100, 100, 100]).is_told  # type: ignore[union-attr]
+    assert not difference([500], [100, 100]).is_told, "one repeat knows nothing of repeats"  # type: ignore[union-attr]
+    assert difference([], [1.0]) is None and difference([1.0], [0.0]) is None
+
+
+def test_sentences_say_what_can_be_told() -> None:
+    assert sentence(ZERO3, DDP) == "zero3 needs 43 % less memory than ddp and is 18 % slower here"
+    assert sentence(NOISY, DDP) == "Between zero1 and ddp there is no difference that the repeats can tell"
+    lean = result("zero1", 2, [92.0, 98.0, 104.0], memory_mib=125.0)
+    assert sentence(lean, DDP) == (
+        "zero1 needs 25 % more memory than ddp, with no difference in speed that the repeats can tell,"
+    )
+    once = result("zero3", 2, [10.0])
+    assert "no difference that the repeats can tell" in sentence(once, result("ddp", 2, [100.0]))
+
+
+def test_efficiency_is_speed_per_worker_by_that_of_the_fewest() -> None:
+    cells = [result("ddp", workers, [speed]) for workers, speed in ((1, 100.0), (2, 180.0), (4, 240.0))]
+    lonely = result("zero3", 4, [50.0])
+    assert [efficiency(cell, cells) for cell in cells] == [None, 0.9, 0.6]
+    assert efficiency(lonely, [*cells, lonely]) is None
+    few = result("ddp", 4, [240.0], cores=2)
+    assert ideal_efficiency(few) == 0.5 and ideal_efficiency(result("ddp", 4, [1.0], device_type="cuda", cores=2)) == 1
+    assert mean(few, MEMORY).value == 100 * MIB and compare(few, cells[0], SPEED).ratio == 2.4  # type: ignore[union-attr]
+
+
+def test_results_under_other_conditions_are_never_compared() -> None:
+    other = DDP.model_copy(update={"environment": {"hardware": {"cores_usable": 99}}})
+    assert not [text for text in findings([other, ZERO3]) if "ddp" in text and "zero3" in text]
+    assert [text for text in findings([DDP, ZERO3]) if "zero3 needs 43 % less memory than ddp" in text]
+
+
+def test_findings_name_what_failed_what_is_left_out_and_losses_that_differ() -> None:
+    said = findings(
+        [
+            DDP,
+            ZERO3.model_copy(),
+            result("zero1", 2, failure=("killed", "worker 1 died (signal 9)")),
+            result("zero2", 2, [90.0], failure=("timeout", "not done after 5 s")),
+            result("deepspeed_zero2", 2, failure=("excluded", "not wanted")),
+            result("fsdp", 2, [81.0, 82.0, 83.0], mean_loss=3.3, memory_mib=57.0),
+        ]
+    )
+    text = "\n".join(said)
+    assert said[0] == "1 of 6 cells did not come out:"
+    assert "- zero1-w2-1m-fp32-b1-t64: killed: worker 1 died (signal 9)" in said
+    assert "only 1 repeats came out: timeout: not done after 5 s" in text and "excluded: not wanted" in text
+    assert "Warning: on 2 workers strategies do not have the same loss" in text and "fsdp 3.3000" in text
+    assert "fsdp and zero3 are two names of one strategy" in text
+    assert "Fastest on 2 workers: ddp with 100" in text
+
+
+def test_two_sets_are_compared_cell_by_cell() -> None:
+    before = [DDP, ZERO3, result("zero1", 2, [1.0])]
+    now = [
+        result("ddp", 2, [109.0, 110.0, 111.0]),
+        result("zero3", 2, failure=("out_of_memory", "no")),
+        result("zero2", 2, [1.0]),
+    ]
+    verdicts = {row[0].split("-")[0]: row[-1] for row in changes(before, now)}
+    assert verdicts == {
+        "ddp": "10 % faster",
+        "zero3": "ok before, out_of_memory now",
+        "zero2": "only in the second",
+        "zero1": "only in the first",
+    }
+
+
+def test_files_hold_the_figures_and_every_cell(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    communication = {"steps": 2, "total_share": 0.5, "exposed_share": 0.3, "overlapped_share": 0.2}
+    cells = [
+        result("ddp", 1, [100.0, 102.0]),
+        result("ddp", 2, [150.0, 152.0], communication=communication, energy={"joules": 500.0, "source": "a meter"}),
+        result("zero1", 2, failure=("failed", "worker 0: a | b\nand <c>")),
+    ]
+    for cell in cells:
+        write_result(tmp_path, cell)
+    files = {path.name: path.read_text() for path in write_report(tmp_path)}
+    lines = {
+        (line["strategy"], line["workers"]): line for line in csv.DictReader(io.StringIO(files["metrics.csv"]))
+    }
+    assert float(lines["ddp", "2"]["tokens_per_second"]) == 151
+    assert float(lines["ddp", "2"]["scaling_efficiency"]) == pytest.approx(151 / 2 / 101)
+    assert float(lines["ddp", "2"]["energy_joules_per_token"]) == 0.25
+    assert float(lines["ddp", "2"]["communication_exposed_share"]) == 0.3
+    assert lines["zero1", "2"]["status"] == "failed" and lines["zero1", "2"]["tokens_per_second"] == ""
+    assert lines["ddp", "2"]["mfu"] == "", "unknown is empty"
+    table = [line for line in files["report.md"].splitlines() if line.startswith("| zero1")]
+    assert len(table) == 1 and "a \\| b and <c>" in table[0]
+    assert "and &lt;c&gt;" in files["report.html"] and "&lt;last&gt;" in files["report.html"]
+    assert {"throughput.svg", "efficiency.svg", "memory.svg", "step-times.svg", "communication.svg"} <= files.keys()
+    assert "var(--" not in files["memory.svg"] and "src=" not in files["report.html"], "nothing to load"
+    assert load_report(tmp_path, tmp_path).changes[0][-1] == "no difference that the repeats can tell"
+
+
+def test_a_folder_without_results_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no benchmark results"):
+        load_report(tmp_path)
+    assert render_csv([]).count("\n") == 1

@@ -1,0 +1,225 @@
+"""The order of measurements, what is not repeated, and what becomes of those that do not come out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.bench import runner
+from headway.bench.blocks import block
+from headway.bench.results import CELLS, CellResult, Status, read_results
+from headway.bench.runner import EARLIER, LOGS, Wishes, launch_command, open_matrix, run_matrix, to_do
+from headway.bench.suite import Suite, load_suite
+from headway.bench.worker import Spec
+from headway.core.errors import ConfigError, HeadwayError
+from support_bench import measurement
+
+SUITE = "strategy: [ddp, zero1]\nworkers: 2\nmodel: 1m\nsequence_length: 32\nrepeats: 2\n"
+
+
+class Workers:
+    """Stands for the processes of a cell: notes what was measured, and answers as it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.measured: list[str] = []
+        self.faults: list[str] = []
+        self.answer: Callable[[Spec], tuple[int | None, str]] = lambda spec: (0, told(spec, "ok"))
+        monkeypatch.setattr(runner, "_run", self._run)
+        monkeypatch.setattr(runner, "describe_environment", lambda launcher: {"machine": self.machine})
+        self.machine = "one"
+
+    def _run(self, command: list[str], environment: dict[str, str], log: Any, seconds: float) -> int | None:
+        spec = Spec.read(Path(command[-1]))
+        self.measured.append(f"{spec.result.cell.strategy}.{spec.result.repeats[0].number}")
+        self.faults.append(environment["HEADWAY_FAULTS"])
+        code, text = self.answer(spec)
+        log.write(f"first line\n{text}\nlast line\n".encode())
+        return code
+
+
+def told(spec: Spec, status: Status, reason: str | None = None) -> str:
+    found = measurement(100.0, spec.result.cell.workers) if status == "ok" else None
+    return block(spec.ended(status, reason, found).model_dump(mode="json"))
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    return Workers(monkeypatch)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Callable[..., Suite]:
+    (tmp_path / "own.yaml").write_text(SUITE)
+    return lambda *overrides: load_suite(str(tmp_path / "own.yaml"), overrides)
+
+
+def run(suite: Suite, folder: Path, wishes: Wishes = Wishes()) -> dict[str, CellResult]:
+    results = run_matrix(open_matrix(suite, folder, wishes=wishes))
+    return {result.cell.strategy: result for result in results}
+
+
+def test_cells_take_turns_and_a_stopped_matrix_goes_on(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    def stop_at_third(spec: Spec) -> tuple[int, str]:
+        if len(workers.measured) == 3:
+            raise KeyboardInterrupt
+        return 0, told(spec, "ok")
+
+    workers.answer = stop_at_third
+    with pytest.raises(KeyboardInterrupt):
+        run(suite(), tmp_path / "out")
+    assert workers.measured == ["ddp.1", "zero1.1", "ddp.2"]
+    assert [len(result.repeats) for result in read_results(tmp_path / "out")] == [1, 1]
+    workers.answer = lambda spec: (0, told(spec, "ok"))
+    workers.measured.clear()
+    results = run(suite(), tmp_path / "out")
+    assert workers.measured == ["ddp.2", "zero1.2"]
+    assert all(result.status == "ok" and len(result.measured) == 2 for result in results.values())
+    workers.measured.clear()
+    run(suite(), tmp_path / "out")
+    assert workers.measured == []
+    run(suite("repeats=3"), tmp_path / "out")
+    assert workers.measured == ["ddp.3", "zero1.3"], "more repeats are added to those that are there"
+    run(suite(), tmp_path / "out", Wishes(again=True))
+    assert len(workers.measured) == 2 + 4
+
+
+def test_another_machine_measures_anew_and_the_first_ones_results_come_back(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    run(suite(), tmp_path)
+    run(suite("workers=1"), tmp_path)
+    assert len(list((tmp_path / CELLS).iterdir())) == 4, "other cells of the same conditions stay"
+    workers.machine = "two"
+    workers.measured.clear()
+    run(suite(), tmp_path)
+    assert len(workers.measured) == 4
+    assert {r.environment["machine"] for r in read_results(tmp_path)} == {"two"}
+    assert len(list((tmp_path / EARLIER).iterdir())) == 4
+    workers.machine = "one"
+    workers.measured.clear()
+    run(suite(), tmp_path)
+    assert workers.measured == []
+    assert {r.environment["machine"] for r in read_results(tmp_path)} == {"one"}
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "status", "reason"),
+    [
+        (None, "", "timeout", "not done after 900 s"),
+        (-9, "", "killed", "ended with signal 9"),
+        (3, "", "failed", "ended with exit code 3"),
+        (1, "failed: worker 1: RuntimeError: first\nfailed: lost a peer", "failed", "worker 1: RuntimeError: first"),
+        (1, "failed: lost a peer\nout_of_memory: worker 0: too large", "out_of_memory", "worker 0: too large"),
+        (1, "failed: lost a peer\nkilled: worker 1 died (signal 9)", "killed", "worker 1 died (signal 9)"),
+        (
+            1,
+            "failed: lost a peer\n  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 17)",
+            "killed",
+            "worker 1 died (signal 9)",
+        ),
+    ],
+)
+def test_what_does_not_come_out_is_a_result_with_its_reason(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path, code: int | None, log: str, status: str, reason: str
+) -> None:
+    def answer(spec: Spec) -> tuple[int | None, str]:
+        if spec.result.cell.strategy == "ddp":
+            return 0, told(spec, "ok")
+        lines = []
+        for line in log.splitlines():
+            kind, _, why = line.partition(": ")
+            known = kind in ("failed", "killed", "out_of_memory")
+            lines.append(told(spec, kind, why) if known else line)  # type: ignore[arg-type]
+        return code, "\n".join(lines)
+
+    workers.answer = answer
+    results = run(suite(), tmp_path)
+    bad = results["zero1"]
+    assert results["ddp"].status == "ok" and len(results["ddp"].measured) == 2
+    assert bad.status == status and bad.last_failure is not None
+    assert bad.last_failure.reason == reason.removeprefix("failed: ")
+    assert bad.last_failure.log_tail[-1] == "last line" and "HEADWAY-BENCH" not in str(bad.last_failure.log_tail)
+    assert workers.measured == ["ddp.1", "zero1.1", "ddp.2"], "no second repeat of what did not come out"
+    workers.answer = lambda spec: (0, told(spec, "ok"))
+    assert run(suite(), tmp_path)["zero1"].status == status, "a failure is a result too"
+    assert run(suite(), tmp_path, Wishes(failed_again=True))["zero1"].status == "ok"
+
+
+def test_retries_try_again_but_not_what_is_refused(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    attempts: dict[str, int] = {}
+
+    def answer(spec: Spec) -> tuple[int, str]:
+        name = spec.result.cell.strategy
+        attempts[name] = attempts.get(name, 0) + 1
+        if name == "zero1":
+            return 2, told(spec, "refused", "no such thing here")
+        return (1, "") if attempts[name] < 3 else (0, told(spec, "ok"))
+
+    workers.answer = answer
+    results = run(suite("retries=2", "repeats=1", "faults=[{strategy: ddp, order: kill@step=1}]"), tmp_path)
+    assert results["ddp"].status == "ok" and results["ddp"].repeats[0].attempts == 3 and attempts["zero1"] == 1
+    assert results["zero1"].status == "refused"
+    assert workers.faults == ["kill@step=1"] * 3 + [""]
+
+
+def test_a_result_of_another_cell_in_the_log_counts_for_nothing(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    kept: list[str] = []
+
+    def answer(spec: Spec) -> tuple[int, str]:
+        kept.append(told(spec, "ok"))
+        return 1, kept[0] if len(kept) > 1 else ""
+
+    workers.answer = answer
+    assert {r.status for r in run(suite("repeats=1"), tmp_path).values()} == {"failed"}
+
+
+def test_nothing_of_a_cell_that_takes_too_long_is_left_running(tmp_path: Path) -> None:
+    # The child leads a session of its own, as workers of an agent do, and does not mind SIGTERM.
+    script = (
+        "import os, signal, subprocess, sys, time\n"
+        "child = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'\n"
+        "p = subprocess.Popen([sys.executable, '-c', child], start_new_session=True)\n"
+        "open('pid', 'w').write(str(p.pid)); time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{script}"]
+    with (tmp_path / "log").open("wb") as log:
+        start = time.monotonic()
+        assert runner._run(command, {"PATH": "/bin"}, log, 3.0) is None
+        assert time.monotonic() - start < 60
+    pid = int((tmp_path / "pid").read_text())
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_two_processes_do_not_measure_into_one_folder(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    import fcntl
+
+    (tmp_path / LOGS).mkdir()
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(HeadwayError, match="another process"):
+            run(suite(), tmp_path)
+    assert to_do(open_matrix(suite(), tmp_path)), "nothing was measured"
+
+
+def test_launchers() -> None:
+    spec = Path("spec.json")
+    assert launch_command("local", spec, 2)[1:] == ["-m", "headway.bench.local", "spec.json"]
+    assert launch_command("srun --ntasks={workers} --exclusive", spec, 4) == [
+        *("srun", "--ntasks=4", "--exclusive", sys.executable, "-m", "headway.bench.worker", "spec.json")
+    ]
+    with pytest.raises(ConfigError, match="how many workers"):
+        launch_command("srun", spec, 4)
