@@ -31,8 +31,8 @@ def measurement(tokens_per_second: float, workers: int = 1, memory_mib: float = 
         "peak_memory_bytes_by_worker": [round(memory_mib * MIB)] * workers,
         **dict.fromkeys(
             (
-                "peak_reserved_bytes", "peak_resident_bytes", "host_to_device_gb_per_second", "flops_per_token",
-                "model_flops_per_second", "mfu", "hfu", "measured_product_flops_per_second",
+                "peak_reserved_bytes", "peak_resident_bytes", "resident_growth_bytes", "host_to_device_gb_per_second",
+                "flops_per_token", "model_flops_per_second", "mfu", "hfu", "measured_product_flops_per_second",
                 "share_of_measured_products", "communication", "energy",
             )
         ),
@@ -68,7 +68,9 @@ def result(
     ]
     if failure is not None:
         status, reason = failure
-        repeats.append(Repeat(number=len(speeds) + 1, status=status, reason=reason, started=2000.0, log_tail=["<last>"]))
+        repeats.append(
+            Repeat(number=len(speeds) + 1, status=status, reason=reason, started=2000.0, log_tail=["<last>"])
+        )
     return CellResult(
         suite="own",
         cell=cell,

@@ -24,6 +24,7 @@ def _of(name: str) -> Metric:
 
 
 SPEED, MEMORY, LOSS = _of("tokens_per_second"), _of("peak_memory_bytes"), _of("mean_loss")
+RESIDENT = _of("resident_growth_bytes")
 
 
 def _share_of_time(kind: str) -> Metric:
@@ -40,6 +41,7 @@ METRICS = (
     MEMORY,
     _of("peak_reserved_bytes"),
     _of("peak_resident_bytes"),
+    RESIDENT,
     _of("host_to_device_gb_per_second"),
     LOSS,
     _of("mfu"),

@@ -97,8 +97,7 @@ def _bars(
 def _memory(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
     highest = max((m.value for r in results if (m := mean(r, MEMORY)) is not None), default=0)
     unit, scale = ("GiB", _GIB) if highest >= 2 * _GIB else ("MiB", _MIB)
-    what = "grown by training" if results[0].measured[0].device_type == "cpu" else "allocated"
-    return _bars(results, names, MEMORY, f"Peak memory of a worker ({what})", unit, short_number, scale)
+    return _bars(results, names, MEMORY, "Peak memory of a worker (tensors)", unit, short_number, scale)
 
 
 def _efficiency(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:

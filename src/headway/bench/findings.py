@@ -18,7 +18,6 @@ from headway.bench.analysis import (
     mean,
 )
 from headway.bench.results import CellResult
-from headway.bench.statistics import Difference
 from headway.core.format import format_bytes, format_count
 
 #: Strategies that are another's under a second name.
@@ -65,23 +64,34 @@ def sentence(result: CellResult, base: CellResult) -> str:
     """How a strategy's memory and speed compare with another's: "zero3 needs 43 % less memory than ddp and is 18 %
     slower here"; without the end of the sentence."""
     name, other = _label(result), _label(base)
-    memory, speed = compare(result, base, MEMORY), compare(result, base, SPEED)
-    less = _told(memory, "less memory", "more memory")
-    slower = _told(speed, "slower", "faster")
-    if less and slower:
-        return f"{name} needs {less} than {other} and is {slower} here"
-    if slower:
-        return f"{name} is {slower} than {other} here, with no difference in memory that the repeats can tell,"
-    if less:
-        return f"{name} needs {less} than {other}, with no difference in speed that the repeats can tell,"
+    needs, runs = _memory_in_words(result, base), _speed_in_words(result, base)
+    if needs and runs:
+        return f"{name} needs {needs} {other} and is {runs.removesuffix(' than').removesuffix(' as')} here"
+    if runs:
+        return f"{name} is {runs} {other} here, with no difference in memory that the repeats can tell,"
+    if needs:
+        return f"{name} needs {needs} {other}, with no difference in speed that the repeats can tell,"
     return f"Between {name} and {other} there is no difference that the repeats can tell"
 
 
-def _told(found: Difference | None, below: str, above: str) -> str | None:
-    """A difference in words; None when there is none that can be told."""
+def _memory_in_words(result: CellResult, base: CellResult) -> str | None:
+    """ "43 % less memory than"; None when there is no difference that can be told."""
+    found = compare(result, base, MEMORY)
     if found is None or not found.is_told:
         return None
-    return f"{percent(abs(found.ratio - 1))} {below if found.ratio < 1 else above}"
+    if found.ratio >= 2:
+        return f"{found.ratio:.1f} times as much memory as"
+    return f"{percent(abs(found.ratio - 1))} {'less' if found.ratio < 1 else 'more'} memory than"
+
+
+def _speed_in_words(result: CellResult, base: CellResult) -> str | None:
+    """ "18 % slower than"; None when there is no difference that can be told."""
+    found = compare(result, base, SPEED)
+    if found is None or not found.is_told:
+        return None
+    if found.ratio >= 2:
+        return f"{found.ratio:.1f} times as fast as"
+    return f"{percent(abs(found.ratio - 1))} {'slower' if found.ratio < 1 else 'faster'} than"
 
 
 def percent(share: float) -> str:
@@ -192,9 +202,10 @@ def changes(before: Sequence[CellResult], after: Sequence[CellResult]) -> list[l
         elif a.status != "ok" or b.status != "ok":
             verdict = "as before" if a.status == b.status else f"{a.status} before, {b.status} now"
         else:
-            speed = _told(compare(b, a, SPEED), "slower", "faster")
-            memory = _told(compare(b, a, MEMORY), "less memory", "more memory")
-            verdict = " and ".join(filter(None, (speed, memory))) or "no difference that the repeats can tell"
+            told = [_speed_in_words(b, a), _memory_in_words(b, a)]
+            verdict = (
+                ", ".join(f"{words} before" for words in told if words) or "no difference that the repeats can tell"
+            )
         rows.append([name, *_shown(a, b), verdict])
     return rows
 

@@ -95,7 +95,8 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
         "name": cell.name,
         "seed": suite.seed,
         "model.preset": cell.model,
-        "train.steps": suite.warmup_steps + suite.steps + suite.profiled_steps,
+        # The last one is watched for its memory.
+        "train.steps": suite.warmup_steps + suite.steps + suite.profiled_steps + 1,
         "train.sequence_length": cell.sequence_length,
         "train.micro_batch": cell.micro_batch,
         "train.global_batch": cell.micro_batch * suite.micro_batches * max(1, shared_by // together),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headway.bench.allocations import Allocations
 from headway.bench.energy import open_counter
 from headway.bench.intervals import Stretches, intersection, length, union
 from headway.training.callbacks import Callback
@@ -26,7 +27,8 @@ _PRODUCT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass
 class Meter(Callback):
-    """Times steps from the end of one to the end of the next, and profiles some more after them."""
+    """Times steps from the end of one to the end of the next; more steps after them are profiled, and one is watched
+    for its memory."""
 
     warmup_steps: int
     steps: int
@@ -40,6 +42,8 @@ class Meter(Callback):
     energy_source: str | None = None
     communication: tuple[float, float] | None = None
     """Exposed and overlapped share of the profiled steps on this worker."""
+    tensor_peak_bytes: int | None = None
+    """On the CPU: the most that tensors took at a time in the step that was watched for it."""
 
     def on_start(self, job: Job) -> None:
         """Open what counts."""
@@ -50,9 +54,9 @@ class Meter(Callback):
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """Note the time, and what begins or ends with this step."""
-        first, last = self.warmup_steps, self.warmup_steps + self.steps
+        first, last, device = self.warmup_steps, self.warmup_steps + self.steps, job.world.device
         if step in (first, last):
-            _wait_for(job.world.device)
+            _wait_for(device)
         now = time.perf_counter()
         if first < step <= last:
             self.step_seconds.append(now - self._last)
@@ -62,17 +66,23 @@ class Meter(Callback):
             self._start = now
             if self._counter is not None:
                 self._counter.joules()
-        elif step == last:
+        if step == last:
             self.seconds = now - self._start
             if self._counter is not None:
                 self.joules, self.energy_source = self._counter.joules(), self._counter.source
-            self.memory = Memory.now(job.world.device)
+            self.memory = Memory.now(device)
             if self.profiled_steps and job.world.size > 1:
-                self._profiler = _start_profiler(job.world.device)
-        elif step == last + self.profiled_steps and self._profiler is not None:
-            _wait_for(job.world.device)
-            self._profiler.stop()
-            self.communication = communication_shares(self._profiler.events(), job.world.device.type)
+                self._profiler = _start_profiler(device)
+        if step == last + self.profiled_steps:
+            if self._profiler is not None:
+                _wait_for(device)
+                self._profiler.stop()
+                self.communication = communication_shares(self._profiler.events(), device.type)
+            if device.type == "cpu":
+                self._allocations = Allocations()
+                self._allocations.start()
+        elif step > last + self.profiled_steps and device.type == "cpu":
+            self.tensor_peak_bytes = self._allocations.stop()
         self._last = now
 
     @property

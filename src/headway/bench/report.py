@@ -14,6 +14,7 @@ from headway.bench.analysis import (
     COMMUNICATION,
     MEMORY,
     METRICS,
+    RESIDENT,
     SPEED,
     Metric,
     base_of,
@@ -31,16 +32,17 @@ from headway.telemetry import html
 
 PLOTS = "plots"
 _HEADERS = [
-    "Cell", "Result", "Tokens/s", "Per worker", "Step p50", "Step p95", "Peak memory", "Of ideal", "Communication",
-    "Exposed", "Loss", "MFU", "HFU", "Energy", "Repeats",
+    "Cell", "Result", "Tokens/s", "Per worker", "Step p50", "Step p95", "Peak memory", "Resident", "Of ideal",
+    "Communication", "Exposed", "Loss", "MFU", "HFU", "Energy", "Repeats",
 ]  # fmt: skip
 _CHANGES = ["Cell", "Tokens/s before", "now", "Memory before", "now", "What the repeats can tell"]
 
 NOTES = (
     "±: half of the 95 % confidence interval over repeats (Student's t); differences are told where Welch's test at"
     " 95 % can, one comparison at a time.",
-    "Peak memory: on GPUs what PyTorch allocated there; on the CPU how much resident memory grew from before the model"
-    " was built to its peak. Of the worker that has most.",
+    "Peak memory: what tensors take, of the worker that has most; on GPUs PyTorch's own count, on the CPU the most"
+    " within one step. Resident: by how much the process grew in main memory since before the model was built, with"
+    " libraries loaded since then, buffers of communication, and what is freed and kept.",
     "Of ideal: tokens/s per worker as a share of the same strategy's with the fewest workers.",
     "Communication: share of the profiled steps, which are not among the timed ones, in which a collective was under"
     " way, waiting for the slowest worker included; exposed: and nothing was computed meanwhile.",
@@ -145,6 +147,7 @@ def _row(result: CellResult, results: Sequence[CellResult]) -> list[str]:
         _mean(result, METRICS[3], _milliseconds),
         _mean(result, METRICS[4], _milliseconds),
         _mean(result, MEMORY, format_bytes),
+        _mean(result, RESIDENT, format_bytes),
         "base" if base_of(result, results) is result else _share(efficiency(result, results)),
         _mean_share(result, COMMUNICATION[0]),
         _mean_share(result, COMMUNICATION[1]),

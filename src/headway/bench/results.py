@@ -67,13 +67,15 @@ class Measurement(Record):
     mean_loss: float | None
     """Over the measured steps; null when one was not finite."""
     peak_memory_bytes: int | None
-    """Of the worker that has most. On GPUs what PyTorch allocated there, on the CPU by how much resident memory grew
-    from before the model was built to its peak."""
+    """What tensors take, of the worker that has most: on GPUs the most that PyTorch had allocated so far, on the CPU
+    the most within one step."""
     peak_memory_bytes_by_worker: list[int | None]
     peak_reserved_bytes: int | None
     """On GPUs: what PyTorch's allocator kept there, free blocks included; of the worker that has most."""
     peak_resident_bytes: int | None
-    """Resident memory of the process that has most, libraries included."""
+    """Resident memory of the process that has most: with libraries, buffers of gloo, and what is freed and kept."""
+    resident_growth_bytes: int | None
+    """By how much that grew from before the model was built to its peak."""
     host_to_device_gb_per_second: float | None
     """From page-locked memory, the mean of all workers copying at the same time; null on the CPU."""
     flops_per_token: float | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from headway.bench.blocks import MARKER, block, find_blocks
@@ -21,10 +23,11 @@ from headway.bench.results import CELLS, FINAL, CellResult, Repeat, merge_result
 from headway.bench.suite import Suite
 from headway.bench.worker import Spec
 from headway.core.console import notice, say
-from headway.core.errors import ConfigError, HeadwayError
+from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.signals import handled
 from headway.supervise.processes import end_all
 
 LOGS, EARLIER = "logs", "earlier"
@@ -289,6 +292,18 @@ def _tail(log: str) -> list[str]:
     while sum(map(len, lines)) > _TAIL_CHARACTERS and len(lines) > 1:
         lines.pop(0)
     return [line[:_TAIL_CHARACTERS] for line in lines]
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """End in an orderly way when a scheduler asks for it: what is under way is ended, what is measured is kept."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        raise Preempted(f"stopped by {name}; what is measured is kept", fix="run the same command again")
+
+    with handled((signal.SIGTERM, signal.SIGUSR1), stop):
+        yield
 
 
 # The folder -----------------------------------------------------------------------------------------------------------

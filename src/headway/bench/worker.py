@@ -157,6 +157,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
     own = {
         "resident": resident,
         "memory": vars(meter.memory),
+        "tensors": meter.tensor_peak_bytes,
         "communication": meter.communication,
         "joules": meter.joules,
         "host_to_device": host_to_device(world.device),
@@ -229,7 +230,8 @@ def _measurement(
     achieved = flops * tokens_per_second if flops else None
     mfu = achieved / (peak * len(workers)) if achieved and peak else None
     products = _sum([worker["products"] for worker in workers])
-    memory = [_peak(worker) for worker in workers]
+    # Of GPUs PyTorch itself knows.
+    memory = [worker["memory"]["allocated_peak"] or worker["tensors"] for worker in workers]
     copies = [worker["host_to_device"] for worker in workers if worker["host_to_device"] is not None]
     return Measurement(
         device=name,
@@ -248,6 +250,7 @@ def _measurement(
         peak_memory_bytes_by_worker=memory,
         peak_reserved_bytes=_most([worker["memory"]["reserved_peak"] for worker in workers]),
         peak_resident_bytes=_most([worker["memory"]["resident_peak"] for worker in workers]),
+        resident_growth_bytes=_most([_growth(worker) for worker in workers]),
         host_to_device_gb_per_second=statistics.fmean(copies) if copies else None,
         flops_per_token=flops,
         model_flops_per_second=achieved,
@@ -260,13 +263,9 @@ def _measurement(
     )
 
 
-def _peak(worker: dict[str, Any]) -> int | None:
-    """Memory of training on a worker's device."""
-    peaks, before = worker["memory"], worker["resident"]
-    if peaks["allocated_peak"] is not None:
-        allocated: int = peaks["allocated_peak"]
-        return allocated
-    resident: int | None = peaks["resident_peak"]
+def _growth(worker: dict[str, Any]) -> int | None:
+    """Of resident memory since before the model was built."""
+    before, resident = worker["resident"], worker["memory"]["resident_peak"]
     return None if before is None or resident is None else max(0, resident - before)
 
 

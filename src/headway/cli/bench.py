@@ -106,10 +106,9 @@ def run(
     """The verb."""
     import sys
 
-    from headway.bench.runner import Wishes, open_matrix, run_matrix
+    from headway.bench.runner import Wishes, open_matrix, run_matrix, stoppable
     from headway.bench.suite import load_suite
     from headway.core.console import notice
-    from headway.launch.attempt import preemptible
     from headway.telemetry.hardware import local_accelerators
 
     given = {"retries": retries, "timeout_seconds": timeout}
@@ -124,7 +123,7 @@ def run(
         _list_cells(matrix, as_json)
         return
     printed = not sys.stderr.isatty() if print_results is None else print_results
-    with writing(folder), preemptible():
+    with writing(folder), stoppable():
         results = run_matrix(matrix, print_results=printed)
     _tell(folder, as_json)
     if not any(result.status == "ok" for result in results):
@@ -217,7 +216,7 @@ def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
         print_json({"findings": found.findings, "changes": found.changes, "results": results})
     else:
         print_table(["CELL", "RESULT", "TOKENS/S", "STEP P50", "PEAK MEMORY", "OF IDEAL", "COMMUNICATION"],
-                    [[row[i] for i in (0, 1, 2, 4, 6, 7, 8)] for row in found.rows], numeric=range(2, 7))  # fmt: skip
+                    [[row[i] for i in (0, 1, 2, 4, 6, 8, 9)] for row in found.rows], numeric=range(2, 7))  # fmt: skip
         if found.changes:
             print()
             print_table(["CELL", "BEFORE", "NOW", "BEFORE", "NOW", "DIFFERENCE"], found.changes, numeric=range(1, 5))

@@ -14,7 +14,7 @@ from headway.bench.results import read_results, write_result
 from headway.core.errors import DataError
 from support_bench import result
 
-VALUE = {"text": "a|b  \\ \"quoted\" é\n", "numbers": list(range(2000))}
+VALUE = {"text": 'a|b  \\ "quoted" é\n', "numbers": list(range(2000))}
 
 
 def test_values_come_back_from_whatever_a_log_makes_of_their_lines() -> None:

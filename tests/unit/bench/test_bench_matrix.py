@@ -58,9 +58,7 @@ def test_weak_cells_grow_with_workers_and_strong_ones_share_the_largest_batch(tm
         tmp_path,
         "workers: [1, 4]\nmodel: 1m\nsequence_length: 32\nmicro_batch: 2\nmicro_batches: 3\nscaling: [weak, strong]",
     )
-    rows = {
-        (cell.scaling, cell.workers): cell_config(found, cell).train.global_batch_rows for cell in cells_of(found)
-    }
+    rows = {(cell.scaling, cell.workers): cell_config(found, cell).train.global_batch_rows for cell in cells_of(found)}
     assert rows == {("weak", 1): 6, ("weak", 4): 24, ("strong", 1): 24, ("strong", 4): 24}
 
 

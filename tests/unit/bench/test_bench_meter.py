@@ -106,3 +106,22 @@ def test_the_peak_of_resident_memory_begins_anew() -> None:
     peak = Memory.now(torch.device("cpu")).resident_peak
     del again
     assert peak is not None and 60 * 2**20 < peak - before < 100 * 2**20
+
+
+def test_the_peak_of_tensors_is_what_is_there_and_what_a_step_adds() -> None:
+    from headway.bench.allocations import Allocations, highest, live_bytes
+
+    assert highest([5, 3, -8, 7]) == 8 and highest([-4, 2]) == 0
+    there = live_bytes()
+    kept = torch.ones(2**20)
+    view = kept[: 2**10]
+    assert live_bytes() - there == 4 * 2**20, "memory that two tensors share counts once"
+    watch = Allocations()
+    watch.start()
+    one = torch.ones(3 * 2**18)  # 3 MiB
+    two = one + one
+    del one
+    three = two + 1.0
+    del two, three
+    peak = watch.stop()
+    assert view.numel() and 0 <= peak - live_bytes() - 2 * 3 * 2**20 < 2**16

@@ -49,6 +49,8 @@ def test_sentences_say_what_can_be_told() -> None:
     assert sentence(lean, DDP) == (
         "zero1 needs 25 % more memory than ddp, with no difference in speed that the repeats can tell,"
     )
+    heavy = result("zero1", 2, [299.0, 300.0, 301.0], memory_mib=250.0)
+    assert sentence(heavy, DDP) == "zero1 needs 2.5 times as much memory as ddp and is 3.0 times as fast here"
     once = result("zero3", 2, [10.0])
     assert "no difference that the repeats can tell" in sentence(once, result("ddp", 2, [100.0]))
 
@@ -98,7 +100,7 @@ def test_two_sets_are_compared_cell_by_cell() -> None:
     ]
     verdicts = {row[0].split("-")[0]: row[-1] for row in changes(before, now)}
     assert verdicts == {
-        "ddp": "10 % faster",
+        "ddp": "10 % faster than before",
         "zero3": "ok before, out_of_memory now",
         "zero2": "only in the second",
         "zero1": "only in the first",
@@ -116,9 +118,7 @@ def test_files_hold_the_figures_and_every_cell(tmp_path: Path) -> None:
     for cell in cells:
         write_result(tmp_path, cell)
     files = {path.name: path.read_text() for path in write_report(tmp_path)}
-    lines = {
-        (line["strategy"], line["workers"]): line for line in csv.DictReader(io.StringIO(files["metrics.csv"]))
-    }
+    lines = {(line["strategy"], line["workers"]): line for line in csv.DictReader(io.StringIO(files["metrics.csv"]))}
     assert float(lines["ddp", "2"]["tokens_per_second"]) == 151
     assert float(lines["ddp", "2"]["scaling_efficiency"]) == pytest.approx(151 / 2 / 101)
     assert float(lines["ddp", "2"]["energy_joules_per_token"]) == 0.25

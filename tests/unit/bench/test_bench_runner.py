@@ -21,6 +21,8 @@ from support_bench import measurement
 
 SUITE = "strategy: [ddp, zero1]\nworkers: 2\nmodel: 1m\nsequence_length: 32\nrepeats: 2\n"
 
+MISSING_ONLY = Wishes()
+
 
 class Workers:
     """Stands for the processes of a cell: notes what was measured, and answers as it is told."""
@@ -58,7 +60,7 @@ def suite(tmp_path: Path) -> Callable[..., Suite]:
     return lambda *overrides: load_suite(str(tmp_path / "own.yaml"), overrides)
 
 
-def run(suite: Suite, folder: Path, wishes: Wishes = Wishes()) -> dict[str, CellResult]:
+def run(suite: Suite, folder: Path, wishes: Wishes = MISSING_ONLY) -> dict[str, CellResult]:
     results = run_matrix(open_matrix(suite, folder, wishes=wishes))
     return {result.cell.strategy: result for result in results}
 
