@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.bench.analysis import COMMUNICATION, MEMORY, SPEED, Metric, efficiency, good, ideal_efficiency, mean
 from headway.bench.results import CellResult
+from headway.bench.statistics import Mean, quantile
+from headway.core.format import format_count
 from headway.telemetry.charts import MUTED, SERIES, Chart, as_svg, drawing, short_number, ticks
 from headway.telemetry.html import STYLE
 
@@ -35,7 +37,7 @@ def setting_charts(results: Sequence[CellResult], prefix: str) -> list[Named]:
         return []
     names = list(dict.fromkeys(r.cell.strategy for r in results))
     drawn = [
-        ("throughput", _bars(shown, names, SPEED, "Throughput", "tokens/s", short_number, 1.0)),
+        ("throughput", _side_by_side(shown, names, SPEED, "Throughput", "tokens/s", 1.0)),
         ("efficiency", _efficiency(shown, names)),
         ("memory", _memory(shown, names)),
         ("step-times", _step_times(shown, names)),
@@ -57,47 +59,64 @@ def standalone(chart: Chart) -> str:
     return svg.replace(">", f">{ground}", 1) + "\n"
 
 
-def _bars(
-    results: Sequence[CellResult],
-    names: Sequence[str],
-    metric: Metric,
-    title: str,
-    unit: str,
-    label: Callable[[float], str],
-    scale: float,
+def _side_by_side(
+    results: Sequence[CellResult], names: Sequence[str], metric: Metric, title: str, unit: str, scale: float
 ) -> Chart | None:
-    """Bars by number of workers, side by side by strategy, with the confidence intervals of the repeats."""
+    """By number of workers, side by side by strategy, with the confidence intervals of the repeats.
+
+    Bars from zero; where the values span more than a factor of ten, dots on a logarithmic axis.
+    """
     workers = sorted({r.cell.workers for r in results})
     known = {(r.cell.strategy, r.cell.workers): m for r in results if (m := mean(r, metric)) is not None}
     if not known:
         return None
-    with drawing(_WIDTH, 360) as (figure, axes):
+    low, high = (pick(m.value for m in known.values()) / scale for pick in (min, max))
+    log = low > 0 and high > 10 * low
+    with drawing(_WIDTH, 380) as (figure, axes):
         thickness = 0.84 / len(names)
         for index, name in enumerate(names):
             for place, count in enumerate(workers):
                 at = place + (index - (len(names) - 1) / 2) * thickness
-                found = known.get((name, count))
-                if found is None:
-                    axes.annotate("–", (at, 0), ha="center", va="bottom", color=MUTED, fontsize=11)
-                    continue
-                error = None if found.half_width is None else found.half_width / scale
-                axes.bar(
-                    at, found.value / scale, thickness * 0.9, yerr=error, color=_colour(index), label=name,
-                    error_kw={"ecolor": MUTED, "elinewidth": 1.2, "capsize": 3},
-                )  # fmt: skip
+                if (name, count) in known:
+                    _one(axes, at, known[name, count], scale, _colour(index), name, None if log else thickness * 0.9)
+                else:
+                    axes.annotate("none", (at, 0.01), xycoords=("data", "axes fraction"), ha="center", va="bottom",
+                                  color=MUTED, fontsize=9, rotation=90)  # fmt: skip
         axes.set_xticks(range(len(workers)), [_workers(count) for count in workers])
+        axes.set_xlim(-0.5, len(workers) - 0.5)
         axes.grid(visible=False, axis="x")
-        axes.set_ylim(bottom=0)
+        if log:
+            axes.set_yscale("log")
+            axes.set_ylim(low / 1.6, high * 2.2)
+        else:
+            axes.set_ylim(0, high * 1.3)  # room for the numbers; a wider interval is cut off at the edge
         axes.set_ylabel(unit)
-        axes.yaxis.set_major_formatter(ticks(label))
+        axes.yaxis.set_major_formatter(ticks(short_number))
         _legend(figure, axes)
         return Chart(title, as_svg(figure, title), wide=True)
 
 
+def _one(axes: Axes, at: float, found: Mean, scale: float, colour: str, name: str, width: float | None) -> None:
+    """A bar, or without a width a dot, with its interval and its number."""
+    value = found.value / scale
+    if width is None:
+        axes.plot([at], [value], "o", markersize=8, color=colour, label=name)
+    else:
+        axes.bar(at, value, width, color=colour, label=name)
+    top = value
+    if found.half_width:
+        half = found.half_width / scale
+        axes.errorbar([at], [value], [[min(half, value * 0.999)], [half]], fmt="none", ecolor=MUTED, elinewidth=1.2,
+                      capsize=2.5)  # fmt: skip
+        top = min(value + half, value * 1.15)
+    axes.annotate(format_count(value), (at, top), xytext=(0, 5 if width else 9), textcoords="offset points",
+                  ha="center", va="bottom", fontsize=9, color=MUTED, rotation=90)  # fmt: skip
+
+
 def _memory(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
     highest = max((m.value for r in results if (m := mean(r, MEMORY)) is not None), default=0)
-    unit, scale = ("GiB", _GIB) if highest >= 2 * _GIB else ("MiB", _MIB)
-    return _bars(results, names, MEMORY, "Peak memory of a worker (tensors)", unit, short_number, scale)
+    unit, scale = ("GiB", _GIB) if highest >= 8 * _GIB else ("MiB", _MIB)
+    return _side_by_side(results, names, MEMORY, "Peak memory of a worker (tensors)", unit, scale)
 
 
 def _efficiency(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
@@ -135,8 +154,6 @@ def _efficiency(results: Sequence[CellResult], names: Sequence[str]) -> Chart | 
 
 def _step_times(results: Sequence[CellResult], names: Sequence[str]) -> Chart:
     """Every measured step as a dot, with the median and the range from the 5th to the 95th percentile."""
-    from headway.bench.statistics import quantile
-
     workers = sorted({r.cell.workers for r in results})
     rows = [(count, name) for count in workers for name in names]
     by_place = {(r.cell.workers, r.cell.strategy): r for r in results}

@@ -18,6 +18,7 @@ from headway.bench.analysis import (
     mean,
 )
 from headway.bench.results import CellResult
+from headway.config import DEEPSPEED
 from headway.core.format import format_bytes, format_count
 
 #: Strategies that are another's under a second name.
@@ -29,7 +30,7 @@ _SAME_LOSS_ELSE = 1e-2
 
 def findings(results: Sequence[CellResult]) -> list[str]:
     """One sentence each, the most important first."""
-    return [*_failures(results), *_settings(results)]
+    return [*_failures(results), *_settings(results), *_deepspeed(results)]
 
 
 def _settings(results: Sequence[CellResult]) -> Iterator[str]:
@@ -41,6 +42,17 @@ def _settings(results: Sequence[CellResult]) -> Iterator[str]:
             yield from _strategies(same, where)
         yield from _scaling(group)
         yield from _communication(group)
+
+
+def _deepspeed(results: Sequence[CellResult]) -> Iterator[str]:
+    """What would surprise whoever compares."""
+    own = [r for r in good(results) if r.cell.strategy in DEEPSPEED]
+    parallel = own[0].settings.get("config", {}).get("parallel", {}) if own else {}
+    if own and not parallel.get("deepspeed_config"):
+        yield (
+            "DeepSpeed allocates buckets of 500 million elements by default, however small the model"
+            " (reduce_bucket_size; parallel.deepspeed_config says otherwise): that is part of its memory here."
+        )
 
 
 def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
@@ -165,8 +177,8 @@ def _communication(group: Sequence[CellResult]) -> Iterator[str]:
         low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         other = f", {low} the least with {percent(shares[low])}" if low != high else ""
         yield (
-            f"On {_workers(most)} {high} waits longest for communication that nothing hides, {percent(shares[high])} of"
-            f" a step{other}."
+            f"On {_workers(most)} communication that nothing hides takes {percent(shares[high])} of a step with {high},"
+            f" waiting for others included{other}."
         )
 
 
@@ -184,10 +196,14 @@ def _failures(results: Sequence[CellResult]) -> Iterator[str]:
         yield from (f"- {r.cell.name}: {failure_in_words(r)}" for r in left_out)
 
 
-def failure_in_words(result: CellResult) -> str:
-    """How and why the newest repeat that did not come out ended."""
+def failure_in_words(result: CellResult, characters: int = 1000) -> str:
+    """How and why the newest repeat that did not come out ended, in so many characters at most."""
     failure = result.last_failure
-    return "" if failure is None else f"{failure.status.replace('_', ' ')}: {failure.reason}"
+    if failure is None:
+        return ""
+    reason = (failure.reason or "").strip()
+    short = reason if len(reason) <= characters else f"{reason[: characters - 1]}…"
+    return f"{failure.status.replace('_', ' ')}: {short}"
 
 
 def changes(before: Sequence[CellResult], after: Sequence[CellResult]) -> list[list[str]]:

@@ -31,6 +31,8 @@ from headway.core.format import UNKNOWN, format_bytes, format_count
 from headway.telemetry import html
 
 PLOTS = "plots"
+#: Characters of a reason in the table; the findings have all of it.
+_SHORT = 80
 _HEADERS = [
     "Cell", "Result", "Tokens/s", "Per worker", "Step p50", "Step p95", "Peak memory", "Resident", "Of ideal",
     "Communication", "Exposed", "Loss", "MFU", "HFU", "Energy", "Repeats",
@@ -138,10 +140,10 @@ def _charts(report: Report) -> list[Named]:
 def _row(result: CellResult, results: Sequence[CellResult]) -> list[str]:
     name = result.cell.name
     if result.status != "ok":
-        return [name, failure_in_words(result), *[UNKNOWN] * (len(_HEADERS) - 3), _repeats(result)]
+        return [name, failure_in_words(result, _SHORT), *[UNKNOWN] * (len(_HEADERS) - 3), _repeats(result)]
     return [
         name,
-        "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result)}",
+        "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result, _SHORT)}",
         _mean(result, SPEED, format_count),
         _mean(result, METRICS[1], format_count),
         _mean(result, METRICS[3], _milliseconds),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headway.bench.suite import Cell
+from headway.bench.suite import STRATEGIES, Cell
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, write_json
 
@@ -212,7 +212,14 @@ def merge_results(results: Iterable[CellResult]) -> list[CellResult]:
     for result in results:
         before = merged.get(result.key)
         merged[result.key] = result if before is None else _with(before, result.repeats)
-    return sorted(merged.values(), key=lambda result: (result.cell.workers, result.cell.name, result.key))
+    return sorted(merged.values(), key=_place)
+
+
+def _place(result: CellResult) -> tuple[Any, ...]:
+    """In a table: small cells first, strategies in the order of the config's reference."""
+    cell = result.cell
+    known = STRATEGIES.index(cell.strategy) if cell.strategy in STRATEGIES else len(STRATEGIES)
+    return cell.workers, cell.scaling == "strong", known, cell.name, result.key
 
 
 def _with(result: CellResult, repeats: Sequence[Repeat]) -> CellResult:

@@ -35,7 +35,7 @@ LOGS, EARLIER = "logs", "earlier"
 LOCAL, TORCHRUN = "local", "torchrun"
 _TAIL_LINES, _TAIL_CHARACTERS = 20, 4000
 #: What torchrun says of a worker that a signal has ended.
-_TORCHRUN_SIGNAL = re.compile(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+)", re.DOTALL)
+_TORCHRUN_SIGNAL = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
 
 
 @dataclass(frozen=True)
@@ -269,13 +269,14 @@ def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> 
 
 def _failure(begun: Repeat, code: int, log: str, told: Sequence[Repeat]) -> Repeat:
     died = [repeat for repeat in told if repeat.status == "killed"]
-    signalled = _TORCHRUN_SIGNAL.search(log)
+    # The agent itself ends others by SIGTERM.
+    signalled = [(rank, number) for rank, number in _TORCHRUN_SIGNAL.findall(log) if number != "15"]
     if died:
         return died[0]
     # Who meets the reason says so first; the others lose a peer.
     planned = [repeat for repeat in told if repeat.status in FINAL]
-    if signalled is not None and signalled[2] != "15" and not planned:
-        reason = f"worker {signalled[1]} died (signal {signalled[2]})"
+    if signalled and not planned:
+        reason = "worker {} died (signal {})".format(*signalled[0])
         return begun.model_copy(update={"status": "killed", "reason": reason})
     if told:
         return (planned or list(told))[0]

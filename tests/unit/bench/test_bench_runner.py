@@ -122,7 +122,8 @@ def test_another_machine_measures_anew_and_the_first_ones_results_come_back(
         (1, "failed: lost a peer\nkilled: worker 1 died (signal 9)", "killed", "worker 1 died (signal 9)"),
         (
             1,
-            "failed: lost a peer\n  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 17)",
+            "failed: lost a peer\n  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 16)  (SIGTERM)\n"
+            "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 17)  (SIGKILL)",
             "killed",
             "worker 1 died (signal 9)",
         ),
