@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headway.bench.blocks import block
 from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
 from headway.bench.statistics import quantile
-from headway.config import DEEPSPEED, Config, resolve_lanes, resolve_mesh, resolve_threads
+from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, resolve_mesh, resolve_threads
 from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, HeadwayError
 from headway.launch.worker import die_with_parent
@@ -203,12 +203,15 @@ class _NoWriter:
 
 def _import_libraries(config: Config, device: torch.device) -> None:
     """What a strategy imports when it is first used, so that it does not count as memory of training."""
+    names = ["torch.profiler"]
     if config.parallel.strategy in DEEPSPEED:
-        os.environ["DS_ACCELERATOR"] = device.type
-        names = ["deepspeed"]
-    else:
-        names = ["headway.parallel.fsdp", "headway.parallel.zero"]
-    for name in (*names, "torch._dynamo", "torch.profiler"):
+        os.environ["DS_ACCELERATOR"] = device.type  # before its first import, as the strategy does
+        names.append("deepspeed")
+    if config.parallel.strategy in FULLY_SHARDED:
+        names.append("headway.parallel.fsdp")
+    if config.train.compile:
+        names.append("torch._dynamo")
+    for name in names:
         import_module(name)
 
 
