@@ -9,6 +9,7 @@ from pathlib import Path
 from headway.bench.blocks import block
 from headway.bench.worker import Spec, run_worker
 from headway.launch.worker import die_with_parent
+from headway.supervise.processes import has_one_thread
 from headway.supervise.watchdog import in_words
 
 
@@ -22,8 +23,10 @@ def main() -> None:
         return
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from headway.launch.agent import start_workers
+    from headway.launch.agent import load_training, start_workers
 
+    if has_one_thread():
+        load_training()  # once, for all workers
     cell = spec.result.cell
     try:
         start_workers(cell.workers, f"bench-{cell.name}", {}, "headway.bench.worker", str(path))

@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def run_worker(path: Path) -> None:
     except HeadwayError as error:
         sys.exit(error.exit_code)
     except Exception:
+        # Often this only says that another worker is gone. Whoever starts workers looks at the first one to end.
+        time.sleep(1.0)
         sys.exit(1)
 
 
@@ -125,6 +128,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
     from headway.training.loop import Job, train_loop
     from headway.training.loss_scale import begin_scaling
     from headway.training.staged import make_pipeline, refuse_uncut_models
+    from headway.training.state_writer import NoWriter
 
     config = spec.config
     grid = resolve_lanes(config, world.mesh.data)
@@ -148,7 +152,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
         strategy=strategy,
         world=world,
         grid=grid,
-        writer=_NoWriter(),  # type: ignore[arg-type]
+        writer=NoWriter(),
         callbacks=[meter],
         pipeline=make_pipeline(config, task, world),
     )
@@ -178,27 +182,6 @@ def _task(spec: Spec, world: World) -> Task:
         return task
     feed = SyntheticFeed(config.seed, spec.vocab_size, config.train.sequence_length, grid)
     return decoder_task(config, feed, spec.vocab_size, config.train.sequence_length, world.mesh, world.rank)
-
-
-class _NoWriter:
-    """Stands where checkpoints go, and lets none be made: what is measured has no output."""
-
-    def get_ready(self, blocks: Any) -> None:
-        """Nothing to get ready for."""
-
-    def submit(self, *state: Any) -> float:
-        """Not even the last state is kept."""
-        return 0.0
-
-    def outcomes(self) -> list[Any]:
-        """Nothing was saved."""
-        return []
-
-    def wait(self) -> None:
-        """Nothing is under way."""
-
-    def close(self, write_held: bool = False) -> None:
-        """Nothing was opened."""
 
 
 def _import_libraries(config: Config, device: torch.device) -> None:

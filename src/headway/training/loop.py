@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.checkpoint.writer import CheckpointWriter
 from headway.config import Config, LaneGrid
 from headway.core.errors import DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
@@ -22,6 +21,7 @@ from headway.training.evaluate import Evaluation, evaluate
 from headway.training.notices import NoticeReader
 from headway.training.rollback import Rewinder, went_back
 from headway.training.state import TrainState
+from headway.training.state_writer import StateWriter
 from headway.training.step import train_step
 from headway.training.task import Task
 
@@ -39,7 +39,7 @@ class Job:
     strategy: Strategy
     world: World
     grid: LaneGrid
-    writer: CheckpointWriter
+    writer: StateWriter
     """Where checkpoints go."""
     checkpoint_context: dict[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
