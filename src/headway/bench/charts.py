@@ -103,14 +103,14 @@ def _one(axes: Axes, at: float, found: Mean, scale: float, colour: str, name: st
         axes.plot([at], [value], "o", markersize=8, color=colour, label=name)
     else:
         axes.bar(at, value, width, color=colour, label=name)
-    top = value
     if found.half_width:
         half = found.half_width / scale
         axes.errorbar([at], [value], [[min(half, value * 0.999)], [half]], fmt="none", ecolor=MUTED, elinewidth=1.2,
                       capsize=2.5)  # fmt: skip
-        top = min(value + half, value * 1.15)
-    axes.annotate(format_count(value), (at, top), xytext=(0, 5 if width else 9), textcoords="offset points",
-                  ha="center", va="bottom", fontsize=9, color=MUTED, rotation=90)  # fmt: skip
+    # Beside the interval, which would run through it.
+    aside, side = (-2, "right") if found.half_width else (0, "center")
+    axes.annotate(format_count(value), (at, value), xytext=(aside, 5 if width else 9), textcoords="offset points",
+                  ha=side, va="bottom", fontsize=9, color=MUTED, rotation=90)  # fmt: skip
 
 
 def _memory(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
@@ -185,6 +185,7 @@ def _spread(axes: Axes) -> None:
     low, high = axes.dataLim.x0, axes.dataLim.x1
     if low > 0 and high > 30 * low:
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(ticks(lambda value: short_number(value) if f"{value:e}"[0] in "25" else ""))
     else:
         axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(ticks(short_number))

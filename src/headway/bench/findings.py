@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterator, Sequence
 
 from headway.bench.analysis import (
@@ -26,11 +28,13 @@ ALIASES = {"fsdp": "zero3"}
 #: How far losses of one setting may lie apart: strategies compute the same in another order.
 _SAME_LOSS = {"fp32": 1e-3}
 _SAME_LOSS_ELSE = 1e-2
+#: Share of the processors in use from which on a machine counts as shared; speed-ups so far above the ideal cannot be.
+_BUSY, _TOO_GOOD = 0.1, 1.1
 
 
 def findings(results: Sequence[CellResult]) -> list[str]:
     """One sentence each, the most important first."""
-    return [*_failures(results), *_settings(results), *_deepspeed(results)]
+    return [*_failures(results), *_busy(results), *_settings(results), *_deepspeed(results)]
 
 
 def _settings(results: Sequence[CellResult]) -> Iterator[str]:
@@ -42,6 +46,16 @@ def _settings(results: Sequence[CellResult]) -> Iterator[str]:
             yield from _strategies(same, where)
         yield from _scaling(group)
         yield from _communication(group)
+
+
+def _busy(results: Sequence[CellResult]) -> Iterator[str]:
+    """Others on the machine."""
+    known = [repeat.busy_before for r in results for repeat in r.repeats if repeat.busy_before is not None]
+    if known and statistics.median(known) > _BUSY:
+        yield (
+            f"Other programs used {percent(statistics.median(known))} of the processors before measurements (median):"
+            " speeds are those of a shared machine."
+        )
 
 
 def _deepspeed(results: Sequence[CellResult]) -> Iterator[str]:
@@ -60,23 +74,27 @@ def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
     if len(same) < 2:
         return
     fastest = max(same, key=_speed)
-    near = [r.cell.strategy for r in same if r is not fastest and not _is_slower(r, fastest)]
+    near = [r.cell.strategy for r in same if r is not fastest and not _speed_in_words(r, fastest, _doubt(same))]
     besides = f"; the repeats cannot tell {_listed(near)} from it" if near else ""
     yield f"Fastest on {where}: {fastest.cell.strategy} with {format_count(_speed(fastest))} tokens/s{besides}."
     if same[0].cell.workers > 1:
         base = next((r for r in same if r.cell.strategy == "ddp"), same[0])
         for result in same:
             if result is not base:
-                yield f"{sentence(result, base)} on {where}."
+                yield f"{sentence(result, base, _doubt(same))} on {where}."
     yield from _aliases(same, where)
     yield from _losses(same, where)
 
 
-def sentence(result: CellResult, base: CellResult) -> str:
+def sentence(result: CellResult, base: CellResult, doubt: float = 0.0) -> str:
     """How a strategy's memory and speed compare with another's: "zero3 needs 43 % less memory than ddp and is 18 %
-    slower here"; without the end of the sentence."""
+    slower here"; without the end of the sentence.
+
+    Args:
+        doubt: Differences in speed up to this are not told, as the logarithm of a ratio.
+    """
     name, other = _label(result), _label(base)
-    needs, runs = _memory_in_words(result, base), _speed_in_words(result, base)
+    needs, runs = _memory_in_words(result, base), _speed_in_words(result, base, doubt)
     if needs and runs:
         return f"{name} needs {needs} {other} and is {runs.removesuffix(' than').removesuffix(' as')} here"
     if runs:
@@ -96,10 +114,10 @@ def _memory_in_words(result: CellResult, base: CellResult) -> str | None:
     return f"{percent(abs(found.ratio - 1))} {'less' if found.ratio < 1 else 'more'} memory than"
 
 
-def _speed_in_words(result: CellResult, base: CellResult) -> str | None:
+def _speed_in_words(result: CellResult, base: CellResult, doubt: float = 0.0) -> str | None:
     """ "18 % slower than"; None when there is no difference that can be told."""
     found = compare(result, base, SPEED)
-    if found is None or not found.is_told:
+    if found is None or not found.is_told or abs(math.log(found.ratio)) <= doubt:
         return None
     if found.ratio >= 2:
         return f"{found.ratio:.1f} times as fast as"
@@ -117,9 +135,12 @@ def _speed(result: CellResult) -> float:
     return found.value
 
 
-def _is_slower(result: CellResult, fastest: CellResult) -> bool:
-    found = compare(result, fastest, SPEED)
-    return found is not None and found.is_told
+def _doubt(same: Sequence[CellResult]) -> float:
+    """How far two names of one strategy are apart in speed, as the logarithm of a ratio; 0 without such a pair."""
+    by_name = {r.cell.strategy: r for r in same}
+    pairs = [(by_name[a], by_name[b]) for a, b in ALIASES.items() if a in by_name and b in by_name]
+    found = [compare(first, second, SPEED) for first, second in pairs]
+    return max((abs(math.log(d.ratio)) for d in found if d is not None), default=0.0)
 
 
 def _aliases(same: Sequence[CellResult], where: str) -> Iterator[str]:
@@ -129,10 +150,10 @@ def _aliases(same: Sequence[CellResult], where: str) -> Iterator[str]:
         if alias in by_name and name in by_name and same[0].cell.workers > 1:
             found = compare(by_name[alias], by_name[name], SPEED)
             if found is not None:
-                apart = percent(abs(found.ratio - 1))
+                apart = max(found.ratio, 1 / found.ratio)
                 yield (
-                    f"{alias} and {name} are two names of one strategy; measured on {where} they are {apart} apart in"
-                    " speed: differences no larger than that mean little."
+                    f"{alias} and {name} are two names of one strategy; measured on {where} their speeds differ by a"
+                    f" factor of {apart:.2f}: differences no larger than that are not told."
                 )
 
 
@@ -159,6 +180,8 @@ def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
             continue
         ideal = ideal_efficiency(result)
         limit = "" if ideal == 1 else f"; the cores there are allow {percent(ideal)}"
+        if share > _TOO_GOOD * ideal:
+            limit += f", so {_workers(base.cell.workers)} had less of the machine when measured"
         yield (
             f"{result.cell.strategy} does {told.ratio:.2f} times the tokens/s of {_workers(base.cell.workers)} on"
             f" {_workers(most)}, {percent(share)} of what as many times the workers would ideally do{limit}"

@@ -106,6 +106,8 @@ class Repeat(Record):
     attempts: int = 1
     started: float
     """Unix seconds."""
+    busy_before: float | None = None
+    """Share of the processors that other programs used right before."""
     wall_seconds: float | None = None
     """With starting and ending the processes."""
     log_tail: list[str] = []

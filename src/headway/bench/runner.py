@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from headway.bench.blocks import MARKER, block, find_blocks
 from headway.bench.environment import describe_environment, environment_id
 from headway.bench.matrix import PlannedCell, plan_matrix
@@ -33,6 +35,7 @@ from headway.supervise.processes import end_all
 LOGS, EARLIER = "logs", "earlier"
 #: Launchers with a name; any other is a command that starts what follows it.
 LOCAL, TORCHRUN = "local", "torchrun"
+_LOOK_SECONDS = 0.5
 _TAIL_LINES, _TAIL_CHARACTERS = 20, 4000
 #: What torchrun says of a worker that a signal has ended.
 _TORCHRUN_SIGNAL = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
@@ -175,7 +178,9 @@ def _measure(matrix: Matrix, planned: PlannedCell, number: int) -> Repeat:
 def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) -> Repeat:
     suite, config = matrix.suite, planned.config
     assert config is not None
-    begun = Repeat(number=number, status="failed", attempts=attempt, started=round(time.time(), 3))
+    busy = round(psutil.cpu_percent(_LOOK_SECONDS) / 100, 3)  # nothing of this matrix is running
+    started = round(time.time(), 3)
+    begun = Repeat(number=number, status="failed", attempts=attempt, started=started, busy_before=busy)
     base = matrix.folder / LOGS / f"{planned.cell.name}-{planned.key[:8]}.r{number}.a{attempt}"
     spec_path, log_path = base.with_name(base.name + ".json"), base.with_name(base.name + ".log")
     spec = Spec(

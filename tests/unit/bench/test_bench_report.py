@@ -91,6 +91,27 @@ def test_findings_name_what_failed_what_is_left_out_and_losses_that_differ() -> 
     assert "Fastest on 2 workers: ddp with 100" in text
 
 
+def test_two_names_of_one_strategy_say_how_far_to_trust_the_rest() -> None:
+    def told(fsdp: float) -> str:
+        alias = result("fsdp", 2, [fsdp - 1, fsdp, fsdp + 1], memory_mib=57.0)
+        return "\n".join(findings([DDP, ZERO3, alias]))
+
+    assert "zero3 needs 43 % less memory than ddp and is 18 % slower here on 2 workers." in told(82.0)
+    # 60 by 82 is further than 82 by 100.
+    assert "zero3 needs 43 % less memory than ddp, with no difference in speed" in told(60.0)
+
+
+def test_a_busy_machine_and_impossible_scaling_are_said() -> None:
+    busy = [repeat.model_copy(update={"busy_before": 0.8}) for repeat in DDP.repeats]
+    assert "Other programs used 80 % of the processors" in findings([DDP.model_copy(update={"repeats": busy})])[0]
+    quiet = [repeat.model_copy(update={"busy_before": 0.02}) for repeat in DDP.repeats]
+    assert not [t for t in findings([DDP.model_copy(update={"repeats": quiet})]) if "Other programs" in t]
+    cells = [result("ddp", 1, [10.0, 10.1]), result("ddp", 4, [40.0, 40.1], cores=2)]
+    cells[0] = cells[0].model_copy(update={"environment": cells[1].environment})
+    text = "\n".join(findings(cells))
+    assert "allow 50 %, so one worker had less of the machine when measured" in text
+
+
 def test_two_sets_are_compared_cell_by_cell() -> None:
     before = [DDP, ZERO3, result("zero1", 2, [1.0])]
     now = [
