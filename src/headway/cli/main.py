@@ -24,6 +24,7 @@ VERBS = (
     "models",
     "plan",
     "profile",
+    "bench",
     "train",
     "eval",
     "generate",
@@ -34,7 +35,6 @@ VERBS = (
     "report",
     "verify",
     "chaos",
-    "bench",
 )
 
 

@@ -17,8 +17,9 @@ from headway.core.errors import ConfigError, Preempted
 from headway.core.files import fingerprint
 from headway.launch import attempt as attempts
 from headway.launch.api import train
+from headway.launch.assemble import _updates
 from headway.launch.attempt import Wishes, own_attempt, preemptible
-from headway.launch.session import _refuse_other_run, _updates
+from headway.launch.session import _refuse_other_run
 from headway.parallel.world import World
 from headway.telemetry.record import open_run
 from states import save
