@@ -7,7 +7,8 @@ starts them again; at the end of a leg the supervisor itself is killed, and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -63,12 +64,11 @@ class Shape:
     worker_counts: Sequence[int]
 
 
-def plan_campaign(shape: Shape, kills: int, seed: int) -> list[Trial]:
-    """Trials with at least so many kills; the same for the same arguments."""
-    random, trials = Random(seed), list[Trial]()
-    while sum(trial.kills for trial in trials) < kills:
-        trials.append(_trial(len(trials) + 1, shape, random))
-    return trials
+def plan_campaign(shape: Shape, seed: int) -> Iterator[Trial]:
+    """Trials without end, the same for the same arguments."""
+    random = Random(seed)
+    for number in itertools.count(1):
+        yield _trial(number, shape, random)
 
 
 def _trial(number: int, shape: Shape, random: Random) -> Trial:

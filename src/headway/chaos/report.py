@@ -112,13 +112,19 @@ def run_campaign(
     runs, start = Runs(file, overrides, folder, steps), time.monotonic()
     notice(f"training {steps} steps without a disturbance")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))
-    trials = plan_campaign(shape, kills, seed)
-    with progress("kills", sum(trial.kills for trial in trials)) as bar:
-        for trial in trials:
+    trials = plan_campaign(shape, seed)
+    with progress("kills", kills) as bar:
+        # Not every kill that is planned comes: a run may be further than that when its workers start again.
+        while (done := sum(result.kills.values())) < kills:
+            trial = next(trials)
             result.trials.append(runs.carry_out(trial, result.expected))
+            if not result.trials[-1].kills:
+                result.trials[-1].problems.append("no kill came, so it tested nothing")
             for problem in result.trials[-1].problems:
                 notice(f"run {trial.number}: {problem}")
-            bar.advance(trial.kills)
+            bar.advance(min(kills, sum(result.kills.values())) - done)
+            if not result.trials[-1].kills:
+                break
     for control in (*CONTROLS, SEED) if controls else ():
         notice(f"a run that loses on purpose: {control}")
         result.controls[control] = runs.control(control, result.expected, worker_counts[0])

@@ -26,11 +26,13 @@ from headway.supervise.processes import STOPPED, ProcessState, ask_for_stacks, e
 from headway.supervise.run_directory import Attempt, RunDirectory
 from headway.supervise.watchdog import Finding, Watchdog, in_words
 
-_POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
+_POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
 #: From when workers are seen at their steps; not where a run has failed before, and may again.
 _LOAD_AHEAD_SECONDS = 5.0
 #: For the agent to tell of a worker that is dead, for stacks to be written, for workers that Ctrl-C has come to twice.
-_TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 2.0, 2.0, 5.0
+_TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
+#: After the death of a worker, for the agent to hear of it before the others are killed: what they say then is noise.
+_HURRY_SECONDS = 0.4
 
 
 @dataclass
@@ -120,7 +122,7 @@ class WatchedAttempt:
         self.record.finish(outcome, ending.exit_code, **facts)
 
     def _watch(self, leader: Leader, lock: OwnerLock | None) -> Ending:
-        look_at, found, tell_until = 0.0, None, 0.0
+        look_at, found, found_at = 0.0, None, 0.0
         start_by = time.monotonic() + self.config.supervise.start_seconds
         while True:
             for message in leader.listen(_POLL_SECONDS):
@@ -144,12 +146,12 @@ class WatchedAttempt:
                 return self._not_begun()
             if found is None:
                 found = self._judge(now)
-                tell_until = now + _TELL_SECONDS
+                found_at = now
                 if found is not None and found.kind == "died":
                     self._say(f"worker {found.rank} {found.what}; the others are ended")
-            if found is not None and (found.kind != "died" or now > tell_until + _TELL_SECONDS):
+            if found is not None and (found.kind != "died" or now > found_at + _TELL_SECONDS):
                 return self._blame(found)
-            if found is not None and now > tell_until:
+            if found is not None and now > found_at + _HURRY_SECONDS:
                 self._hurry()
 
     def _take(self, message: Mapping[str, Any], leader: Leader, lock: OwnerLock | None) -> None:

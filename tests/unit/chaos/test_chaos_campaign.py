@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from headway.chaos.campaign import EVALUATION, SAVE_POINTS, STAGE, STEP_PHASES, Shape, plan_campaign
 from headway.chaos.report import CampaignResult, render
@@ -14,12 +14,13 @@ SHAPE = Shape(steps=40, save_every=5, evaluate_every=6, micro_batches=2, worker_
 
 
 def test_a_campaign_follows_from_its_seed() -> None:
-    assert plan_campaign(SHAPE, 100, 7) == plan_campaign(SHAPE, 100, 7) != plan_campaign(SHAPE, 100, 8)
-    assert sum(trial.kills for trial in plan_campaign(SHAPE, 100, 7)) >= 100
+    first, again, other = (list(islice(plan_campaign(SHAPE, seed), 10)) for seed in (7, 7, 8))
+    assert first == again != other
+    assert all(trial.kills >= 12 for trial in first)
 
 
 def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
-    trials = plan_campaign(SHAPE, 2000, 1)
+    trials = list(islice(plan_campaign(SHAPE, 1), 170))
     orders = [order for trial in trials for leg in trial.legs for order in leg.orders]
     points = {order.point.split("=")[0] for text in orders for order in faults._parsed(text)}
     assert points == {*STEP_PHASES, EVALUATION, STAGE, *(f"checkpoint.{point}" for point in SAVE_POINTS)}
