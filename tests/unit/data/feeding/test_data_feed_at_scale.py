@@ -70,11 +70,11 @@ def test_first_and_late_batches_come_at_once(large: Path, mixture: dict[str, Any
     assert feed.rows == pytest.approx(SHARDS * EACH / 1024, rel=1e-6)
     for step in (0, STEPS - 1):
         assert (
-            quickest(lambda s=step: TokenFeed.of(config, GRID, TokenStore.open(large, check=False)).batch(s, 0)) < 0.1
+            quickest(lambda s=step: TokenFeed.of(config, GRID, TokenStore.open(large, check=False)).batch(s, 0)) < 0.5
         )
         assert sum(batch["ids"].numel() for batch in feed.batch(step, 0)) == 8 * 1024
     if mixture:
-        assert quickest(lambda: feed.rows_by_source(0, STEPS)) < 0.1
+        assert quickest(lambda: feed.rows_by_source(0, STEPS)) < 0.5
         # 60 million steps of 8 rows and 40 million of 16.
         assert sum(feed.rows_by_source(0, STEPS).values()) == 60_000_000 * 8 + 40_000_000 * 16
 
