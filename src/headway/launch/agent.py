@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ def run_agent(config: Config, attempt: Attempt) -> None:
     Raises:
         HeadwayError: what ended the attempt, as told by the worker that met it.
     """
+    load_agent()
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -64,6 +66,17 @@ def load_training() -> None:
         import headway.training.task  # noqa: F401
 
 
+def load_agent() -> None:
+    """Load PyTorch's elastic agent, and keep it quiet: what it logs of a worker's end is told better by its supervisor,
+    and to format its first line it loads PyTorch's compiler, while nobody trains."""
+    with with_variables(ONE_THREAD):
+        import torch.distributed.launcher.api  # noqa: F401
+    if "LOGLEVEL" not in os.environ:  # by which people ask it for more
+        for name in list(logging.root.manager.loggerDict):
+            if name.startswith("torch.distributed.elastic."):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 def start_workers(workers: int, run_id: str, variables: Mapping[str, str], module: str, *arguments: str) -> None:
     """Run a module's `main` in so many processes that know of each other, and wait for all of them.
 
@@ -77,10 +90,11 @@ def start_workers(workers: int, run_id: str, variables: Mapping[str, str], modul
         ChildFailedError: a process ended with an error; the others have been stopped.
         SignalException: this process was told to stop, and has told the others.
     """
-    with with_variables(ONE_THREAD):
-        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    load_agent()
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    with with_variables(ONE_THREAD):
         importlib.import_module(module)
     copied = has_one_thread()
     # Workers set their own number of threads; this keeps libraries from starting one per core until then.

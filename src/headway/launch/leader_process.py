@@ -17,7 +17,7 @@ from typing import Any
 from headway.config import Config
 from headway.core.signals import STOPPING
 from headway.core.waiting import wait_until
-from headway.launch.agent import load_training
+from headway.launch.agent import load_agent, load_training
 from headway.launch.attempt import Wishes, with_variables
 from headway.launch.leader import Channel, lead
 from headway.launch.worker import die_with_parent
@@ -88,7 +88,7 @@ def load_ahead(workers: int) -> None:
     faster, and has these 200 MB in common with this process."""
     load_training()
     if workers > 1:
-        import torch.distributed.launcher.api  # noqa: F401
+        load_agent()
     gc.freeze()  # a collection in the copy would write to all these pages, and so copy them
 
 
