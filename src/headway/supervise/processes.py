@@ -145,7 +145,7 @@ def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = Fa
     before = {path: _size(path) for path in files.values()}
     for pid in files:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGURG)
+            _ask_main_thread(pid)
             if stopped:
                 os.kill(pid, signal.SIGCONT)
     until, sizes = time.monotonic() + seconds, before
@@ -157,6 +157,12 @@ def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = Fa
     for pid in files if stopped else ():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
+
+
+def _ask_main_thread(pid: int) -> None:
+    """Of a process that goes on for that, another thread might answer when the main one is elsewhere already."""
+    if not _LINUX or ctypes.CDLL(None).tgkill(pid, pid, signal.SIGURG) != 0:
+        os.kill(pid, signal.SIGURG)
 
 
 def _size(path: Path) -> int:
