@@ -28,7 +28,7 @@ from headway.supervise.watchdog import Finding, Watchdog, in_words
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
 #: From when workers are seen at their steps; not where a run has failed before, and may again.
-_LOAD_AHEAD_SECONDS = 5.0
+_LOAD_AHEAD_SECONDS = 30.0
 #: For the agent to tell of a worker that is dead, for stacks to be written, for workers that Ctrl-C has come to twice.
 _TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 #: After the death of a worker, for the agent to hear of it before the others are killed: what they say then is noise.
