@@ -14,7 +14,8 @@ def test_the_worker_that_differs_is_named_and_nothing_of_it_is_saved(tiny: Calla
     config = tiny(health={"replay_every": 2}, checkpoint={"every": "1 steps"})
     found = headway("train", config, "-w", "2", "name=found", faults="flip@replay.1=4")
     assert found.returncode == 1 and "step 4 was computed twice, and the gradient of" in found.stderr
-    assert "differs on worker 1 (" in found.stderr and "worker 0" not in found.stderr.partition("fix:")[0][-200:]
+    # Both workers end with the same error; which of the two is seen to have died first is chance.
+    assert "differs on worker 1 (" in found.stderr and "differs on worker 0" not in found.stderr, found.stderr
     assert manifest(tmp_path / "runs/found")["step"] == 3
 
 
