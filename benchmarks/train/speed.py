@@ -69,6 +69,7 @@ class Workload:
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder = options, folder
+        folder.mkdir(parents=True, exist_ok=True)
         self.tokens_per_step = options.rows * options.sequence_length
         self.steps = options.warmup + options.steps
         self.config = folder / "config.yaml"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from headway.bench.analysis import COMMUNICATION, MEMORY, SPEED, Metric, efficiency, good, ideal_efficiency, mean
 from headway.bench.results import CellResult
-from headway.bench.statistics import Mean, quantile
+from headway.bench.statistics import Mean
 from headway.core.format import format_count
+from headway.core.statistics import quantile
 from headway.telemetry.charts import MUTED, SERIES, Chart, as_svg, drawing, short_number, ticks
 from headway.telemetry.html import STYLE
 

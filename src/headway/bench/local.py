@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
 from headway.bench.blocks import block
 from headway.bench.worker import Spec, run_worker
 from headway.launch.worker import die_with_parent
-from headway.supervise.processes import has_one_thread
 from headway.supervise.watchdog import in_words
 
 
@@ -23,18 +21,15 @@ def main() -> None:
         return
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from headway.launch.agent import load_training, start_workers
+    from headway.launch.agent import first_killed, start_workers
 
-    if has_one_thread():
-        load_training()  # once, for all workers
     cell = spec.result.cell
     try:
         start_workers(cell.workers, f"bench-{cell.name}", {}, "headway.bench.worker", str(path))
     except ChildFailedError as error:
-        # Workers whose peer is gone end with errors of their own; the agent ends others by SIGTERM.
-        died = {r: f for r, f in error.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-        if died:
-            rank, failure = min(died.items(), key=lambda end: end[1].timestamp)
+        # Workers whose peer is gone end with errors of their own.
+        if killed := first_killed(error):
+            rank, failure = killed
             reason = f"worker {rank} died ({in_words(failure.exitcode)})"
             print("\n" + block(spec.ended("killed", reason).model_dump(mode="json")), flush=True)
         sys.exit(1)

@@ -13,6 +13,7 @@ import torch
 from headway.bench.allocations import Allocations
 from headway.bench.energy import open_counter
 from headway.bench.intervals import Stretches, intersection, length, union
+from headway.parallel.world import synchronize
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Meter(Callback):
         """Note the time, and what begins or ends with this step."""
         first, last, device = self.warmup_steps, self.warmup_steps + self.steps, job.world.device
         if step in (first, last):
-            _wait_for(device)
+            synchronize(device)
         now = time.perf_counter()
         if first < step <= last:
             self.step_seconds.append(now - self._last)
@@ -75,7 +76,7 @@ class Meter(Callback):
                 self._profiler = _start_profiler(device)
         if step == last + self.profiled_steps:
             if self._profiler is not None:
-                _wait_for(device)
+                synchronize(device)
                 self._profiler.stop()
                 self.communication = communication_shares(self._profiler.events(), device.type)
             if device.type == "cpu":
@@ -137,11 +138,6 @@ def _start_profiler(device: torch.device) -> Any:
     return profiler
 
 
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
@@ -192,10 +188,10 @@ def host_to_device(device: torch.device) -> float | None:
     target = torch.empty_like(source, device=device)
     times = []
     for _ in range(5):
-        _wait_for(device)
+        synchronize(device)
         start = time.perf_counter()
         target.copy_(source, non_blocking=True)
-        _wait_for(device)
+        synchronize(device)
         times.append(time.perf_counter() - start)
     return _COPIED_BYTES / min(times) / 1e9
 

@@ -71,12 +71,3 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference | 
         return Difference(a / b, a != b)
     degrees = (u + v) ** 2 / (u**2 / (len(first) - 1) + v**2 / (len(second) - 1))
     return Difference(a / b, abs(a - b) > t95(degrees) * math.sqrt(u + v))
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """With linear interpolation between neighbours (type 7 of Hyndman & Fan 1996)."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from headway.bench.blocks import block
 from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
-from headway.bench.statistics import quantile
 from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, resolve_mesh, resolve_threads
 from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, HeadwayError
+from headway.core.statistics import quantile
 from headway.launch.worker import die_with_parent
 
 if TYPE_CHECKING:

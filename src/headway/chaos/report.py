@@ -118,12 +118,13 @@ def run_campaign(
         while (done := sum(result.kills.values())) < kills:
             trial = next(trials)
             result.trials.append(runs.carry_out(trial, result.expected))
-            if not result.trials[-1].kills:
+            came = sum(result.trials[-1].kills.values())
+            if not came:
                 result.trials[-1].problems.append("no kill came, so it tested nothing")
             for problem in result.trials[-1].problems:
                 notice(f"run {trial.number}: {problem}")
-            bar.advance(min(kills, sum(result.kills.values())) - done)
-            if not result.trials[-1].kills:
+            bar.advance(min(kills - done, came))
+            if not came:
                 break
     for control in (*CONTROLS, SEED) if controls else ():
         notice(f"a run that loses on purpose: {control}")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headway.core.statistics import quantile
+
 #: Operation to the factor between algorithm and bus bandwidth for n workers (PERFORMANCE.md, "Summary").
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
@@ -50,14 +52,6 @@ def measurement(operation: str, size_bytes: int, workers: int, seconds: Sequence
         algorithm,
         algorithm * BUS_FACTORS[operation](workers),
     )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of rising values, with linear interpolation (type 7 of Hyndman & Fan 1996)."""
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from headway.core.faults import fault_point
 from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, clock_offset, measurement
 from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.collectives import all_gather, reduce_scatter
-from headway.parallel.world import World, open_world
+from headway.parallel.world import World, open_world, synchronize
 
 _WARM_UP = 3
 _FEWEST, _MOST = 5, 200
@@ -115,8 +115,7 @@ def _timed(world: World, run: Callable[[], object]) -> float:
     world.barrier()
     start = time.perf_counter()
     run()
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
+    synchronize(world.device)
     return time.perf_counter() - start
 
 

@@ -86,7 +86,7 @@ def _with_own_workers(count: int, plan: Plan) -> Communication:
         folder = Path(name)
         write_json(folder / "plan.json", plan.to_json())
         try:
-            start_workers(count, "headway-doctor", {}, "headway.doctor.communication_worker", name)
+            start_workers(count, "headway-doctor", {}, "headway.doctor.communication_worker", name, trains=False)
         except ChildFailedError as error:
             raise _told(folder) or _died(folder, error) from None
         except SignalException as error:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.signals import STOPPING
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
+from headway.launch.worker import first_record
 from headway.supervise.processes import has_one_thread
 from headway.supervise.run_directory import Attempt
 from headway.supervise.watchdog import in_words
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 #: Keeps NumPy from starting threads when it is loaded: a process with threads cannot be copied.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -35,8 +38,6 @@ def run_agent(config: Config, attempt: Attempt) -> None:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if has_one_thread():
-        load_training()  # once, for all workers
     try:
         start_workers(
             config.parallel.workers,
@@ -47,9 +48,8 @@ def run_agent(config: Config, attempt: Attempt) -> None:
         )
     except ChildFailedError as error:
         told = _told(attempt)
-        # Whom another worker's death has made crash has less to tell than that death. The agent ends others by SIGTERM.
-        killed = any(f.exitcode < 0 and f.exitcode != -signal.SIGTERM for f in error.failures.values())
-        if told is None or (told.exit_code == 1 and killed):
+        # Whom another worker's death has made crash has less to tell than that death.
+        if told is None or (told.exit_code == 1 and first_killed(error)):
             raise _died(error, attempt) from None
         raise told from None
     except SignalException as error:
@@ -77,7 +77,9 @@ def load_agent() -> None:
                 logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def start_workers(workers: int, run_id: str, variables: Mapping[str, str], module: str, *arguments: str) -> None:
+def start_workers(
+    workers: int, run_id: str, variables: Mapping[str, str], module: str, *arguments: str, trains: bool = True
+) -> None:
     """Run a module's `main` in so many processes that know of each other, and wait for all of them.
 
     Where that is safe they are copies of this process, which loads PyTorch once for all of them, else
@@ -85,6 +87,7 @@ def start_workers(workers: int, run_id: str, variables: Mapping[str, str], modul
 
     Args:
         variables: Added to the environment of the processes.
+        trains: The module will train, so a process that is to be copied loads what that takes.
 
     Raises:
         ChildFailedError: a process ended with an error; the others have been stopped.
@@ -97,6 +100,8 @@ def start_workers(workers: int, run_id: str, variables: Mapping[str, str], modul
     with with_variables(ONE_THREAD):
         importlib.import_module(module)
     copied = has_one_thread()
+    if copied and trains:
+        load_training()  # once, for all workers
     # Workers set their own number of threads; this keeps libraries from starting one per core until then.
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     # The agent wants a folder for its own files; workers keep their logs themselves.
@@ -136,23 +141,26 @@ def _run_copy(module: str, *arguments: str) -> None:
     importlib.import_module(module).main()
 
 
+def first_killed(error: ChildFailedError) -> tuple[int, ProcessFailure] | None:
+    """Rank and end of the first worker that somebody else has killed: neither its own error, nor the agent, which ends
+    those that are left by SIGTERM."""
+    killed = [(r, f) for r, f in error.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
+    return min(killed, key=lambda end: end[1].timestamp, default=None)
+
+
 def _told(attempt: Attempt) -> HeadwayError | None:
-    """The error that a worker reported: a deliberate one rather than the crashes of those that waited for it."""
-    records = [json.loads(path.read_bytes()) for path in sorted(attempt.directory.glob("error-*.json"))]
-    records.sort(key=lambda record: (record["exit_code"] == 1, record["rank"]))
-    if not records:
+    """The error that a worker reported."""
+    first = first_record(attempt.directory)
+    if first is None:
         return None
-    first = records[0]
     error = WorkerDied(first["what"], where=first["where"] or str(attempt.worker_log(first["rank"])), fix=first["fix"])
     error.exit_code = first["exit_code"]
     error.record = first
     return error
 
 
-def _died(error: Any, attempt: Attempt) -> WorkerDied:
-    rank, failure = error.get_first_failure()
-    killed = [(r, f) for r, f in error.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM]
-    rank, failure = min(killed, key=lambda end: end[1].timestamp, default=(rank, failure))
+def _died(error: ChildFailedError, attempt: Attempt) -> WorkerDied:
+    rank, failure = first_killed(error) or error.get_first_failure()
     how = in_words(failure.exitcode)
     died = WorkerDied(
         f"worker {rank} died ({how})",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import json
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,13 +34,20 @@ def main() -> None:
     if rank > 0:
         keep_log(worker_log(folder, rank))
     report_to(folder, rank)
-    try:
+    with reasons_in(folder, rank):
         from headway.config import load_config
         from headway.launch.attempt import Wishes
         from headway.launch.session import run_in_this_process
         from headway.training.task import language_model_task
 
         run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes())
+
+
+@contextmanager
+def reasons_in(folder: Path, rank: int) -> Iterator[None]:
+    """End this process with an exit code if there is an error, and leave `error-<rank>.json` for `first_record`."""
+    try:
+        yield
     except HeadwayError as error:
         if rank > 0:
             print(error.render(), file=sys.stderr)
@@ -74,6 +84,12 @@ def report_to(folder: Path, rank: int) -> None:
         return
     faulthandler.enable(_stacks, all_threads=True)
     faulthandler.register(signal.SIGURG, _stacks, all_threads=True)
+
+
+def first_record(folder: Path) -> dict[str, Any] | None:
+    """Of what `reasons_in` has left of all workers: a deliberate error rather than the crashes of those that waited."""
+    records = [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
+    return min(records, key=lambda record: (record["exit_code"] == 1, record["rank"]), default=None)
 
 
 def error_record(error: BaseException, rank: int) -> dict[str, Any]:

@@ -235,6 +235,14 @@ def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 @contextmanager
 def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None) -> Iterator[World]:
     """Join the other workers for the length of a block, all of them for the data unless `mesh` says otherwise.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from headway.parallel.world import World
+from headway.parallel.world import World, synchronize
 from headway.profiling.record import AllReduce, Ceilings, Product
 from headway.telemetry.hardware import cpu_multiplies_bf16, device_name, peak_flops
 
@@ -113,16 +113,9 @@ def _times(device: torch.device, work: Callable[[], object], before: Callable[[]
     while len(seconds) <= _LEAST_REPEATS or (before is None and sum(seconds) < _MEASURED_SECONDS):
         if before is not None:  # all workers, who then repeat it equally often
             before()
-        _synchronize(device)
+        synchronize(device)
         start = time.perf_counter()
         work()
-        _synchronize(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headway.core.dtensors import is_dtensor
 from headway.core.heartbeat import Phase, observe
 from headway.parallel.blocks import local_part
 from headway.parallel.strategy import Engine
@@ -215,7 +216,7 @@ def _newton_schulz_flops(group: dict[str, Any]) -> float:
 
 def _iterations_flops(iterations: int, p: Any) -> float:
     m, n = sorted(p.shape)
-    sharers = p.device_mesh.size() if hasattr(p, "device_mesh") and p.device_mesh.ndim == 1 else 1
+    sharers = p.device_mesh.size() if is_dtensor(p) and p.device_mesh.ndim == 1 else 1
     return float(iterations * (4 * m * m * n + 2 * m**3)) / sharers
 
 

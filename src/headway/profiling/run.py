@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -15,14 +14,17 @@ from headway.config import Config, Interval, dump_config
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files import atomic_write, write_json
-from headway.launch.agent import start_workers
+from headway.launch.agent import first_killed, start_workers
 from headway.launch.attempt import Wishes
+from headway.launch.completed import completed
 from headway.launch.local import check_local
+from headway.launch.worker import first_record
 from headway.parallel.world import pick_device, world_size_from_environment
 from headway.profiling.page import render_page
 from headway.profiling.profiler import Plan
 from headway.profiling.record import Profile, WorkerRecord
 from headway.profiling.roofline import Analysis, analyse
+from headway.supervise.watchdog import in_words
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -42,10 +44,6 @@ def check(config: Config, plan: Plan) -> Config:
     Raises:
         HeadwayError: whatever would stop the run; it is too short; or other processes start its workers.
     """
-    from headway.config.experts import decoder_problems
-    from headway.data.remote_store import open_store
-    from headway.models.build import complete
-
     assert config.train.steps is not None, "the config is resolved"
     if world_size_from_environment() is not None:
         raise ConfigError(
@@ -63,12 +61,9 @@ def check(config: Config, plan: Plan) -> Config:
             "PyTorch records allocations of GPUs only", where="--memory-snapshot", fix="leave it out; profile.html"
             " shows memory over time on a CPU too",
         )  # fmt: skip
-    store = open_store(config.data, processes=config.parallel.workers)
-    complete_config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
-    for problem in decoder_problems(complete_config):
-        raise problem
-    check_local(complete_config, {}, Wishes())
-    return complete_config
+    config, _ = completed(config)
+    check_local(config, {}, Wishes())
+    return config
 
 
 def profile(config: Config, plan: Plan, output: Path) -> Profile:
@@ -139,21 +134,19 @@ def _work(workers: int, folder: Path) -> None:
 
 
 def _told(folder: Path) -> HeadwayError | None:
-    """The error that a worker left: a deliberate one rather than the crashes of those that waited for it."""
-    records = [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
-    if not records:
+    """The error that a worker left."""
+    first = first_record(folder)
+    if first is None:
         return None
-    first = min(records, key=lambda record: (record["exit_code"] == 1, record["rank"]))
     error = ProfileFailed(first["what"], where=first["where"] or f"worker {first['rank']}", fix=first["fix"])
     error.exit_code = first["exit_code"]
     return error
 
 
 def _died(error: ChildFailedError) -> ProfileFailed:
-    rank, failure = error.get_first_failure()
-    how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    rank, failure = first_killed(error) or error.get_first_failure()
     return ProfileFailed(
-        f"worker {rank} died ({how}) before it had found anything",
+        f"worker {rank} died ({in_words(failure.exitcode)}) before it had found anything",
         where=f"worker {rank}",
         fix="signal 9 is mostly the kernel, short of memory: see dmesg, or take a smaller train.micro_batch",
     )

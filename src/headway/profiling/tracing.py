@@ -101,7 +101,7 @@ class Tracing:
         for event in self._profiler.key_averages(group_by_input_shape=True):
             if event.key not in _PRODUCTS:
                 continue
-            a, b = _operands(event.input_shapes)
+            a, b = _operands(event.key, event.input_shapes)
             dtype = types.get((event.key, str(event.input_shapes)), [])
             size = next((_ELEMENT_BYTES[name] for name in dtype if name in _ELEMENT_BYTES), None)
             seconds = event.device_time_total if self._device.type == "cuda" else event.cpu_time_total
@@ -122,7 +122,7 @@ class Tracing:
         for e in events:
             at = bisect_right(starts, e.start_ns()) - 1
             if e.name() in _PRODUCTS and at >= 0 and e.start_ns() < marks[at][1]:
-                flops[marks[at][2]] += _flops(*_operands(e.shapes()))
+                flops[marks[at][2]] += _flops(*_operands(e.name(), e.shapes()))
         total = sum(flops.values())
         return flops["forward"] / total if min(flops.values()) > 0 else 1 / 3
 
@@ -184,9 +184,10 @@ class Tracing:
         )
 
 
-def _operands(shapes: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
-    """Of what a product was called with: what it is added to comes before them, and numbers come after."""
-    first, second = [shape for shape in shapes if len(shape) > 1][-2:]
+def _operands(name: str, shapes: Sequence[Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
+    """Of what a product was called with: what it is added to comes before them; numbers, and the matrix that takes the
+    result (as compiled code gives it), come after."""
+    first, second = shapes[1:3] if name.startswith(("aten::addmm", "aten::baddbmm")) else shapes[:2]
     return first, second
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-import traceback
 from pathlib import Path
 
-from headway.core.errors import HeadwayError, Preempted
-from headway.core.files import atomic_write, write_json
-from headway.launch.worker import die_with_parent, error_record, keep_log
+from headway.core.errors import Preempted
+from headway.core.files import atomic_write
+from headway.launch.worker import die_with_parent, keep_log, reasons_in
 
 
 def main() -> None:
@@ -21,16 +19,8 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     if rank > 0:
         keep_log(folder / f"worker-{rank}.log")
-    try:
+    with reasons_in(folder, rank):
         _profile(folder, rank)
-    except HeadwayError as error:
-        write_json(folder / f"error-{rank}.json", error_record(error, rank))
-        sys.exit(error.exit_code)
-    except Exception as error:
-        traceback.print_exc()
-        time.sleep(1.0)  # let the one write first that met the reason, and not its echo
-        write_json(folder / f"error-{rank}.json", error_record(error, rank))
-        sys.exit(1)
 
 
 def _profile(folder: Path, rank: int) -> None:

@@ -12,8 +12,9 @@ from headway.bench.analysis import MEMORY, SPEED, compare, efficiency, ideal_eff
 from headway.bench.findings import changes, findings, sentence
 from headway.bench.report import load_report, render_csv, write_report
 from headway.bench.results import write_result
-from headway.bench.statistics import difference, mean_of, quantile, t95
+from headway.bench.statistics import difference, mean_of, t95
 from headway.core.errors import DataError
+from headway.core.statistics import quantile
 from support_bench import MIB, result
 
 # Means 100 and 82; s² = 1 and 1, n = 3: t = 18 / sqrt(2/3) = 22.0, and t(4 degrees) = 2.776.

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from headway.doctor.bandwidth import ClockOffset, Communication, clock_offset, measurement, quantile
+from headway.core.statistics import quantile
+from headway.doctor.bandwidth import ClockOffset, Communication, clock_offset, measurement
 
 
 @pytest.mark.parametrize(

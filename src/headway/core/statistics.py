@@ -1,0 +1,14 @@
+"""Of measured values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """With linear interpolation between neighbours (type 7 of Hyndman & Fan 1996)."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
