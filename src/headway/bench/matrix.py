@@ -113,7 +113,12 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
     if cell.sequence_length > 2048:
         values["model.max_sequence_length"] = cell.sequence_length
     written = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-    return override(Config(), [*written, *_overrides(suite)])
+    config = override(Config(), [*written, *_overrides(suite)])
+    if config.train.compile == "auto":
+        raise ConfigError(
+            "a benchmark measures one of both ways", where="train.compile", fix="train.compile=true, or false"
+        )
+    return config
 
 
 def _overrides(suite: Suite) -> list[str]:

@@ -125,6 +125,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
 
     from headway.bench.meter import Meter, begin_memory, host_to_device, product_flops
     from headway.launch.assemble import assemble
+    from headway.training.compiling import compile_model
     from headway.training.loop import Job, train_loop
     from headway.training.loss_scale import begin_scaling
     from headway.training.staged import make_pipeline, refuse_uncut_models
@@ -143,7 +144,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
     begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())
     if config.train.compile:
-        task.model.compile()
+        compile_model(config, task.model)
     meter = Meter(spec.warmup_steps, spec.steps, spec.profiled_steps)
     job = Job(
         config=config,

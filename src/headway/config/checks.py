@@ -36,7 +36,7 @@ def find_problems(config: Config) -> list[ConfigError]:
         *parallel_problems(config),
         *_workers(config),
         *_fewer_workers(config),
-        *_micro_batch(config),
+        *_left_to_the_machine(config),
         *_health(config),
         *checkpoint_problems(config),
     ]
@@ -168,7 +168,13 @@ def _fewer_workers(config: Config) -> Iterator[ConfigError]:
     )
 
 
-def _micro_batch(config: Config) -> Iterator[ConfigError]:
+def _left_to_the_machine(config: Config) -> Iterator[ConfigError]:
+    if config.train.compile == "auto" and config.determinism == "elastic":
+        yield ConfigError(
+            "determinism 'elastic' holds for any number of workers, but what torch.compile gains depends on it",
+            where="train.compile, determinism",
+            fix="train.compile=true or false (a run with auto says which it chose), or determinism=run",
+        )
     if config.train.micro_batch == "auto" and config.determinism == "elastic":
         yield ConfigError(
             "determinism 'elastic' holds for any number of workers, but what fits into memory depends on it",

@@ -147,8 +147,9 @@ class TrainConfig(Section):
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
     """Arithmetic of matrix products; weights and moments are kept in fp32 in every case. `tf32`: GPUs from Ampere on;
     `fp16` with dynamic loss scaling; `fp8` through torchao: GPUs from Ada and Hopper on."""
-    compile: bool = False
-    """Run the model through torch.compile."""
+    compile: bool | Literal["auto"] = False
+    """Run the model through torch.compile. `auto`: if that saves more time than it takes, measured once on one layer
+    and kept by the checkpoint ([performance.md](performance.md))."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """`full` recomputes each layer in the backward pass: least memory, about a third more compute. `selective` keeps
     the outputs of attention and of every second matrix product, and recomputes the rest."""

@@ -32,6 +32,11 @@ def fingerprint(value: Any) -> str:
     return sha256_bytes(canonical_json(value))
 
 
+def user_cache() -> Path:
+    """Where to keep, for this user on this machine, what can be found out again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in a folder survive a power cut (a file's own fsync does not cover its name)."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -38,6 +38,7 @@ from headway.core.files import fingerprint
 from headway.core.format import format_count
 from headway.launch.assemble import assemble
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
+from headway.launch.compiled import settle_compiled
 from headway.launch.grid import settle_micro_batch
 from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.strategy import Strategy
@@ -51,6 +52,7 @@ from headway.telemetry.record import open_run
 from headway.training.allocator import keep_freed_memory
 from headway.training.available import emulated, refuse_unavailable
 from headway.training.callbacks import Callback
+from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
@@ -150,8 +152,9 @@ def _train(
     begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
     grid = settle_micro_batch(config, task, state, strategy, world, grid, start)
-    if config.train.compile:
-        task.model.compile()
+    compiled = settle_compiled(config, task, world, grid, start)
+    if compiled:
+        compile_model(config, task.model)
     _try_memory(config, task, state, strategy, world, grid)
 
     context = {
@@ -163,6 +166,7 @@ def _train(
         "lanes": grid.lanes,
         "micro_batch": grid.micro_batch,
         "threads": threads,
+        "compiled": compiled,
         "determinism": config.determinism,
         "attempt": attempt.number,
         "parent": {"step": start.step, "state_sha256": start.state_sha256} if start else None,

@@ -55,7 +55,7 @@ class WatchedAttempt:
     def __init__(self, config: Config, wishes: Wishes, crew: Crew, signals: list[int], own_process: bool) -> None:
         self.config, self._wishes, self._own_process = config, wishes, own_process
         self._signals, self._passed_on = signals, 0
-        self._crew, self._watchdog = crew, Watchdog(config.supervise, config.train.compile)
+        self._crew, self._watchdog = crew, Watchdog(config.supervise, config.train.compile is not False)
         self.grows = False
         """Workers were asked to make room for an attempt with more of them."""
         self.record: Attempt | None = None

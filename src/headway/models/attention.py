@@ -141,7 +141,9 @@ def document_mask(numbers_BT: torch.Tensor, window: int | None, start: int = 0) 
     return mask_BTT.unsqueeze(1)
 
 
-def document_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Literal["varlen", "segments", "mask"]:
+def document_kernel(
+    device: torch.device, dtype: torch.dtype, head_dim: int, compiled: bool = False
+) -> Literal["varlen", "segments", "mask"]:
     """How attention is kept inside documents.
 
     `varlen`: flash attention of variable length, on CUDA, for half precision; it looks at no pair of tokens in vain.
@@ -149,7 +151,7 @@ def document_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> 
     a mask, for the rest, and for compiled code on the CPU, whose graph must not depend on where documents end.
     """
     if device.type == "cpu":
-        return "mask" if torch.compiler.is_compiling() else "segments"
+        return "mask" if compiled else "segments"
     fits = dtype in (torch.bfloat16, torch.float16) and head_dim % 8 == 0 and head_dim <= _VARLEN_MAX_HEAD_DIM
     if device.type == "cuda" and fits and torch.cuda.get_device_properties(device).major >= 8:
         return "varlen"

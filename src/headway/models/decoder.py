@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from headway.core.dtensors import is_dtensor
 from headway.core.errors import ConfigError
@@ -22,19 +21,17 @@ from headway.core.types import IGNORE_TARGET
 from headway.models.attention import (
     PackedDocuments,
     Positions,
-    attend,
     attention_mask,
     document_kernel,
     packed_positions,
     rotary_tables,
-    rotate,
     shared_positions,
 )
 from headway.models.cache import KVCache
 from headway.models.context import SharedPositions
+from headway.models.layer import Layer, RMSNorm
 from headway.models.loss import linear_cross_entropy, vocabulary_parallel_cross_entropy
 from headway.models.moe import MixtureOfExperts, after_step, take_counts
-from headway.models.recompute import selective_contexts
 from headway.models.shape import Shape
 from headway.models.tensor_plan import decoder_plan
 
@@ -48,92 +45,6 @@ if TYPE_CHECKING:
 
 #: Endings of the names of projections whose output is added to the residual stream.
 _TO_RESIDUAL = ("attention.output.weight", "down.weight", "experts.down")
-
-
-class RMSNorm(nn.Module):
-    """Root mean square normalisation over the last dimension (Zhang & Sennrich 2019, equation 4)."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise `x`, (..., dim), in the dtype of the weight; the mean square is computed in fp32 in any case."""
-        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention (Ainslie et al. 2023) with rotary positions."""
-
-    def __init__(self, config: ModelConfig, shape: Shape, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.group, self.head_dim = shape.queries_per_group, shape.head_dim
-        self.dropout = config.dropout
-        # Output rows come by key-value group: that group's query heads, then its key, then its value. A contiguous
-        # cut of the rows into equal parts therefore cuts by group, which is what tensor parallelism needs.
-        self.qkv = nn.Linear(shape.dim, shape.kv_heads * (shape.queries_per_group + 2) * shape.head_dim, bias=False)
-        self.output = nn.Linear(shape.heads * shape.head_dim, shape.dim, bias=False)
-        self.q_norm = RMSNorm(shape.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(shape.head_dim, config.norm_eps) if config.qk_norm else None
-
-    def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
-        B, T, _ = x_BTD.shape
-        # As many key-value groups as this worker has.
-        qkv = self.qkv(x_BTD).view(B, T, -1, self.group + 2, self.head_dim)
-        q_BTKGH, k_BTK1H, v_BTK1H = qkv.split([self.group, 1, 1], dim=3)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BTKGH, k_BTK1H = self.q_norm(q_BTKGH), self.k_norm(k_BTK1H)
-        q = rotate(q_BTKGH, positions.cos, positions.sin).to(qkv.dtype).flatten(2, 3)
-        k = rotate(k_BTK1H, positions.cos, positions.sin).to(qkv.dtype).squeeze(3)
-        v = v_BTK1H.squeeze(3)
-        if cache is not None:
-            k, v = cache.extend(self.layer, k, v)
-        y_BTD = self.output(attend(q, k, v, positions).flatten(2))
-        return F.dropout(y_BTD, self.dropout, self.training)
-
-
-class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020, equation 6) with both input projections in one product."""
-
-    def __init__(self, config: ModelConfig, shape: Shape) -> None:
-        super().__init__()
-        self.dropout = config.dropout
-        # Output rows come in groups: rows of the gate, then as many of the linear branch. A contiguous cut of the rows
-        # into equal parts therefore leaves each part gates with their partners, which tensor parallelism needs.
-        self.width = shape.ffn_dim // shape.ffn_groups
-        self.gate_up_groups = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=False)
-        self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=False)
-
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up_groups(x_BTD).unflatten(-1, (-1, 2, self.width)).unbind(-2)
-        return F.dropout(self.down((F.silu(gate) * up).flatten(-2)), self.dropout, self.training)
-
-
-def _for_products(x: torch.Tensor) -> torch.Tensor:
-    """In the dtype that autocast would give it in the next product, so that it travels to other workers in that."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
-
-
-class Layer(nn.Module):
-    """One decoder layer: attention and feed-forward or experts, each normalised before and added to the residual."""
-
-    def __init__(self, config: ModelConfig, shape: Shape, index: int) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(shape.dim, config.norm_eps)
-        self.attention = Attention(config, shape, index)
-        self.feed_forward_norm = RMSNorm(shape.dim, config.norm_eps)
-        self.is_dense = index < shape.dense_layers
-        self.feed_forward = FeedForward(config, shape) if self.is_dense else MixtureOfExperts(config, shape)
-
-    def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
-        x_BTD = x_BTD + self.attention(_for_products(self.attention_norm(x_BTD)), positions, cache)
-        normalised_BTD = _for_products(self.feed_forward_norm(x_BTD))
-        counted = () if self.is_dense else (positions.counted,)
-        y_BTD: torch.Tensor = x_BTD + self.feed_forward(normalised_BTD, *counted)
-        return y_BTD
 
 
 class Decoder(nn.Module):
@@ -161,9 +72,9 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, shape, index) for index in range(shape.layers))
         self.norm = RMSNorm(shape.dim, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(shape.dim, shape.vocab_size, bias=False)
-        self.activation_checkpointing: Literal["none", "selective", "full"] = "none"
         self.shared: SharedPositions | None = None
         self._is_shared = False
+        self._is_compiled = False
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
         self.make_rotary_tables()
@@ -201,6 +112,10 @@ class Decoder(nn.Module):
 
     def wrap_units(self) -> list[nn.Module]:
         """The parts whose weights are brought together one at a time where weights are sharded."""
+        return list(self._layers())
+
+    def _layers(self) -> list[Layer]:
+        """Those that are here."""
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def product_parameters(self) -> list[nn.Parameter]:
@@ -239,7 +154,20 @@ class Decoder(nn.Module):
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
         """`full`: keep only each layer's input and compute the layer again in the backward pass; `selective`: keep some
         of its results too (`models.recompute`)."""
-        self.activation_checkpointing = mode
+        for layer in self._layers():
+            layer.activation_checkpointing = mode
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile every layer, and the loss, by themselves; arguments are those of `torch.compile`.
+
+        Layers are alike, so one is traced for all of them, which takes a fraction of the time of the whole model; and
+        what strategies do before and after a layer stays out of it. Shapes are not made variable: code for a shape
+        must not depend on which others have been seen before.
+        """
+        options = {"dynamic": False, **kwargs}
+        for layer in self._layers():
+            layer.forward = torch.compile(layer.forward, *args, **options)  # type: ignore[method-assign]
+        self._is_compiled = True
 
     def mixtures(self) -> list[MixtureOfExperts]:
         """The mixtures of experts, in the order of layers."""
@@ -334,7 +262,9 @@ class Decoder(nn.Module):
             targets_BT = self.shared.cut(targets_BT, 1)
         if is_dtensor(x_BTD):
             return vocabulary_parallel_cross_entropy(x_BTD, self.projection, targets_BT)
-        return linear_cross_entropy(x_BTD.flatten(0, 1), self.projection, targets_BT.flatten())
+        return linear_cross_entropy(
+            x_BTD.flatten(0, 1), self.projection, targets_BT.flatten(), compiled=self._is_compiled
+        )
 
     @property
     def projection(self) -> torch.Tensor:
@@ -373,14 +303,7 @@ class Decoder(nn.Module):
         if x_BTD is None:
             x_BTD = self.embedding(ids_BT)
         for index in range(self.shape.layers) if stage is None else stage:
-            layer = self.layers[index]
-            if self.activation_checkpointing != "none" and torch.is_grad_enabled() and cache is None:
-                # torch.compile takes no `context_fn` that does nothing.
-                selective = self.activation_checkpointing == "selective"
-                options: dict[str, Any] = {"context_fn": selective_contexts} if selective else {}
-                x_BTD = checkpoint(layer, x_BTD, positions, cache, use_reentrant=False, **options)
-            else:
-                x_BTD = layer(x_BTD, positions, cache)
+            x_BTD = self.layers[index](x_BTD, positions, cache)
         if cache is not None:
             cache.length += ids_BT.shape[1]
         if stage is None or stage.stop == self.shape.layers:
@@ -421,5 +344,5 @@ class Decoder(nn.Module):
             )
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else self._any_weight.dtype
-        kernel = document_kernel(device, dtype, self.shape.head_dim)
+        kernel = document_kernel(device, dtype, self.shape.head_dim, self._is_compiled or torch.compiler.is_compiling())
         return packed_positions(self.cos, self.sin, documents, window, kernel)

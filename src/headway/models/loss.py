@@ -7,6 +7,8 @@ the projection are kept (Hsu et al. 2024, "Liger Kernel", section 3.2, fused lin
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -67,6 +69,7 @@ def linear_cross_entropy(
     *,
     chunk_rows: int | None = None,
     part: VocabularyPart | None = None,
+    compiled: bool = False,
 ) -> torch.Tensor:
     """Sum over rows of `cross_entropy(x @ weight.T, target)`, differentiable once in `x` and `weight`.
 
@@ -79,6 +82,7 @@ def linear_cross_entropy(
         chunk_rows: Most rows whose logits are alive at a time; by device and vocabulary when not given.
         part: What of the vocabulary `weight_VD` is, where others have the rest. They get the same rows and the same
             loss; the gradient of `x_ND` is then that of this worker's logits, which is to be summed over workers.
+        compiled: Compile what is done between the products, if the whole vocabulary is here.
 
     Returns:
         fp32 scalar, in nats.
@@ -88,7 +92,7 @@ def linear_cross_entropy(
         x_ND = x_ND.to(torch.get_autocast_dtype(device))
     rows = chunk_rows or default_chunk_rows(device, weight_VD.shape[0])
     if torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad):
-        loss: torch.Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, rows, part)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, rows, part, compiled)  # type: ignore[no-untyped-call]
         return loss
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
@@ -135,6 +139,58 @@ def _chunk_loss(logits_CV: torch.Tensor, targets_C: torch.Tensor, part: Vocabula
     return _ChunkLoss(loss, exp_CV, sum_C1, index_C1, here_C1)
 
 
+def _loss_and_gradients(
+    x_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    chunk_rows: int,
+    part: VocabularyPart | None,
+    compiled: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss, its gradient in `x` in the dtype of `x`, and in the weight in fp32."""
+    w_VD = weight_VD.to(x_ND.dtype)
+    loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
+    x_grad_ND = torch.empty_like(x_ND)
+    w_grad_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
+    gradient_of = _compiled_gradient() if compiled and part is None else _chunk_gradient
+    parts = (torch.split(t, chunk_rows) for t in (x_ND, targets_N, x_grad_ND))
+    for x_CD, targets_C, x_grad_CD in zip(*parts, strict=True):
+        chunk_loss, grad_CV, scale_C1 = gradient_of(x_CD @ w_VD.t(), targets_C, part)
+        loss = loss + chunk_loss
+        x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
+        scaled_CD = (x_CD * scale_C1).to(x_ND.dtype)
+        if x_ND.dtype == torch.float32:
+            w_grad_VD.addmm_(grad_CV.t(), scaled_CD)
+        else:
+            w_grad_VD.add_(grad_CV.t() @ scaled_CD)
+        del grad_CV  # before the logits of the next chunk
+    return loss, x_grad_ND, w_grad_VD
+
+
+def _chunk_gradient(
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss, and two factors of the gradient of the logits: (C, V) in their dtype, and (C, 1).
+
+    That gradient is exp / sum - one_hot(target). Whoever divides the short sides of both products by the sum saves a
+    pass over the long one. `logits_CV` may be overwritten.
+    """
+    dtype = logits_CV.dtype
+    logits_CV = logits_CV.float()  # those in 16 bits are not needed any more
+    loss, exp_CV, sum_C1, index_C1, here_C1 = _chunk_loss(logits_CV, targets_C, part)
+    if dtype == torch.float16:  # the sum over a large vocabulary has no place in it
+        exp_CV, sum_C1 = exp_CV.div_(sum_C1), torch.ones_like(sum_C1)
+    one_hot_C = exp_CV.gather(1, index_C1).sub_(sum_C1.where(here_C1, 0.0)).squeeze(1)
+    row_C = torch.arange(exp_CV.shape[0], device=exp_CV.device)
+    grad_CV = exp_CV.to(dtype).index_put_((row_C, index_C1.squeeze(1)), one_hot_C.to(dtype))
+    return loss, grad_CV, (targets_C != IGNORE_TARGET).unsqueeze(1) / sum_C1
+
+
+@functools.cache
+def _compiled_gradient() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    return torch.compile(_chunk_gradient, dynamic=False)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -144,37 +200,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets_N: torch.Tensor,
         chunk_rows: int,
         part: VocabularyPart | None,
+        compiled: bool,
     ) -> torch.Tensor:
-        w_VD = weight_VD.to(x_ND.dtype)
-        loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
-        x_grad_ND = torch.empty_like(x_ND)
-        w_grad_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
-        parts = (torch.split(t, chunk_rows) for t in (x_ND, targets_N, x_grad_ND))
-        for x_CD, targets_C, x_grad_CD in zip(*parts, strict=True):
-            chunk_loss, exp_CV, sum_C1, index_C1, here_C1 = _chunk_loss(x_CD @ w_VD.t(), targets_C, part)
-            loss = loss + chunk_loss
-            if x_ND.dtype == torch.float16:  # the sum over a large vocabulary has no place in it
-                exp_CV, sum_C1 = exp_CV.div_(sum_C1), torch.ones_like(sum_C1)
-            # The gradient of the logits is exp / sum - one_hot(target). Dividing the short sides of both products
-            # by the sum saves a pass over the long one.
-            one_hot_C = exp_CV.gather(1, index_C1).sub_(sum_C1.where(here_C1, 0.0)).squeeze(1)
-            row_C = torch.arange(exp_CV.shape[0], device=exp_CV.device)
-            grad_CV = exp_CV.to(x_ND.dtype).index_put_((row_C, index_C1.squeeze(1)), one_hot_C.to(x_ND.dtype))
-            scale_C1 = (targets_C != IGNORE_TARGET).unsqueeze(1) / sum_C1
-            x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
-            scaled_CD = (x_CD * scale_C1).to(x_ND.dtype)
-            if x_ND.dtype == torch.float32:
-                w_grad_VD.addmm_(grad_CV.t(), scaled_CD)
-            else:
-                w_grad_VD.add_(grad_CV.t() @ scaled_CD)
-            del exp_CV, grad_CV  # before the logits of the next chunk
-        ctx.save_for_backward(x_grad_ND, w_grad_VD)
+        loss, *gradients = _loss_and_gradients(x_ND, weight_VD, targets_N, chunk_rows, part, compiled)
+        ctx.save_for_backward(*gradients)
         ctx.weight_dtype = weight_VD.dtype
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
         x_grad_ND, w_grad_VD = ctx.saved_tensors
         x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
-        return x_grad_ND, (w_grad_VD * grad_output).to(ctx.weight_dtype), None, None, None
+        # It is as large as the weight, so it is scaled where it is, unless `retain_graph` says that it is wanted again.
+        if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
+            w_grad_VD = w_grad_VD * grad_output
+        else:
+            w_grad_VD.mul_(grad_output)
+        return x_grad_ND, w_grad_VD.to(ctx.weight_dtype), None, None, None, None

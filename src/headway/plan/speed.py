@@ -186,7 +186,7 @@ def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stag
     sizes = Activations.of(
         model, layout.micro_batch, length, config.train.precision, "cuda", layout.mesh.tp, layout.mesh.ep
     )
-    passes = PASSES_COMPILED if config.train.compile else PASSES_EAGER
+    passes = PASSES_COMPILED if config.train.compile is True else PASSES_EAGER
     if layout.checkpointing != "none":
         passes += passes // 3
     logits = layout.micro_batch * length * Shape.of(model).vocab_size / layout.mesh.tp / layout.mesh.pp
@@ -204,7 +204,7 @@ def _rounded_bytes(config: Config, model: ModelConfig, layout: Layout) -> float:
     tokens = layout.micro_batch * config.train.sequence_length // layout.mesh.cp
     rounded = [product for product in _products(model, "fp8") if product.rounds]
     elements = sum(tokens * product.inner + product.parameters for product in rounded) / layout.mesh.pp
-    each = BYTES_PER_ROUNDED_COMPILED if config.train.compile else BYTES_PER_ROUNDED_EAGER
+    each = BYTES_PER_ROUNDED_COMPILED if config.train.compile is True else BYTES_PER_ROUNDED_EAGER
     return ROUNDINGS * each * elements
 
 

@@ -154,6 +154,7 @@ class Profiler(Callback):
             device=world.device.type,
             device_name=device_name(world.device),
             threads=torch.get_num_threads(),
+            compiled=bool(job.checkpoint_context["compiled"]),
             steps=self._timed.times(),
             traced_steps=traced,
             metered_seconds=sum(self._metered) / len(self._metered),

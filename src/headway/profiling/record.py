@@ -139,6 +139,7 @@ class WorkerRecord(Record):
     device: str
     device_name: str
     threads: int
+    compiled: bool
     steps: list[StepTimes]
     """Timed without the profiler."""
     traced_steps: list[StepTimes]

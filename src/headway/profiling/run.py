@@ -164,7 +164,7 @@ def _profile_of(config: Config, plan: Plan, analysis: Analysis, workers: list[Wo
         torch=torch.__version__,
         created=time.time(),
         precision=config.train.precision,
-        compiled=config.train.compile,
+        compiled=slowest.compiled,
         warmup_steps=plan.warmup,
         workers=workers,
         slowest=slowest.rank,

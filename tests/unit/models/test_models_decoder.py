@@ -17,7 +17,8 @@ from headway.core.errors import ConfigError
 from headway.core.types import IGNORE_TARGET
 from headway.models.attention import attention_mask, kernels_share_heads
 from headway.models.build import build_model
-from headway.models.decoder import Decoder, FeedForward
+from headway.models.decoder import Decoder
+from headway.models.layer import FeedForward
 from headway.models.shape import Shape
 
 VOCAB = 128

@@ -115,6 +115,47 @@ def test_largest_tensor_of_a_step_is_a_chunk() -> None:
     assert largest == 64 * 64
 
 
+def test_the_gradient_of_the_projection_is_there_once() -> None:
+    """It is as large as the weights; scaling it in the backward pass makes no second one."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    made = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal made
+            before = {a.data_ptr() for a in args if isinstance(a, torch.Tensor)}
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.shape == weight.shape:
+                made += result.data_ptr() not in before
+            return result
+
+    x, weight, targets = _inputs()
+    with Watch():
+        (linear_cross_entropy(x, weight, targets, chunk_rows=16) * 0.25).backward()
+    assert made == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_it_computes_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As dynamo traces it; what inductor makes of the graph is its own matter, and slow to wait for."""
+    traced: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        traced.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(loss_module._chunk_gradient, backend=backend, dynamic=False, fullgraph=True)
+    monkeypatch.setattr(loss_module, "_compiled_gradient", lambda: compiled)
+    x, weight, targets = _inputs()
+    results = []
+    for each in (False, True):
+        loss = linear_cross_entropy(x.to(dtype), weight, targets, chunk_rows=16, compiled=each) * 0.25
+        results.append(torch.autograd.grad(loss, (x, weight)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert len(traced) == 2, "one for chunks of 16 rows, one for the rest"
+
+
 def test_evaluation_does_no_gradient_work() -> None:
     x, weight, targets = _inputs()
     expected = linear_cross_entropy(x, weight, targets, chunk_rows=16).detach()

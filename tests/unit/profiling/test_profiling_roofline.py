@@ -41,7 +41,8 @@ def worker(rank: int = 0, waiting: float = 0.0, device: str = "cpu", **parts: fl
     if device == "cuda":
         ceilings = CEILINGS.model_copy(update={"peak_flops_per_second": 2e11})
     return WorkerRecord(
-        rank=rank, device=device, device_name="NVIDIA H200", threads=1, steps=[step, step], traced_steps=[step],
+        rank=rank, device=device, device_name="NVIDIA H200", threads=1, compiled=False,
+        steps=[step, step], traced_steps=[step],
         metered_seconds=0.39, items_per_step=400.0, feed_seconds=0.001, checkpoint_stall_seconds=1.0,
         checkpoint_bytes=100, work=WORK, ceilings=ceilings, operators=[],
         products=[Product(shape="8 x 8 x 8", calls=2, seconds=1e-5, flops=1024, bytes=768)], memory=MEMORY,

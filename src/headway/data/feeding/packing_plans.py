@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from headway.core.console import notice, progress
 from headway.core.faults import fault_point
-from headway.core.files import fingerprint, sync_folder, write_json
+from headway.core.files import fingerprint, sync_folder, user_cache, write_json
 from headway.data.feeding.packing import Packing, PackingFigures, Plan, plan_rows
 from headway.data.store import TokenStore
 
@@ -45,7 +45,7 @@ def open_plan(
     part = store.manifest["splits"][split][source]
     key = fingerprint({"version": _VERSION, "length": sequence_length, "packing": packing, "part": part})[:24]
     relative = Path(f"{sequence_length}-{packing}", split, source, key)
-    own, shared = store.path / "packing", _user_cache()
+    own, shared = store.path / "packing", user_cache() / "packing"
     for root in (own, shared):
         found = _read(root / relative)
         if found is not None:
@@ -68,10 +68,6 @@ def open_plan(
         reasons.append(f"{root}: what was written cannot be read")
     notice(f"the packing of source '{source}' is in memory and made again at each start, since {'; '.join(reasons)}")
     return _in_memory(job)
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway" / "packing"
 
 
 def _read(folder: Path) -> tuple[Plan, PackingFigures] | None:

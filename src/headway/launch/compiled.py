@@ -1,0 +1,37 @@
+"""Whether a run is compiled, where that is left to what pays."""
+
+from __future__ import annotations
+
+from headway.checkpoint.store import CheckpointInfo
+from headway.config import Config, LaneGrid
+from headway.core.errors import ConfigError
+from headway.models.decoder import Decoder
+from headway.parallel.world import World
+from headway.training.compiling import compiling_pays
+from headway.training.task import Task
+
+
+def settle_compiled(config: Config, task: Task, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> bool:
+    """Whether to compile; with `train.compile=auto` as the run has begun, or as it pays. All workers must call it.
+
+    Raises:
+        ConfigError: it is not known what would be gained with a model of this kind.
+    """
+    if config.train.compile != "auto":
+        return config.train.compile
+    before = start.context.get("compiled") if start else None
+    if isinstance(before, bool):
+        return before
+    if not isinstance(task.model, Decoder):
+        raise ConfigError(
+            f"what torch.compile gains is measured for the native decoder, and not for {type(task.model).__name__}",
+            where="train.compile",
+            fix="train.compile=true, or false",
+        )
+    if not world.is_first:
+        return bool(world.broadcast_number(0))
+    assert config.train.steps is not None, "the config is resolved"
+    micro_batches = len(grid.of_worker(world.data_rank, world.mesh.data)) * grid.micro_batches * config.train.steps
+    pays = compiling_pays(config, world.device, grid.micro_batch, micro_batches)
+    world.broadcast_number(int(pays))
+    return pays
