@@ -242,9 +242,9 @@ def _loss(shape: Shape, tokens: int, element: int, device: str, tensor: int) -> 
         logits = vocabulary * _FP32 * chunk
         forward = _FP32 * (2 * rows + projection) + logits + 2 * _FP32 * chunk * shape.dim
     else:
-        # bf16 logits and their fp32 copy, later the exponentials and the bf16 gradient; then a chunk's part of the
-        # projection's gradient, which kernels of the CPU turn into fp32 to add it.
-        logits = vocabulary * (_FP32 + _HALF) * chunk
-        logits += projection * _HALF + (projection * _FP32 if device == "cpu" else 0)
+        # bf16 logits and their fp32 copy, later the exponentials and the bf16 gradient; then that and a chunk's part of
+        # the projection's gradient, which kernels of the CPU turn into fp32 to add it.
+        part = projection * _HALF + (projection * _FP32 if device == "cpu" else 0)
+        logits = max(vocabulary * (_FP32 + _HALF) * chunk, vocabulary * _HALF * chunk + part)
         forward = (_FP32 + 2 * _HALF) * rows + (_FP32 + _HALF) * projection + logits + _HALF * chunk * shape.dim
-    return forward, 2 * element * rows + 2 * projection * _FP32
+    return forward, 2 * element * rows + projection * _FP32
