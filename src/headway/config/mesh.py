@@ -351,8 +351,8 @@ def _compiled(config: Config) -> Iterator[ConfigError]:
         )
     if config.parallel.strategy in FULLY_SHARDED:
         yield ConfigError(
-            f"torch.compile cannot trace matrices that tensor parallelism and '{config.parallel.strategy}' both cut: it"
-            " mixes up two sets of fake tensors",
+            f"torch.compile computes something else where tensor parallelism and '{config.parallel.strategy}' both cut"
+            " matrices",
             where="train.compile, parallel.strategy, parallel.tensor",
             fix="parallel.strategy=zero2, or train.compile=false",
         )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headway.config import FULLY_SHARDED, Config
+from headway.config import Config
 from headway.core.console import notice, warning
 from headway.core.files import fingerprint, user_cache, write_json
 from headway.core.format import format_seconds
@@ -62,7 +62,7 @@ def compile_model(config: Config, model: nn.Module) -> None:
 
     dynamo.recompile_limit = _MOST_SHAPES
     dynamo.fail_on_recompile_limit_hit = True
-    if config.parallel.tensor > 1 and config.parallel.strategy not in FULLY_SHARDED:
+    if config.parallel.tensor > 1:
         # Between layers the residual stream is cut by position, which PyTorch (2.13) cannot give back to eager code.
         nn.Module.compile(model, dynamic=False)
     else:
