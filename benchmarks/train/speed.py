@@ -3,12 +3,16 @@
 `headway train` as a user starts it, against loops with the Trainer of Hugging Face, Lightning, Accelerate, LitGPT and
 one in nanoGPT's manner, and against `ceiling.py`, the best loop that we know how to write by hand. All begin from the
 same weights and see the same rows in the same order; the mean loss of all steps must come out the same. Each is tried
-with and without torch.compile first, and then takes part as it is fastest; they take turns, one after the other, in
-rounds. Medians over rounds are shown.
+with and without torch.compile first, alone, and then takes part as it is fastest.
 
-- tokens/s: from the end of step `--warmup` to the end of the last one, all between steps included.
-- first step: from the start of the command to the end of the first step.
-- memory: the largest sum of what all processes of the command have for themselves and share (PSS).
+How fast a machine is may change from one minute to the next, by more than contenders differ. So in a round all commands
+are under way at the same time and take turns: one computes a few steps, while the others are stopped (SIGSTOP), then
+the next one. Medians over rounds are shown.
+
+- tokens/s: over all steps after `--warmup` that began and ended in one turn, all between steps included. The first step
+  of every turn does not count.
+- first step: from the start of the command to the end of the first step, the others being stopped or not there yet.
+- memory: the largest sum of what all processes of the command have for themselves and share (PSS), when it was alone.
 
 The peers need an environment of their own: `pip install transformers accelerate lightning litgpt safetensors`.
 
@@ -22,25 +26,20 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from contender import Command, Measured, run
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
-HERE = Path(__file__).parent
 PEERS = ("transformers", "lightning", "accelerate", "litgpt", "nanogpt")
 #: What Headway's speed is to be of the best peer's and of the hand-written loop's.
 LEAST_OF_PEERS, LEAST_OF_CEILING = 1.3, 0.95
@@ -49,19 +48,7 @@ MOST_OF_FIRST_STEP = 0.5
 LEARNING_RATE, MAX_GRAD_NORM, BETAS = 3e-4, 1.0, (0.9, 0.95)
 #: Between mean losses; rounding is a thousand times smaller.
 LOSS_TOLERANCE = 0.01
-_LOOK_SECONDS = 0.25
-
-
-@dataclass
-class Measured:
-    """One run of a command."""
-
-    tokens_per_second: float
-    first_step_seconds: float
-    peak_bytes: int
-    mean_loss: float
-    command_seconds: float
-    step_seconds: list[float]
+_STEPS_OF_A_TURN = 5
 
 
 class Workload:
@@ -101,6 +88,8 @@ class Workload:
             "optimizer": {"name": "adamw", "learning_rate": LEARNING_RATE, "weight_decay": 0.0, "betas": list(BETAS)},
             "schedule": {"name": "constant", "warmup": 1},
             "checkpoint": {"every": "1000000 steps"},
+            # It is stopped while others have their turn.
+            "supervise": {"hang_seconds": 3600, "start_seconds": 3600, "save_seconds": 3600, "data_seconds": 3600},
             "evaluation": {"every": None},
         }
 
@@ -127,14 +116,14 @@ class Workload:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         export_model(model, self.folder / "model")
 
-    def job(self, compiled: bool) -> Path:
+    def job(self, name: str, compiled: bool) -> Path:
         """For a contender that is not us."""
         from workload import Job
 
         job = Job(
             model=str(self.folder / "model"),
             rows=str(self.folder / "rows.npy"),
-            result=str(self.folder / "result.json"),
+            result=str(self.folder / f"{name}.json"),
             precision=self.options.precision,
             compile=compiled,
             threads=self.options.threads,
@@ -142,104 +131,30 @@ class Workload:
             max_grad_norm=MAX_GRAD_NORM,
             betas=BETAS,
         )
-        path = self.folder / "job.json"
+        path = self.folder / f"{name}-job.json"
         path.write_text(json.dumps(asdict(job)))
         return path
 
 
-def pss_bytes(pid: int) -> int:
-    """What a process and all below it have for themselves, and their parts of what is shared."""
-    total = 0
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1]) * 1024
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            total += sum(pss_bytes(int(child)) for child in children.read_text().split())
-    except (OSError, ProcessLookupError):
-        pass  # it has ended
-    return total
-
-
-@contextmanager
-def watched(pid: int) -> Iterator[list[int]]:
-    """The largest `pss_bytes` so far, in a list of one."""
-    largest, over = [0], threading.Event()
-
-    def look() -> None:
-        while not over.wait(_LOOK_SECONDS):
-            largest[0] = max(largest[0], pss_bytes(pid))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    yield largest
-    over.set()
-    thread.join()
-
-
-def run(name: str, compiled: bool, work: Workload) -> Measured:
-    """Carry out a contender's command.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    if name == "headway":
-        shutil.rmtree(work.folder / "runs", ignore_errors=True)
-        words = [
-            f"train.compile={str(compiled).lower()}",
-            "parallel.workers=1",
-            f"parallel.threads={work.options.threads}",
-        ]
-        command = [sys.executable, "-m", "headway", "train", str(work.config), *words]
-    else:
-        python = sys.executable if name == "ceiling" else work.options.peers
-        script = HERE / "ceiling.py" if name == "ceiling" else HERE / "peers" / f"{name}_peer.py"
-        command = [python, str(script), str(work.job(compiled))]
-    (work.folder / "result.json").unlink(missing_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(work.options.threads), "TOKENIZERS_PARALLELISM": "false"}
-    start = time.time()
-    with (work.folder / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=work.folder)
-        with watched(process.pid) as largest:
-            code = process.wait()
-    seconds = time.time() - start
-    if code:
-        tail = (work.folder / f"{name}.log").read_text()[-2000:]
-        raise RuntimeError(f"{name} ended with exit code {code}:\n{tail}")
-    ends, loss = results(name, work)
-    first = work.options.warmup
-    steps = [after - before for before, after in zip(ends[first - 1 :], ends[first:], strict=False)]
-    speed = work.tokens_per_step * len(steps) / sum(steps)
-    return Measured(speed, ends[0] - start, largest[0], loss, seconds, steps)
-
-
-def results(name: str, work: Workload) -> tuple[list[float], float]:
-    """Wall-clock times of the ends of all steps, and the mean loss."""
-    if name != "headway":
-        result = json.loads((work.folder / "result.json").read_text())
-        return result["ends"], result["mean_loss"]
-    lines = (work.folder / "runs" / "speed" / "metrics.jsonl").read_text().splitlines()
-    steps = [record for line in lines if "train/loss" in (record := json.loads(line))]
-    return [record["time"] for record in steps], statistics.fmean(record["train/loss"] for record in steps)
-
-
-def choose(names: list[str], work: Workload) -> tuple[dict[str, bool], dict[str, str]]:
-    """Which of them are faster compiled, by one run each way; and why others cannot take part."""
-    chosen, missing = {}, {}
+def choose(names: list[str], work: Workload) -> tuple[dict[str, bool], dict[str, int], dict[str, str]]:
+    """Which of them are faster compiled, by one run each way; the memory they take; and why others cannot take part."""
+    chosen, peaks, missing = {}, {}, {}
     for name in names:
-        speeds = {}
+        alone: dict[bool, Measured] = {}
         for compiled in (False, True) if work.options.compile == "best" else (work.options.compile == "on",):
             try:
                 run(name, compiled, work) if compiled else None  # so that what is compiled is in its cache
-                speeds[compiled] = run(name, compiled, work).tokens_per_second
-                say(f"{name} {'compiled' if compiled else 'eager'}: {speeds[compiled]:,.0f} tokens/s")
+                alone[compiled] = run(name, compiled, work)
+                how = "compiled" if compiled else "eager"
+                say(f"{name} {how}, alone: {alone[compiled].tokens_per_second:,.0f} tokens/s")
             except RuntimeError as error:
                 missing[name] = str(error).strip().splitlines()[-1]
                 say(f"{name} {'compiled' if compiled else 'eager'}: {error}")
-        if speeds:
-            chosen[name] = max(speeds, key=lambda compiled: speeds[compiled])
+        if alone:
+            chosen[name] = max(alone, key=lambda compiled: alone[compiled].tokens_per_second)
+            peaks[name] = alone[chosen[name]].peak_bytes
             missing.pop(name, None)
-    return chosen, missing
+    return chosen, peaks, missing
 
 
 def say(line: str) -> None:
@@ -247,17 +162,27 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def take_turns(chosen: dict[str, bool], work: Workload) -> dict[str, list[Measured]]:
-    """All rounds, another first in each."""
+def take_turns(chosen: dict[str, bool], peaks: dict[str, int], work: Workload) -> dict[str, list[Measured]]:
+    """All rounds, another contender first in each."""
     names = list(chosen)
     found: dict[str, list[Measured]] = {name: [] for name in names}
     for number in range(work.options.rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            found[name].append(run(name, chosen[name], work))
-            say(
-                f"round {number + 1} of {work.options.rounds}: {name} {found[name][-1].tokens_per_second:,.0f} tokens/s"
-            )
+        first, commands = number % len(names), list[Command]()
+        try:
+            for name in names[first:] + names[:first]:
+                commands.append(Command(name, chosen[name], work))
+                commands[-1].wait_for(work.options.warmup)
+                commands[-1].stop()
+            while waiting := [command for command in commands if command.process.poll() is None]:
+                for command in waiting:
+                    command.turn(_STEPS_OF_A_TURN)
+            for command in commands:
+                found[command.name].append(command.measured(peaks[command.name]))
+        finally:
+            for command in commands:
+                command.kill()
+        speeds = [f"{name} {found[name][-1].tokens_per_second:,.0f}" for name in names]
+        say(f"round {number + 1} of {work.options.rounds}, tokens/s: {', '.join(speeds)}")
     return found
 
 
@@ -339,9 +264,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headway-speed-") as scratch:
         work = Workload(options, options.folder or Path(scratch))
         usable = [name for name in names if name not in PEERS or options.peers]
-        chosen, missing = choose(usable, work)
+        chosen, peaks, missing = choose(usable, work)
         missing |= {name: "no --peers" for name in names if name not in usable}
-        found = take_turns(chosen, work)
+        found = take_turns(chosen, peaks, work)
     rows = summary(found)
     load = os.getloadavg()[0]
     what = f"{work.parameters / 1e6:.1f} M parameters, {options.rows} x {options.sequence_length} tokens"

@@ -65,9 +65,11 @@ def _upload(server: S3Server, origin: Path, name: str) -> str:
 
 
 def _limit(origin: Path, processes: int = 1) -> int:
-    """Room for a quarter of the shards."""
-    sizes = [path.stat().st_size for path in (origin / "store").glob("*/*/*") if path.suffix in (".bin", ".idx")]
-    limit = max(2 * max(sizes) * processes, sum(sizes) // 4)
+    """Room for a quarter of the shards; at least for what each process reads, and for what it brings meanwhile."""
+    files = {path: path.stat().st_size for path in (origin / "store").glob("*/*/*") if path.suffix in (".bin", ".idx")}
+    largest = [max(size for path, size in files.items() if path.suffix == kind) for kind in (".bin", ".idx")]
+    sizes = list(files.values())
+    limit = max(2 * sum(largest) * processes, sum(sizes) // 4)
     assert limit < sum(sizes) / 1.5
     return limit
 
