@@ -88,8 +88,12 @@ class Workload:
             "optimizer": {"name": "adamw", "learning_rate": LEARNING_RATE, "weight_decay": 0.0, "betas": list(BETAS)},
             "schedule": {"name": "constant", "warmup": 1},
             "checkpoint": {"every": "1000000 steps"},
-            # It is stopped while others have their turn.
-            "supervise": {"hang_seconds": 3600, "start_seconds": 3600, "save_seconds": 3600, "data_seconds": 3600},
+            "supervise": {
+                # It is stopped while others have their turn.
+                **dict.fromkeys(("hang_seconds", "start_seconds", "save_seconds", "data_seconds"), 3600),
+                # Two seconds of a processor, once after half a minute, are nothing in a run, and much in so few steps.
+                "load_ahead": False,
+            },
             "evaluation": {"every": None},
         }
 
