@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 import re
+import tracemalloc
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
+
+import numpy as np
 
 from headway.config.data import DedupConfig
-from headway.data.dedup import DocumentPrints, fingerprint_documents
+from headway.data.dedup import DocumentPrints, find_duplicates, fingerprint_documents
+from headway.data.dedup.minhash import Layout
 
 #: Limits that let everything pass.
 NO_LIMITS = {"max_cluster": 1.0, "max_removed": 1.0, "max_removed_per_source": 1.0}
@@ -59,3 +64,33 @@ def settings(**values: object) -> DedupConfig:
 def fingerprint_units(texts: Sequence[str], config: DedupConfig, size: int) -> list[DocumentPrints]:
     """Prints of texts cut into units of so many."""
     return [fingerprint_documents(texts[start : start + size], config) for start in range(0, len(texts), size)]
+
+
+def random_prints(hashes: np.ndarray[tuple[int], np.dtype[np.uint64]], config: DedupConfig) -> DocumentPrints:
+    """Prints with given first halves of hashes and nothing else that matters."""
+    count, layout = len(hashes), Layout.of(config)
+    return DocumentPrints(
+        hashes=np.stack([hashes, hashes], axis=1),
+        sizes=np.ones(count, np.int64),
+        signatures=np.zeros((count, layout.columns if config.near else 0), np.uint32),
+        bands=np.zeros((layout.bands if config.near else 0, count), np.uint64),
+        paragraph_hashes=np.zeros(0, np.uint64),
+        paragraph_counts=np.zeros(count, np.int64),
+    )
+
+
+def dedup_peak(distinct: int, bound: int, folder: Path) -> int:
+    """Peak of memory in bytes, while exact copies are found among 400,000 documents with so many different texts."""
+    draw = np.random.default_rng(0)
+    count, config = 400_000, settings(documents=True)
+    hashes = draw.integers(0, 2**64, distinct, dtype=np.uint64)[draw.integers(0, distinct, count)]
+    files = []
+    for number, part in enumerate(np.array_split(hashes, 8)):
+        random_prints(part, config).save(folder / f"{number}.prints")
+        files.append(DocumentPrints.load(folder / f"{number}.prints"))
+    tracemalloc.start()
+    found = find_duplicates(files, ["source"] * 8, config, memory_bytes=bound, scratch=folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.report["total"]["exact"] == count - len(np.unique(hashes))
+    return peak

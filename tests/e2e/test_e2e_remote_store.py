@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import pytest
 from headway.config.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.feeding.feed import TokenFeed
+from headway.data.remote_cache import KEEPING, locked
 from headway.data.remote_store import open_store
 from headway.data.store import TokenStore
 from object_storage import S3Server
@@ -65,11 +65,9 @@ def _upload(server: S3Server, origin: Path, name: str) -> str:
 
 
 def _limit(origin: Path, processes: int = 1) -> int:
-    """Room for a quarter of the shards; at least for what each process reads, and for what it brings meanwhile."""
-    files = {path: path.stat().st_size for path in (origin / "store").glob("*/*/*") if path.suffix in (".bin", ".idx")}
-    largest = [max(size for path, size in files.items() if path.suffix == kind) for kind in (".bin", ".idx")]
-    sizes = list(files.values())
-    limit = max(2 * sum(largest) * processes, sum(sizes) // 4)
+    """Room for a quarter of the shards."""
+    sizes = [path.stat().st_size for path in (origin / "store").glob("*/*/*") if path.suffix in (".bin", ".idx")]
+    limit = max(2 * max(sizes) * processes, sum(sizes) // 4)
     assert limit < sum(sizes) / 1.5
     return limit
 
@@ -87,12 +85,10 @@ def _configs(origin: Path, tmp_path: Path, url: str, limit: int, **sections: Any
 
 
 def _copies(folder: Path) -> int:
-    """Bytes of copies, also while a process brings some and lets go of others."""
-    total = 0
-    for path in folder.glob("*/*/*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
+    """Bytes of copies; counted under the lock under which room is made, so that none is both there and replaced."""
+    (folder / KEEPING).mkdir(parents=True, exist_ok=True)
+    with locked(folder / KEEPING / "lock"):
+        return sum(path.stat().st_size for path in folder.glob("*/*/*") if path.is_file())
 
 
 @pytest.mark.slow

@@ -46,6 +46,8 @@ _AT_A_TIME = 8
 _MAPPED = 256
 _BLOCK = 2**20
 _PART = ".part"
+# Seconds before each look for something to remove; all of it is passed by only when it is in use for so long.
+_MAKING_ROOM = (0.0, 0.001, 0.01, 0.1)
 
 
 @dataclass(frozen=True)
@@ -216,18 +218,24 @@ class Copies:
     def _reserve(self, part: RemotePart, file: IO[bytes]) -> None:
         """Make room for a file, and take it by giving the file its length."""
         with self._one_at_a_time():
-            found = [(path, path.stat()) for path in self._files()]
-            total = sum(stat.st_size for _, stat in found)
-            for path, stat in sorted(found, key=lambda item: item[1].st_mtime_ns):
-                if total + part.bytes <= self._limit:
-                    break
-                if self._remove(path):
-                    total -= stat.st_size
-            else:
-                if total + part.bytes > self._limit and not self._warned:
-                    self._warned = True
-                    warning(f"{self.folder}: copies take more than data.cache_bytes, since all of them are in use")
+            # While it is looked through, others may let go of what was passed and take what comes next; so look again.
+            enough = any(self._make_room(part.bytes, wait) for wait in _MAKING_ROOM)
+            if not enough and not self._warned:
+                self._warned = True
+                warning(f"{self.folder}: copies take more than data.cache_bytes, since all of them are in use")
             file.truncate(part.bytes)
+
+    def _make_room(self, size: int, wait_seconds: float) -> bool:
+        """Remove what was used longest ago until so many bytes fit; says whether they do."""
+        time.sleep(wait_seconds)
+        found = [(path, path.stat()) for path in self._files()]
+        total = sum(stat.st_size for _, stat in found) + size
+        for path, stat in sorted(found, key=lambda item: item[1].st_mtime_ns):
+            if total <= self._limit:
+                break
+            if self._remove(path):
+                total -= stat.st_size
+        return total <= self._limit
 
     def _files(self) -> Iterator[Path]:
         """Copies of shards and indexes, and what is on the way: `<split>/<source>/<file>`."""
