@@ -100,6 +100,11 @@ class SaveClock:
         if self._chosen is not None:
             self._seconds = self._chosen.after_save(self._start - start)
 
+    def written(self, seconds: float) -> None:
+        """A save is on disk (or has failed), so long after it was handed over."""
+        if self._chosen is not None:
+            self._seconds = self._chosen.after_write(seconds)
+
     def due(self) -> bool:
         """Whether the interval has passed; never when it is not a time."""
         return self._seconds is not None and time.monotonic() - self._start >= self._seconds

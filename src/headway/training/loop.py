@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.checkpoint.writer import Outcome
 from headway.config import Config, LaneGrid
 from headway.core.errors import DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
@@ -100,7 +101,8 @@ def train_loop(job: Job) -> None:
             elif ready == 0:  # all moments are there now
                 beat(Phase.CHECKPOINT)
                 job.writer.get_ready(state.blocks())
-            _tell_outcomes(job)
+            for outcome in _tell_outcomes(job):
+                clock.written(outcome.seconds)
             if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
                 raise _diverged(job)
             if stop or last:
@@ -174,13 +176,16 @@ def _save_surely(job: Job) -> None:
     job.writer.wait()
 
 
-def _tell_outcomes(job: Job) -> None:
-    for outcome in job.writer.outcomes():
+def _tell_outcomes(job: Job) -> list[Outcome]:
+    """Tell callbacks what has become of saves and uploads; the saves are returned."""
+    outcomes = list(job.writer.outcomes())
+    for outcome in outcomes:
         for callback in job.callbacks:
             callback.on_saved(job, outcome)
     for upload in job.writer.uploads():
         for callback in job.callbacks:
             callback.on_uploaded(job, upload)
+    return outcomes
 
 
 def _diverged(job: Job) -> DivergedError:

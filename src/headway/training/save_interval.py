@@ -18,12 +18,14 @@ from headway.core.format import format_seconds
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, open_run
 
 DAY_SECONDS = 86400.0
-#: An interval is never outside of these: below, the writer would never rest; above, too much is at stake.
-SHORTEST_SECONDS, LONGEST_SECONDS = 30.0, 3600.0
-#: Until the first save has shown what one costs.
-FIRST_SECONDS = 60.0
-#: Saves may take no more than this share of the time, whatever the formula says.
-_MOST_SHARE = 0.005
+#: An interval is never outside of these: below, files come and go all the time; above, too much is at stake.
+SHORTEST_SECONDS, LONGEST_SECONDS = 5.0, 3600.0
+#: Until the first save has shown what one costs; less where failures come so often that this share of their mean
+#: distance is less.
+FIRST_SECONDS, _FIRST_SHARE = 60.0, 0.05
+#: Training may wait for saves for no more than this share of the time, whatever the formula says; and while one is
+#: written beside it, which takes processors and a disk, for no more than that.
+_MOST_SHARE, _MOST_WRITING = 0.005, 0.1
 #: Exit codes of success, config, data and divergence: such an end was wanted, or comes again at once.
 _MISTAKES = (0, 2, 3, 5)
 #: Saves whose median cost counts: an odd one is passed over, and a state that has grown is noticed.
@@ -77,16 +79,27 @@ class ChosenInterval:
 
     def __init__(self, failures: FailureRate) -> None:
         self._failures, self._costs = failures, deque[float](maxlen=_REMEMBERED)
-        self.seconds = FIRST_SECONDS
+        self._writes = deque[float](maxlen=_REMEMBERED)
+        first = _FIRST_SHARE * DAY_SECONDS / failures.per_day
+        self.seconds = min(max(first, SHORTEST_SECONDS), FIRST_SECONDS)
         """The interval at present."""
 
     def after_save(self, cost_seconds: float) -> float:
         """The interval from now on; says so the first time."""
         first = not self._costs
         self._costs.append(cost_seconds)
+        return self._choose(first)
+
+    def after_write(self, seconds: float) -> float:
+        """The interval from now on, when a save has been written beside training in so many seconds."""
+        self._writes.append(seconds)
+        return self._choose(first=False) if self._costs else self.seconds
+
+    def _choose(self, first: bool) -> float:
         cost, before = statistics.median(self._costs), self.seconds
         best = daly_interval(cost, DAY_SECONDS / self._failures.per_day)
-        shortest = max(SHORTEST_SECONDS, cost / _MOST_SHARE)
+        writing = statistics.median(self._writes) if self._writes else 0.0
+        shortest = max(SHORTEST_SECONDS, cost / _MOST_SHARE, writing / _MOST_WRITING)
         self.seconds = min(max(best, shortest), max(LONGEST_SECONDS, shortest))
         if first or not 0.5 < self.seconds / before < 2:
             (notice if first else write_log)(self.describe(cost, best))

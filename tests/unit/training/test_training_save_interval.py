@@ -51,6 +51,21 @@ def test_the_choice_is_said_once_and_stays_within_limits(capsys: pytest.CaptureF
     assert ChosenInterval(FailureRate(1e6, "")).after_save(30.0) == pytest.approx(6000)
 
 
+def test_where_failures_come_often_the_first_save_does_not_wait_long() -> None:
+    assert ChosenInterval(FailureRate(1.0, "")).seconds == 60.0
+    assert ChosenInterval(FailureRate(720.0, "")).seconds == pytest.approx(6.0), "of two minutes from one to the next"
+    assert ChosenInterval(FailureRate(1e6, "")).seconds == SHORTEST_SECONDS
+
+
+def test_writing_beside_training_takes_a_tenth_of_the_time_at_most() -> None:
+    chosen = ChosenInterval(FailureRate(720.0, ""))
+    assert chosen.after_write(3.0) == pytest.approx(6.0), "of what was saved by others there is no cost yet"
+    assert chosen.after_save(0.001) == pytest.approx(30.0)
+    for _ in range(5):
+        shorter = chosen.after_write(0.1)
+    assert shorter == SHORTEST_SECONDS
+
+
 def test_one_slow_save_does_not_change_the_interval() -> None:
     chosen = ChosenInterval(FailureRate(1.0, ""))
     usual = [chosen.after_save(0.05) for _ in range(3)][-1]
