@@ -79,6 +79,21 @@ def headway(
     )
 
 
+def torchrun(workers: int, *command: str | Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    """Run a script, or `-m` and a module, in so many workers that torchrun starts (one without it); it must succeed."""
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)] if workers > 1 else []
+    result = subprocess.run(
+        [sys.executable, *start, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-9000:]
+    return result
+
+
 def in_child(action: Callable[[], object], faults: str = "") -> int:
     """Run something in a forked child, which costs a hundredth of a new process; its exit code, negative for a signal.
 

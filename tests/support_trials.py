@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from headway.telemetry.metrics import read_metrics
-from support import state_hash
+from support import state_hash, torchrun
 
 STEPS = 12
 _WORKER = Path(__file__).parent / "distributed" / "strategies_worker.py"
@@ -32,10 +30,7 @@ class Trials:
         for workers, jobs in self.jobs.items():
             path = self.folder / f"jobs-{workers}.json"
             path.write_text(json.dumps(jobs))
-            start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
-            command = [sys.executable, *(start if workers > 1 else []), str(_WORKER), str(path)]
-            result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-            assert result.returncode == 0, result.stderr[-4000:]
+            torchrun(workers, _WORKER, path)
         self.jobs = {}
 
     def losses(self, name: str) -> list[float]:

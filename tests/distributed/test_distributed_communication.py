@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support import headway
+from support import headway, torchrun
 
 
 @pytest.mark.slow
@@ -34,17 +31,8 @@ def test_three_workers_measure_every_collective() -> None:
 
 
 def test_under_torchrun_the_first_worker_prints(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = ["-m", "headway", "doctor", "--communication", "--device", "cpu", "--sizes", "4Ki"]
-    result = subprocess.run(
-        [*torchrun, *command],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    result = torchrun(2, *command)
     assert result.stdout.count("2 workers on 1 machine, cpu, gloo") == 1
     assert "reduce-scatter  4.0 KiB" in result.stdout and "clocks: worker" in result.stdout
 

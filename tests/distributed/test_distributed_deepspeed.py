@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 import torch
 
 from headway.checkpoint.store import CheckpointStore
+from support import torchrun
 from support_trials import STEPS, Trials, close
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
@@ -93,18 +91,7 @@ def test_a_step_that_is_not_finite_is_left_out_everywhere(
 
 
 def test_tensors_of_every_kind_are_kept_as_ddp_keeps_them(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("deepspeed_worker.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [*torchrun, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
+    torchrun(2, Path(__file__).with_name("deepspeed_worker.py"), tmp_path)
     stores = {path.name: CheckpointStore(path / "checkpoints") for path in tmp_path.iterdir()}
     saved = {name: store.load(store.info(4)) for name, store in stores.items()}
     expected = saved.pop("ddp")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support import headway, state_hash
+from support import headway, state_hash, torchrun
 
 ELASTIC = {"determinism": "elastic"}
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
@@ -62,14 +59,7 @@ def test_what_cannot_keep_the_promise_is_refused(tiny: Callable[..., Path], tmp_
 def test_plain_torchrun_gives_the_same_bits(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny()
     assert headway("train", config, "name=own", "-w", "2").returncode == 0
-    result = subprocess.run(
-        [sys.executable, *TORCHRUN, "-m", "headway", "train", str(config), "name=torchrun"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    torchrun(2, "-m", "headway", "train", config, "name=torchrun")
     assert state_hash(tmp_path / "runs" / "torchrun") == state_hash(tmp_path / "runs" / "own")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +9,11 @@ from typing import Any
 import pytest
 
 from headway.telemetry.metrics import read_metrics
-from support import headway
+from support import headway, torchrun
 
 
 def test_every_way_gives_the_sum_within_what_it_promises() -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    script = str(Path(__file__).with_name("exchange_worker.py"))
-    result = subprocess.run(
-        [sys.executable, *command, script], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    torchrun(4, Path(__file__).with_name("exchange_worker.py"))
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 
 from headway.models.build import build_model
 from headway.models.huggingface import import_model
-from support import headway
+from support import headway, torchrun
 from support_trials import Trials, close
 
 EXPERTS = {
@@ -60,12 +58,7 @@ def assert_like_single(runs: Trials, names: list[str]) -> None:
 
 
 def expert_worker(which: str) -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    script = str(Path(__file__).with_name("experts_worker.py"))
-    result = subprocess.run(
-        [sys.executable, *command, script, which], capture_output=True, text=True, timeout=580, check=False
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
+    torchrun(4, Path(__file__).with_name("experts_worker.py"), which, timeout=580)
 
 
 def test_parts_gradients_norms_and_counts_are_those_of_the_whole() -> None:

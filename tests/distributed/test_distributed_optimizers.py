@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support import manifest, state_hash, write_config
+from support import manifest, state_hash, torchrun, write_config
 
 STEPS = 4
 DIVIDED = [
@@ -30,11 +28,7 @@ RESUMED = [(o, s) for o, s in DIVIDED if (o, s) in (("muon", "zero3"), ("adamw8b
 def run(folder: Path, workers: int, jobs: list[dict[str, Any]]) -> None:
     path = folder / f"jobs-{workers}.json"
     path.write_text(json.dumps(jobs))
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)] if workers > 1 else []
-    script = str(Path(__file__).with_name("strategies_worker.py"))
-    command = [sys.executable, *start, script, str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert result.returncode == 0, result.stderr[-9000:]
+    torchrun(workers, Path(__file__).with_name("strategies_worker.py"), path)
 
 
 def job(config: Path, name: str, optimizer: str, *overrides: str, copy_of: Path | None = None) -> dict[str, Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support import headway, manifest, state_hash
+from support import headway, manifest, state_hash, torchrun
 from support_trials import STEPS, Trials, close
 
 LAYERS = {"dropout": 0.0, "layers": 4}
@@ -113,12 +111,7 @@ def test_a_run_goes_on_with_other_stages(trials: Callable[..., Trials]) -> None:
 @pytest.mark.slow
 def test_both_copies_of_a_tied_matrix_stay_the_same_bits(trials: Callable[..., Trials]) -> None:
     runs = trials(model={"dropout": 0.1, "layers": 4, "tie_embeddings": True}, train={"lanes": 2})
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    script = Path(__file__).with_name("pipeline_worker.py")
-    result = subprocess.run(
-        [*torchrun, str(script), str(runs.config)], capture_output=True, text=True, timeout=280, check=False
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
+    torchrun(4, Path(__file__).with_name("pipeline_worker.py"), runs.config)
 
 
 @pytest.mark.slow
@@ -144,10 +137,5 @@ def test_a_killed_run_goes_on_bit_for_bit(tiny: Callable[..., Path], tmp_path: P
 
 
 def test_a_module_that_declares_no_cuts_is_refused(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("uncut_worker.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    result = subprocess.run(
-        [*torchrun, str(script), str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    torchrun(2, Path(__file__).with_name("uncut_worker.py"), tmp_path)
     assert not (tmp_path / "runs").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.store import CheckpointStore
-from support import headway
+from support import headway, torchrun
 from support_trials import Trials, close
 
 TENSOR, CONTEXT = "parallel.tensor=2", "parallel.context=2"
@@ -40,12 +38,7 @@ def assert_like_single(runs: Trials, names: list[str]) -> None:
 
 
 def test_parts_gradients_and_norms_are_those_of_the_whole() -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    script = str(Path(__file__).with_name("split_worker.py"))
-    result = subprocess.run(
-        [sys.executable, *command, script], capture_output=True, text=True, timeout=280, check=False
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
+    torchrun(4, Path(__file__).with_name("split_worker.py"))
 
 
 def test_two_workers_that_share_all_they_can(trials: Callable[..., Trials]) -> None:

@@ -1,23 +1,22 @@
 """What a start does not wait for."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support import headway
+
+
+@pytest.fixture(autouse=True)
+def imports_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+
 
 def loaded_by(*command: str | Path) -> list[str]:
     """All that a command and its processes load, once for each that does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "headway", *map(str, command)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
-        check=False,
-    )
+    done = headway(*command)
     assert done.returncode == 0, done.stderr[-2000:]
     return [line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
 

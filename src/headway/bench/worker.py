@@ -90,22 +90,14 @@ def measure(spec: Spec) -> None:
     """Join the other workers, train, and tell what was found, or why nothing was."""
     told = False
     try:
-        from headway.launch.network import apply_nccl_profile, assert_same_profile
-        from headway.parallel.world import open_world, world_size_from_environment
-        from headway.training.allocator import keep_freed_memory
-        from headway.training.available import refuse_unavailable
-        from headway.training.determinism import apply_determinism
+        from headway.launch.join import join_workers
+        from headway.parallel.world import world_size_from_environment
 
         config, size = spec.config, world_size_from_environment() or 1
         if size != spec.result.cell.workers:
             raise ConfigError(f"{size} workers were started for a cell of {spec.result.cell.workers}")
-        apply_determinism(config.determinism)
-        keep_freed_memory()
-        profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device)
-        with open_world(config.train.device, config.parallel.timeout_seconds, resolve_mesh(config, size)) as world:
+        with join_workers(config, resolve_mesh(config, size)) as world:
             try:
-                assert_same_profile(world, profile)
-                refuse_unavailable(config, world.device)
                 found = _trained(spec, world)
                 if world.is_first:
                     _say(spec.ended("ok", measured=found))

@@ -40,21 +40,19 @@ from headway.launch.assemble import assemble
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
 from headway.launch.compiled import settle_compiled
 from headway.launch.grid import settle_micro_batch
-from headway.launch.network import apply_nccl_profile, assert_same_profile
+from headway.launch.join import join_workers
 from headway.parallel.strategy import Strategy
-from headway.parallel.world import World, open_world, world_size_from_environment
+from headway.parallel.world import World, world_size_from_environment
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.notices import watching_for
 from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, is_outdated, take_decisions
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
-from headway.training.allocator import keep_freed_memory
-from headway.training.available import emulated, refuse_unavailable
+from headway.training.available import emulated
 from headway.training.callbacks import Callback
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
-from headway.training.determinism import apply_determinism
 from headway.training.loop import Job, train_loop
 from headway.training.loss_scale import begin_scaling
 from headway.training.notices import NoticeReader
@@ -79,12 +77,7 @@ def run_in_this_process(
     """
     mesh = resolve_mesh(config, world_size_from_environment() or 1)
     grid = resolve_lanes(config, mesh.data)
-    apply_determinism(config.determinism)
-    keep_freed_memory()
-    profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device)
-    with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
-        assert_same_profile(world, profile)
-        refuse_unavailable(config, world.device)
+    with join_workers(config, mesh) as world:
         task = make_task(config, grid, world.mesh, world.rank)
         refuse_uncut_models(task, world)
         if _is_finished(config, task, world, wishes):

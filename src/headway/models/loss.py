@@ -197,12 +197,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         x_ND: torch.Tensor,
         weight_VD: torch.Tensor,
-        targets_N: torch.Tensor,
-        chunk_rows: int,
-        part: VocabularyPart | None,
-        compiled: bool,
+        *further: Any,
     ) -> torch.Tensor:
-        loss, *gradients = _loss_and_gradients(x_ND, weight_VD, targets_N, chunk_rows, part, compiled)
+        loss, *gradients = _loss_and_gradients(x_ND, weight_VD, *further)
         ctx.save_for_backward(*gradients)
         ctx.weight_dtype = weight_VD.dtype
         return loss

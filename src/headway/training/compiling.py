@@ -86,7 +86,7 @@ def compiling_pays(config: Config, device: torch.device, rows: int, micro_batche
         gain = Gain(**known[key])
     else:
         trial = _Trial(config, shape, device, rows)
-        estimate = trial.seconds(trial.layer) * layers
+        estimate = trial.eager_seconds() * layers
         if estimate < _LEAST_SECONDS:
             notice(f"not compiled: the layers take {format_seconds(estimate)} in all, so trying it does not pay")
             return False
@@ -128,9 +128,9 @@ class _Trial:
             compiled_times.append(self._timed(compiled))
         return Gain(min(eager_times), min(compiled_times), compile_seconds)
 
-    def seconds(self, layer: Callable[..., torch.Tensor]) -> float:
-        """Of forward and backward."""
-        return min(self._timed(layer) for _ in range(3))
+    def eager_seconds(self) -> float:
+        """Of forward and backward, about."""
+        return min(self._timed(self.layer) for _ in range(3))
 
     def _timed(self, layer: Callable[..., torch.Tensor]) -> float:
         began = time.perf_counter()
