@@ -35,7 +35,8 @@ from typing import Any
 
 import torch
 
-from headway.checkpoint.writer import CheckpointWriter, WriterSettings
+from headway.checkpoint.beside import WriterSettings
+from headway.checkpoint.writer import CheckpointWriter
 from headway.core.types import Block
 
 #: What the stall may be of the copy, and the total of the disk's floor.

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.store import CheckpointStore
-from headway.checkpoint.writer import CheckpointWriter, WriterSettings
+from headway.checkpoint.writer import CheckpointWriter
 from headway.core import faults
 from headway.core.errors import CheckpointError
 from headway.core.types import Block

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headway.checkpoint.fence import Fence, Fenced, open_writers_lock
+from headway.checkpoint.beside import ProcessBeside, WriterSettings
+from headway.checkpoint.fence import Fenced
 from headway.checkpoint.folders import remove
 from headway.checkpoint.images import Image, Piece, plan_images
+from headway.checkpoint.outcomes import Outcome, Upload, WriterDied
 from headway.checkpoint.publish import Publisher
 from headway.checkpoint.sharing import share_out
 from headway.checkpoint.staging import Slot
-from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.format import format_seconds
@@ -33,60 +30,6 @@ _Found = TypeVar("_Found")
 
 #: How often it is looked whether a process that is waited for gets on.
 _LOOK_SECONDS = 1.0
-
-
-class WriterDied(CheckpointError):
-    """The process beside this worker ended before a checkpoint was whole."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a save."""
-
-    step: int
-    seconds: float = 0.0
-    """From the order until it was visible; training went on meanwhile."""
-    bytes: int = 0
-    error: CheckpointError | None = None
-    """Why there is no such checkpoint."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What came of sending a checkpoint to the remote tier."""
-
-    step: int
-    seconds: float | None
-    """None when it failed; why was said."""
-
-
-@dataclass(frozen=True)
-class WriterSettings:
-    """What does not change from save to save."""
-
-    directory: Path
-    """The run's `checkpoints` folder."""
-    keep: int = 3
-    """Newest checkpoints that are kept."""
-    fence: Fence | None = None
-    rank: int = 0
-    workers: int = 1
-    patience_seconds: float = 600.0
-    """How long the first worker's process waits for the others' parts."""
-    stalled_seconds: float = 450.0
-    """A process that has not finished a file for so long is given up: the disk hangs."""
-    holds: bool = False
-    """States will be held in memory too, which takes a third slot."""
-    max_shard_bytes: int = 2 * 1024**3
-    """Size of a file, roughly; a larger tensor gets one of its own."""
-    after_save: Mapping[str, Any] | None = None
-    """What `AfterSave` has to know; when not given, the newest `keep` are kept, and that is all."""
-    sign: bool = False
-    """Sign manifests with the key of the environment."""
-
-    def record(self) -> dict[str, Any]:
-        """Its JSON form."""
-        return {**vars(self), "directory": str(self.directory), "fence": self.fence and self.fence.record()}
 
 
 class CheckpointWriter:
@@ -102,7 +45,7 @@ class CheckpointWriter:
     def __init__(self, settings: WriterSettings, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]) -> None:
         self._settings, self._gather = settings, gather
         self._slots = tuple(Slot() for _ in range(3 if settings.holds else 2))
-        self._holding: list[tuple[Slot, _Process]] = []
+        self._holding: list[tuple[Slot, ProcessBeside]] = []
         self._mine: list[Piece] | None = None
         self._pieces: list[Piece] = []
         self._images: list[Image] = []
@@ -112,7 +55,7 @@ class CheckpointWriter:
         self._changed = threading.Condition(threading.RLock())
         self._last_error: CheckpointError | None = None
         self._newest: tuple[int, str] | None = None
-        self._process: _Process | None = None
+        self._process: ProcessBeside | None = None
         self._ready_process()
 
     def submit(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
@@ -296,13 +239,13 @@ class CheckpointWriter:
             process.kill()
             self._ended(process, f"the disk seems to hang (no progress for {format_seconds(seconds)})", hangs=True)
 
-    def _ready_process(self) -> _Process:
+    def _ready_process(self) -> ProcessBeside:
         if self._process is None or self._process.ended:
             environment = dict(os.environ)
             if self._process is not None:  # a fault that was ordered for the first one is not for its successor
                 environment.pop("HEADWAY_FAULTS", None)
             descriptors = [slot.descriptor for slot in self._slots]
-            self._process = _Process(
+            self._process = ProcessBeside(
                 self._settings, descriptors, environment, self._settle, self._uploads.append, self._ended
             )
         return self._process
@@ -315,7 +258,7 @@ class CheckpointWriter:
             self._outcomes.append(outcome)
             self._changed.notify_all()
 
-    def _ended(self, process: _Process, how: str, hangs: bool = False) -> None:
+    def _ended(self, process: ProcessBeside, how: str, hangs: bool = False) -> None:
         """A process is gone, and with it what it was writing; what it had not begun is for its successor.
 
         Args:
@@ -351,82 +294,4 @@ class _Ordered:
 
     order: Mapping[str, Any]
     slot: Slot
-    process: _Process
-
-
-class _Process:
-    """The process beside this worker, and the thread that takes its answers."""
-
-    def __init__(
-        self,
-        settings: WriterSettings,
-        descriptors: Sequence[int],
-        environment: Mapping[str, str],
-        settle: Callable[[Outcome], None],
-        uploaded: Callable[[Upload], None],
-        at_end: Callable[[_Process, str], None],
-    ) -> None:
-        self.ended = False
-        self.heard_seconds = time.monotonic()
-        """When it last told that it gets on."""
-        self._settle, self._uploaded, self._at_end = settle, uploaded, at_end
-        lock = [open_writers_lock(settings.fence.run)] if settings.fence else []
-        try:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "headway.checkpoint.write_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                pass_fds=[*descriptors, *lock],
-                env=environment,
-            )
-        finally:
-            for descriptor in lock:  # it is the process's from here on, until its end
-                os.close(descriptor)
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        self.tell(settings.record())
-
-    def tell(self, record: Mapping[str, Any]) -> None:
-        """Send a line."""
-        assert self._popen.stdin is not None
-        with suppress(BrokenPipeError):  # it has died, which the listener notices
-            self._popen.stdin.write(json.dumps(record) + "\n")
-            self._popen.stdin.flush()
-
-    def finish(self, tell_end: bool) -> None:
-        """Let it do what it has been told, and wait for its end."""
-        assert self._popen.stdin is not None
-        if tell_end and not self._popen.stdin.closed:
-            self.tell({"kind": "end"})
-        with suppress(BrokenPipeError):
-            self._popen.stdin.close()
-        self.heard_seconds = time.monotonic()
-
-    def join(self, seconds: float) -> None:
-        """Wait for its end."""
-        self._listener.join(seconds)
-
-    def kill(self) -> None:
-        """End it, or have it end with the call to the kernel that it is in; nobody waits for that."""
-        self._popen.kill()
-
-    def _listen(self) -> None:
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
-            self.heard_seconds = time.monotonic()
-            answer = json.loads(line)
-            if answer["kind"] == "said":
-                console.say(answer["text"])
-            elif answer["kind"] == "uploaded":
-                self._uploaded(Upload(answer["step"], answer["seconds"]))
-            elif answer["kind"] == "saved":
-                self._settle(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
-            elif answer["kind"] == "failed":
-                kind = Fenced if answer["fatal"] else CheckpointError
-                error = kind(answer["what"], where=answer["where"], fix=answer["fix"])
-                self._settle(Outcome(answer["step"], error=error))
-        code = self._popen.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._at_end(self, f"the process that writes checkpoints died ({how})")
+    process: ProcessBeside

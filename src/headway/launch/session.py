@@ -16,12 +16,13 @@ import torch
 
 from headway import __version__
 from headway.checkpoint.after_save import AfterSave
+from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.remote import claim_tier
 from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.checkpoint.writer import CheckpointWriter, WriterSettings
+from headway.checkpoint.writer import CheckpointWriter
 from headway.config import (
     Config,
     LaneGrid,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.checkpoint.writer import Outcome
 from headway.supervise.ledger import Ledger, merged_ranges, plan_fingerprint
 from headway.training.callbacks import Callback
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.checkpoint.writer import Outcome
+from headway.checkpoint.outcomes import Outcome
 from headway.config import Config, LaneGrid
 from headway.core.errors import DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point

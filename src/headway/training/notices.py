@@ -16,7 +16,7 @@ from headway.core.notices import Board, Notice, post
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from headway.checkpoint.writer import Outcome
+    from headway.checkpoint.outcomes import Outcome
     from headway.training.loop import Job
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.format import hash_tensors
-from headway.checkpoint.writer import Outcome, Upload
+from headway.checkpoint.outcomes import Outcome, Upload
 from headway.core.console import warning
 from headway.core.files import append_json_line
 from headway.parallel.blocks import gather_whole

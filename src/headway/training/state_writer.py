@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from headway.checkpoint.writer import Outcome, Upload
+from headway.checkpoint.outcomes import Outcome, Upload
 from headway.core.types import StateBlocks
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner, wait_for_writers
 from headway.checkpoint.store import CheckpointStore
-from headway.checkpoint.writer import CheckpointWriter, WriterSettings
+from headway.checkpoint.writer import CheckpointWriter
 from headway.core.errors import CheckpointError
 from headway.core.types import Block, StateBlocks
 from headway.core.waiting import wait_until
@@ -395,6 +396,31 @@ def test_several_workers_write_one_checkpoint(settings: WriterSettings) -> None:
     assert names(store.info(2).path) == files
     whole = CheckpointStore(settings.directory.parent / "other").save(2, make_state(2), {"step": 2}, {})
     assert store.info(2).state_sha256 == whole.state_sha256, "the name of a state does not tell who saved it"
+
+
+@pytest.mark.parametrize("hanging", [0, 1])
+def test_a_disk_that_hangs_for_one_of_several_workers_costs_one_checkpoint(
+    settings: WriterSettings, hanging: int
+) -> None:
+    def save_three(writer: CheckpointWriter, rank: int) -> list[tuple[int, str]]:
+        if rank == hanging:
+            writer._settings = replace(writer._settings, stalled_seconds=3.0)
+            os.kill(_process(writer), signal.SIGSTOP)
+        for step in (1, 2, 3):  # the third finds no free slot, until the first is given up
+            writer.submit(step, shard(make_state(step), rank, 2), {"step": step}, {"attempt": 1})
+        writer._settings = replace(writer._settings, stalled_seconds=450.0)  # the machine may be busy
+        writer.wait()
+        return [(outcome.step, str(outcome.error or "saved")) for outcome in writer.outcomes()]
+
+    found = together(settings, save_three, workers=2)
+    for outcomes in found:
+        assert [(step, said == "saved") for step, said in outcomes] == [(1, False), (2, True), (3, True)]
+    assert "the disk seems to hang (no progress for" in found[hanging][0][1]
+    if hanging:
+        assert "worker 1 has not written its part" in found[0][0][1] and "seems to hang" in found[0][0][1]
+    store = CheckpointStore(settings.directory)
+    assert names(settings.directory) == ["step-00000002", "step-00000003"]
+    assert all(store.verify(step).good and equal(store.load(store.info(step)), make_state(step)) for step in (2, 3))
 
 
 def test_the_failure_of_one_worker_is_known_to_the_first(

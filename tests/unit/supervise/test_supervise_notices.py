@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.writer import Outcome
+from headway.checkpoint.outcomes import Outcome
 from headway.config import PreemptionConfig
 from headway.core.errors import Preempted
 from headway.core.machine import Machine, Output
