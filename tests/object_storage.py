@@ -82,7 +82,7 @@ class S3Server:
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         if not self.ports:
             names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
-            self.ports = dict(zip(names, _free_ports(8), strict=True))
+            self.ports = dict(zip(names, free_ports(8), strict=True))
         ports = [f"-{name}={port}" for name, port in self.ports.items()]
         command = [str(weed()), "-logtostderr=true", "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1"]
         # Every port is its own, so that test runs can go on side by side.
@@ -130,7 +130,7 @@ def weed() -> Path | None:
     return Path(found) if found else None
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     taken = [socket.socket() for _ in range(count)]
     try:
         for one in taken:

@@ -28,7 +28,7 @@ _CREDENTIALS = {
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 # By name, since the packages that define them need not be there.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "HttpError401"}
-_NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google")
+_NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google", "gcsfs")
 
 
 def scheme_of(path: str) -> str | None:
@@ -68,7 +68,7 @@ def credentials_fix(url: str) -> str:
 def kind_of(error: BaseException) -> tuple[Kind, str]:
     """Whether a file is missing, access is denied, a server cannot be reached, or else; and what was said."""
     cause = error.__cause__
-    status = getattr(error, "status", None)
+    status = _status(error)
     if isinstance(error, FileNotFoundError) and cause is not None and _library(cause) == "aiohttp":
         # On the web `fsspec` calls every file missing that it gets no answer about.
         return kind_of(cause)
@@ -85,6 +85,14 @@ def kind_of(error: BaseException) -> tuple[Kind, str]:
 def in_words(error: BaseException) -> str:
     """What an error says, in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _status(error: BaseException) -> int | None:
+    """Of the answer that an error tells of, by the names that libraries have for it."""
+    if isinstance(error, OSError) and str(error).startswith("Forbidden: "):  # gcsfs
+        return 403
+    found = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+    return next((status for status in found if isinstance(status, int)), None)
 
 
 def _library(error: BaseException) -> str:

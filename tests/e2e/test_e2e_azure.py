@@ -1,0 +1,113 @@
+"""Corpus, store and checkpoints in Azure: with its emulator Azurite (`npm install -g azurite`), where that is there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headway.checkpoint.objects import Objects
+from headway.core.errors import CheckpointError, ConfigError
+from object_storage import free_ports
+from support import headway, state_hash, write_config, write_corpus
+
+adlfs = pytest.importorskip("adlfs")
+AZURITE = shutil.which("azurite-blob")
+pytestmark = pytest.mark.skipif(AZURITE is None, reason="Azurite is not installed")
+
+#: The account that every Azurite has.
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A connection string, of an account with a container."""
+    from azure.core.exceptions import AzureError
+    from azure.storage.blob import BlobServiceClient
+
+    (port,), folder = free_ports(1), tmp_path_factory.mktemp("azurite")
+    where = f"http://127.0.0.1:{port}/devstoreaccount1"
+    found = f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={KEY};BlobEndpoint={where};"
+    command = [
+        str(AZURITE),
+        "--silent",
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+        "--location",
+        str(folder),
+        "--blobPort",
+        str(port),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            for left in reversed(range(100)):
+                try:
+                    with BlobServiceClient.from_connection_string(found, retry_total=0) as service:
+                        service.create_container("headway")
+                    break
+                except AzureError:
+                    assert left and server.poll() is None, "Azurite did not start"
+                    time.sleep(0.2)
+            yield found
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def container(account: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
+    adlfs.AzureBlobFileSystem.clear_instance_cache()
+    return "az://headway"
+
+
+def test_one_of_many_makes_an_object(container: str, tmp_path: Path) -> None:
+    """What fencing rests on."""
+    place = Objects(f"{container}/{tmp_path.name}")
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: place.create("claim", b"%d" % n), range(8)))
+    assert sum(made) == 1 and place.read("claim") == b"%d" % made.index(True)
+    before = place.facts("claim")
+    place.write("claim", b"x")
+    after = place.facts("claim")
+    assert before and after and before.version != after.version
+    place.remove(["claim", "nothing"])
+    assert place.read("claim") is None and place.folders() == []
+
+
+def test_what_is_wrong_is_said(container: str, account: str) -> None:
+    other = Objects(f"{container}/x", {"connection_string": account.replace("Eby8", "Abc8")})
+    for ask in (lambda: other.read("a"), other.folders, lambda: other.create("a", b"")):
+        with pytest.raises(ConfigError, match="does not let us in"):
+            ask()
+    with pytest.raises(CheckpointError, match="container does not exist"):
+        Objects("az://nothing/x").create("a", b"")
+
+
+def test_a_run_on_a_machine_that_is_gone_goes_on_from_azure(container: str, tmp_path: Path) -> None:
+    url = f"{container}/{tmp_path.name}"
+    place = Objects(url)
+    place.put("corpus.jsonl", write_corpus(tmp_path))
+    config = write_config(
+        tmp_path,
+        data={"sources": [f"{url}/corpus.jsonl"]},
+        checkpoint={"every": "2 steps", "remote": {"url": f"{url}/checkpoints", "every": "2 steps"}},
+    )
+    prepared = headway("data", "prepare", config)
+    assert prepared.returncode == 0, prepared.stderr
+    whole = headway("train", config, "name=whole", "checkpoint.remote=null")
+    assert whole.returncode == 0, whole.stderr
+    for path in (tmp_path / "store").glob("**/*"):
+        if path.is_file() and ".work" not in path.parts:
+            place.put(f"store/{path.relative_to(tmp_path / 'store').as_posix()}", path)
+    shutil.rmtree(tmp_path / "store")
+    remote = [f"data.remote={url}/store", "name=killed"]
+    assert headway("train", config, *remote, faults="kill@step=7").returncode != 0
+    shutil.rmtree(tmp_path / "runs" / "killed")
+    again = headway("train", config, *remote)
+    assert again.returncode == 0 and "resuming from" in again.stderr, again.stderr
+    assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")

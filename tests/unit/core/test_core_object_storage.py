@@ -1,0 +1,36 @@
+"""What the errors of object storage mean, as the libraries of each cloud raise them."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.object_storage import kind_of
+
+
+def error_of(library: str, name: str, **facts: object) -> Exception:
+    error: Exception = type(name, (Exception,), {"__module__": f"{library}.errors"})("said")
+    vars(error).update(facts)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError("x"), "missing"),
+        (PermissionError("x"), "credentials"),
+        (ConnectionResetError("x"), "unreachable"),
+        (error_of("azure", "HttpResponseError", status_code=403), "credentials"),
+        (error_of("azure", "ResourceNotFoundError", status_code=404), "missing"),
+        (error_of("azure", "HttpResponseError", status_code=503), "unreachable"),
+        (error_of("azure", "ServiceRequestError", status_code=None), "unreachable"),
+        (OSError("Forbidden: https://storage.googleapis.com/x\nNo."), "credentials"),
+        (error_of("gcsfs", "HttpError", code=401), "credentials"),
+        (error_of("gcsfs", "HttpError", code=503), "unreachable"),
+        (error_of("gcsfs", "HttpError", code=400), "other"),
+        (error_of("aiohttp", "ClientResponseError", status=429), "unreachable"),
+        (error_of("aiohttp", "ClientResponseError", status=416), "other"),
+        (ValueError("x"), "other"),
+    ],
+)
+def test_kinds(error: Exception, kind: str) -> None:
+    assert kind_of(error)[0] == kind
