@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def test_killed_and_resumed_it_has_the_same_state_and_transformers_computes_it(
     assert headway("train", config, "name=whole").returncode == 0
     for phase in ("step=3", "gradient=6"):
         killed = headway("train", config, "name=killed", faults=f"kill@{phase}")
-        assert killed.returncode == -signal.SIGKILL, (phase, killed.stderr)
+        assert "died (signal 9)" in killed.stderr, (phase, killed.stderr)
     resumed = headway("train", config, "name=killed")
     assert resumed.returncode == 0, resumed.stderr
     whole = tmp_path / "runs" / "whole"

@@ -17,7 +17,7 @@ from headway.core.files import write_json
 from headway.core.waiting import wait_until
 
 #: How long the first process waits for what the others have, when all workers may be dead.
-_MEETING_SECONDS = 3.0
+_MEETING_SECONDS = 5.0
 
 Order = Mapping[str, Any]
 

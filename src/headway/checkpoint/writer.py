@@ -183,12 +183,15 @@ class CheckpointWriter:
         """Finish what was handed over and let go of all resources. Safe to call twice.
 
         Args:
-            write_held: Have the newest state written that was held, as if this worker had died.
+            write_held: Have the newest state written that was held, as if this worker had died. Where there are others,
+                this does not wait for it: all of them have to end before it is known which state all have.
         """
         finished = None
         while self._process is not finished and self._process is not None:  # it may die and have a successor
             finished = self._process
             finished.finish(tell_end=not write_held)
+            if write_held and self._settings.workers > 1:
+                break
             while not finished.ended:
                 finished.join(_LOOK_SECONDS)
                 with self._changed:
