@@ -70,6 +70,7 @@ def test_they_are_under_every_strategy_and_on_every_mesh() -> None:
     expert_worker("all")
 
 
+@pytest.mark.slow
 def test_experts_on_two_workers_and_there_and_back(trials: Callable[..., Trials]) -> None:
     """Saved where experts are dealt out and taken up where they are not, the other way round, and bit for bit."""
     runs = trials(**HARD, checkpoint={"every": "3 steps"})

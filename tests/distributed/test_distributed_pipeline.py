@@ -56,6 +56,7 @@ def test_every_schedule_learns_what_one_worker_does(trials: Callable[..., Trials
     assert not different(runs, names)
 
 
+@pytest.mark.slow
 def test_several_stages_per_worker_and_micro_batches_of_uneven_weight(trials: Callable[..., Trials]) -> None:
     runs = trials(model=LAYERS, train={"lanes": 2})
     packing = ("data.packing=pad", "data.document_mask=true")
@@ -86,6 +87,7 @@ def test_stages_times_workers_that_share_the_data(trials: Callable[..., Trials])
     assert not different(runs, names)
 
 
+@pytest.mark.slow
 def test_tied_embeddings(trials: Callable[..., Trials]) -> None:
     runs = trials(model={**LAYERS, "tie_embeddings": True}, train={"lanes": 2}, optimizer=SLOW)
     runs.add("single", 1)

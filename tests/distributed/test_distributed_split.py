@@ -41,6 +41,7 @@ def test_parts_gradients_and_norms_are_those_of_the_whole() -> None:
     torchrun(4, Path(__file__).with_name("split_worker.py"))
 
 
+@pytest.mark.slow
 def test_two_workers_that_share_all_they_can(trials: Callable[..., Trials]) -> None:
     runs = trials(**HARD)
     runs.add("single", 1)

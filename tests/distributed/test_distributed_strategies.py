@@ -41,25 +41,24 @@ def test_elastic_runs_have_the_same_bits_under_every_strategy(trials: Callable[.
     assert len(set(hashes.values())) == 1, hashes
 
 
-def resumed_pairs(runs: Trials, strategies: tuple[str, ...]) -> list[str]:
-    """Save under every strategy, go on under every other; returns the names of the runs that did."""
+def resumed_pairs(runs: Trials, strategies: tuple[str, ...], apart: tuple[int, ...]) -> list[str]:
+    """Save under every strategy and alone, go on under the one so many places later in that circle; returns the names
+    of the runs that did."""
     runs.add("single", 1)
     for strategy in strategies:
         runs.add(strategy, 2, f"parallel.strategy={strategy}")
     runs.run()
-    names = [
-        runs.add(f"{a}-{b}", 1 if b == "single" else 2, f"parallel.strategy={b}", copy_of=a)
-        for a in ("single", *strategies)
-        for b in ("single", *strategies)
-        if a != b
-    ]
+    circle = ("single", *strategies)
+    pairs = [(a, circle[(place + by) % len(circle)]) for place, a in enumerate(circle) for by in apart]
+    names = [runs.add(f"{a}-{b}", 1 if b == "single" else 2, f"parallel.strategy={b}", copy_of=a) for a, b in pairs]
     runs.run()
     return names
 
 
-def test_a_run_goes_on_under_any_other_strategy(trials: Callable[..., Trials]) -> None:
+@pytest.mark.parametrize("apart", [(1,), pytest.param((2, 3, 4), marks=pytest.mark.slow)])
+def test_a_run_goes_on_under_any_other_strategy(trials: Callable[..., Trials], apart: tuple[int, ...]) -> None:
     runs = trials()
-    names = resumed_pairs(runs, DATA_PARALLEL)
+    names = resumed_pairs(runs, DATA_PARALLEL, apart)
     expected = runs.losses("single")
     assert not [(name, runs.losses(name), expected) for name in names if not close(runs.losses(name), expected)]
 
@@ -68,7 +67,7 @@ def test_a_run_goes_on_under_any_other_strategy(trials: Callable[..., Trials]) -
 def test_muon_goes_on_under_any_other_strategy_with_the_same_bits(trials: Callable[..., Trials]) -> None:
     """It rounds to bf16 on its way, which blows up the last bits of a gradient: only bits can be compared."""
     runs = trials(optimizer={"name": "muon"}, determinism="elastic")
-    names = resumed_pairs(runs, ("ddp", "zero1", "zero2"))
+    names = resumed_pairs(runs, ("ddp", "zero1", "zero2"), (1, 2, 3))
     assert {runs.hash(name) for name in names} == {runs.hash("single")}
 
 
@@ -85,6 +84,7 @@ EXPERTS = {
 }
 
 
+@pytest.mark.slow
 def test_experts_learn_under_every_strategy_what_they_do_on_one_worker(trials: Callable[..., Trials]) -> None:
     runs = trials(model=EXPERTS)
     runs.add("single", 1)

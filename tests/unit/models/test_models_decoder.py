@@ -202,7 +202,7 @@ def test_selective_checkpointing_computes_every_second_product_again_and_no_atte
     assert [calls["mm"] - found["none"]["mm"] for calls in found.values()] == [0, layers, 3 * layers]
 
 
-@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("mode", [pytest.param("selective", marks=pytest.mark.slow), "full"])
 def test_activation_checkpointing_compiles(mode: Any) -> None:
     torch._dynamo.reset()
     results = []

@@ -79,7 +79,7 @@ def test_first_and_late_batches_come_at_once(large: Path, mixture: dict[str, Any
         assert sum(feed.rows_by_source(0, STEPS).values()) == 60_000_000 * 8 + 40_000_000 * 16
 
 
-@pytest.mark.parametrize("mixture", [{}, MIXTURE])
+@pytest.mark.parametrize("mixture", [pytest.param({}, marks=pytest.mark.slow), MIXTURE])
 def test_feeding_takes_no_memory_that_grows_with_the_store(large: Path, mixture: dict[str, Any]) -> None:
     store, config = TokenStore.open(large, check=False), config_of(large, mixture)
     tracemalloc.start()
