@@ -198,13 +198,14 @@ def measure(
     found: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
     for number in range(rounds + 1):
         for name, save in methods.items():
-            target = folder / name
-            if name != "headway":  # which keeps one, and replaces it
-                shutil.rmtree(target, ignore_errors=True)
-                target.mkdir()
+            # All keep what they have saved until the next one is there, as a run does. It is no detail: memory that a
+            # removed file has just left costs the next one nothing.
+            target = folder / name / str(number)
+            target.mkdir(parents=True)
             os.sync()
             result = save(state, target, number + 1)
             flushed = 0.0 if name in durable else timed(lambda target=target: flush(target))  # type: ignore[misc]
+            shutil.rmtree(folder / name / str(number - 1), ignore_errors=True)
             if number:
                 found[name].append({**vars(result), "flushed_seconds": result.total_seconds + flushed})
             print(f"round {number}: {name} {result.stall_seconds:.3f} s", file=sys.stderr, flush=True)
