@@ -66,6 +66,7 @@ def test_only_who_has_the_key_makes_checkpoints(tmp_path: Path, monkeypatch: pyt
 
 
 def test_keys_that_cannot_sign_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
     with pytest.raises(ConfigError, match="there is no key"):
         key_to_sign_with()
     for text, what in (
