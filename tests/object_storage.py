@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,13 @@ def weed() -> Path | None:
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.is_file() else shutil.which("weed")
     return Path(found) if found else None
+
+
+def store_files(store: Path) -> Iterator[tuple[str, Path]]:
+    """Of what makes up a token store: names relative to it, and where they are."""
+    for path in sorted(store.rglob("*")):
+        if path.is_file() and ".work" not in path.parts:
+            yield path.relative_to(store).as_posix(), path
 
 
 def free_ports(count: int) -> list[int]:

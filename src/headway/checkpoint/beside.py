@@ -91,7 +91,7 @@ class ProcessBeside:
             self._popen.stdin.flush()
 
     def finish(self, tell_end: bool) -> None:
-        """Let it do what it has been told, and wait for its end."""
+        """Let it do what it has been told, and end then."""
         assert self._popen.stdin is not None
         if tell_end and not self._popen.stdin.closed:
             self.tell({"kind": "end"})

@@ -249,7 +249,7 @@ def test_little_memory_gives_the_same(config: DedupConfig, tmp_path: Path, monke
 def test_memory_stays_within_its_bound(distinct: int, tmp_path: Path) -> None:
     """Four hundred thousand documents, all different or all equal, in 8 MiB of working memory.
 
-    In a process of its own, since threads that earlier tests have left take memory too.
+    In a process of its own, so that nothing is counted which earlier tests have left running.
     """
     bound = 8 * 2**20
     spawn = multiprocessing.get_context("spawn")
