@@ -17,6 +17,7 @@ from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 from headway.training.save_interval import ChosenInterval, failure_rate
 
 if TYPE_CHECKING:
+    from headway.checkpoint.outcomes import Outcome
     from headway.data.feeding.prefetch import Prefetcher
     from headway.training.loop import Job
     from headway.training.notices import NoticeReader
@@ -100,10 +101,10 @@ class SaveClock:
         if self._chosen is not None:
             self._seconds = self._chosen.after_save(self._start - start)
 
-    def written(self, seconds: float) -> None:
-        """A save is on disk (or has failed), so long after it was handed over."""
-        if self._chosen is not None:
-            self._seconds = self._chosen.after_write(seconds)
+    def written(self, outcome: Outcome) -> None:
+        """A save is over; of one that failed it is not known how long it takes."""
+        if self._chosen is not None and outcome.error is None:
+            self._seconds = self._chosen.after_write(outcome.seconds)
 
     def due(self) -> bool:
         """Whether the interval has passed; never when it is not a time."""

@@ -102,7 +102,7 @@ def train_loop(job: Job) -> None:
                 beat(Phase.CHECKPOINT)
                 job.writer.get_ready(state.blocks())
             for outcome in _tell_outcomes(job):
-                clock.written(outcome.seconds)
+                clock.written(outcome)
             if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
                 raise _diverged(job)
             if stop or last:

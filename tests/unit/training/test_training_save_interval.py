@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.checkpoint.outcomes import Outcome
+from headway.core.errors import CheckpointError
 from headway.training.clock import SaveClock
 from headway.training.save_interval import (
     DAY_SECONDS,
@@ -64,6 +66,16 @@ def test_writing_beside_training_takes_a_tenth_of_the_time_at_most() -> None:
     for _ in range(5):
         shorter = chosen.after_write(0.1)
     assert shorter == SHORTEST_SECONDS
+
+
+def test_a_save_that_failed_does_not_tell_how_long_one_takes() -> None:
+    chosen = ChosenInterval(FailureRate(720.0, ""))
+    clock = SaveClock("auto", chosen)
+    chosen.after_save(0.001)
+    clock.written(Outcome(1, 3.0))
+    for step in range(2, 7):
+        clock.written(Outcome(step, error=CheckpointError("the disk is full")))
+    assert chosen.seconds == pytest.approx(30.0)
 
 
 def test_one_slow_save_does_not_change_the_interval() -> None:
