@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, OverridesArgument, load
+from headway.core.torch_libraries import load_libraries_ahead
 
 HELP = """Train a language model, or go on with a run that was interrupted.
 
@@ -51,6 +52,8 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would run.")] = False,
 ) -> None:
     """The verb."""
+    if not dry_run:
+        load_libraries_ahead()
     loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers is not None else [])])
     if dry_run:
         from headway.launch.preview import preview

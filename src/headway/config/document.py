@@ -99,7 +99,9 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 
 
-class _Dumper(yaml.SafeDumper):
+# In C where PyYAML was built so: it writes the same, ten times as fast. Its loader would not do for what people write:
+# it ends the program where lists are nested too deeply.
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Quotes text that either version of YAML would take for something else."""
 
 

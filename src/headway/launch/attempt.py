@@ -81,15 +81,16 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
         fingerprints=fingerprints,
         model=facts,
     )
+    text = dump_config(config)
     for folder in (attempt.run, attempt.directory):
-        write_config(folder, config)
+        write_config(folder, text)
         write_json(folder / "run.json", record)
 
 
-def write_config(folder: Path, config: Config) -> None:
-    """The resolved config, as `config.yaml`."""
+def write_config(folder: Path, text: str) -> None:
+    """The resolved config (`dump_config`), as `config.yaml`."""
     with atomic_write(folder / "config.yaml", "w") as file:
-        file.write(dump_config(config))
+        file.write(text)
 
 
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:

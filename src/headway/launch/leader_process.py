@@ -16,6 +16,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.signals import STOPPING
+from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
 from headway.launch.agent import load_agent, load_training
 from headway.launch.attempt import Wishes, with_variables
@@ -37,6 +38,7 @@ class Leader:
     ) -> None:
         self.started, self._popen = time.time(), None
         self.code: int | None = None
+        wait_for_libraries()
         with with_variables(environment):
             if own_process and has_one_thread():
                 self.pid, self.channel = _copied(config, wishes, number)

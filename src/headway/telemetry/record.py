@@ -70,16 +70,23 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """The contents of one run directory."""
+    """The contents of one run directory, each read when it is first asked for."""
 
     path: Path
-    config: dict[str, Any]
-    facts: dict[str, Any]
-    """`run.json`."""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """`config.yaml`; empty when it cannot be read."""
+        return _read_yaml(self.path / "config.yaml")
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """`run.json`; empty when it cannot be read."""
+        return read_json(self.path / "run.json")
 
     @cached_property
     def metrics(self) -> Metrics:
-        """The history; read when first asked for."""
+        """The history."""
         return read_metrics(self.path)
 
     @property
@@ -194,7 +201,7 @@ def open_run(path: Path) -> Run:
             where=str(path.absolute()),
             fix=f"headway runs list {path.parent} shows the runs there",
         )
-    return Run(path, _read_yaml(path / "config.yaml"), read_json(path / "run.json"))
+    return Run(path)
 
 
 def is_run(path: Path) -> bool:

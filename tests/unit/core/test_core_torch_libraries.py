@@ -1,0 +1,39 @@
+"""Loading PyTorch's libraries beside other work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def output_of(script: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.split()
+
+
+def test_libraries_are_there_before_pytorch_is_imported_and_the_process_can_be_copied_then() -> None:
+    words = output_of(
+        "import sys\n"
+        "from headway.core.torch_libraries import load_libraries_ahead, wait_for_libraries\n"
+        "from headway.supervise.processes import has_one_thread\n"
+        "load_libraries_ahead(); load_libraries_ahead(); wait_for_libraries()\n"
+        "print('libtorch_cpu' in open('/proc/self/maps').read(), 'torch' in sys.modules, has_one_thread())\n"
+        "import torch\n"
+        "print(float(torch.ones(3, 3).mm(torch.ones(3, 3)).sum()))\n"
+    )
+    assert words == ["True", "False", "True", "27.0"]
+
+
+def test_nothing_happens_without_pytorch_or_with_an_odd_one(tmp_path: object) -> None:
+    for found in ("None", f"type('Spec', (), {{'origin': {str(tmp_path)!r} + '/torch/__init__.py'}})"):
+        words = output_of(
+            "import headway.core.torch_libraries as libraries\n"
+            f"libraries.find_spec = lambda name: {found}\n"
+            "libraries.load_libraries_ahead(); libraries.wait_for_libraries()\n"
+            "print('libtorch_cpu' in open('/proc/self/maps').read())\n"
+        )
+        assert words == ["False"]
+
+
+def test_whoever_has_not_begun_need_not_wait() -> None:
+    assert output_of("import headway.core.torch_libraries as x; x.wait_for_libraries(); print('on')") == ["on"]
