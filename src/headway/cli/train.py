@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, OverridesArgument, load
+from headway.core.garbage import pause_collection
 from headway.core.torch_libraries import load_libraries_ahead
 
 HELP = """Train a language model, or go on with a run that was interrupted.
@@ -53,6 +54,7 @@ def train(
 ) -> None:
     """The verb."""
     if not dry_run:
+        pause_collection()
         load_libraries_ahead()
     loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers is not None else [])])
     if dry_run:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
+from headway.core.garbage import pause_collection, resume_collection
 from headway.core.signals import STOPPING
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
 from headway.launch.worker import first_record
@@ -93,6 +94,7 @@ def start_workers(
         ChildFailedError: a process ended with an error; the others have been stopped.
         SignalException: this process was told to stop, and has told the others.
     """
+    pause_collection()
     load_agent()
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -102,6 +104,7 @@ def start_workers(
     copied = has_one_thread()
     if copied and trains:
         load_training()  # once, for all workers
+    resume_collection()
     # Workers set their own number of threads; this keeps libraries from starting one per core until then.
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     # The agent wants a folder for its own files; workers keep their logs themselves.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import signal
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from headway.config import Config
+from headway.core.garbage import pause_collection, resume_collection
 from headway.core.signals import STOPPING
 from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
@@ -44,6 +44,7 @@ class Leader:
                 self.pid, self.channel = _copied(config, wishes, number)
             else:
                 self._popen = self._start(config, wishes, number)
+        resume_collection()
 
     def _start(self, config: Config, wishes: Wishes, number: int | None) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
@@ -88,10 +89,11 @@ class Leader:
 def load_ahead(workers: int) -> None:
     """Load what workers need into this process, of which leaders are copies: the next one starts a second or two
     faster, and has these 200 MB in common with this process."""
+    pause_collection()
     load_training()
     if workers > 1:
         load_agent()
-    gc.freeze()  # a collection in the copy would write to all these pages, and so copy them
+    resume_collection()  # without these pages: a collection in the copy would write to all of them, and so copy them
 
 
 def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Channel]:

@@ -37,6 +37,7 @@ from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
+from headway.core.garbage import resume_collection
 from headway.launch.assemble import assemble
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
 from headway.launch.compiled import settle_compiled
@@ -134,6 +135,7 @@ def _train(
 
     parameters = task.facts()["parameters"]  # a strategy may leave nothing of them to be counted
     state, strategy = assemble(config, task, world, threads, fresh=start is None)
+    resume_collection()
     if start is not None:
         _check_data(task, start)
         began = time.monotonic()
