@@ -44,6 +44,19 @@ def test_it_learns_what_a_run_does_that_is_not_compiled(
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+def test_an_elastic_run_is_the_same_on_any_number_of_workers(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny(
+        train={"compile": True, "steps": 8, "lanes": 2}, determinism="elastic", checkpoint={"every": "2 steps"}
+    )
+    for workers in ("1", "2"):
+        done = headway("train", config, f"name=on-{workers}", "-w", workers)
+        assert done.returncode == 0, done.stderr
+    changing = ("train", config, "name=changing", "supervise.max_failures=0")
+    assert headway(*changing, "-w", "2", faults="kill@step=5%1").returncode != 0
+    assert headway(*changing, "-w", "1").returncode == 0
+    assert len({state_hash(tmp_path / "runs" / name) for name in ("on-1", "on-2", "changing")}) == 1
+
+
 def test_what_auto_has_chosen_is_kept(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(train={"compile": "auto", "steps": 6}, checkpoint={"every": "2 steps"})
     short = headway("train", config, "name=run", "supervise.max_failures=0", faults="kill@step=5")

@@ -27,6 +27,23 @@ def test_a_campaign_comes_out_as_if_nothing_had_happened(tiny: Callable[..., Pat
     assert not (tmp_path / "runs").exists(), "the config's own run directory is not touched"
 
 
+def test_a_campaign_with_a_remote_tier_loses_disks_too(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    config = tiny(train={"steps": 24}, checkpoint={"remote": {"url": f"file://{tmp_path}/mine"}})
+    output, remote = tmp_path / "chaos", tmp_path / "remote"
+    arguments = ("--kills", "14", "--seed", "0", "--no-controls", "--output", output, "--remote", f"file://{remote}")
+    done = headway("chaos", config, *arguments, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((output / "chaos.json").read_text())
+    assert record["passed"] and record["mismatches"] == 0
+    kinds = set(record["kills_by_kind"])
+    assert any("upload." in kind for kind in kinds) and any("bring." in kind for kind in kinds), kinds
+    assert sum(trial["disks_lost"] for trial in record["trials"]) >= 1
+    assert "from the remote tier" in done.stdout
+    (campaign,) = remote.iterdir()
+    assert (campaign / "trial-001" / "run-001").is_dir() and not (campaign / "reference").exists()
+    assert not (tmp_path / "mine").exists(), "the config's own remote tier is not touched"
+
+
 def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path]) -> None:
     refused = headway("chaos", tiny(), "--workers", "1,2")
     assert refused.returncode == 2 and "determinism=elastic" in refused.stderr

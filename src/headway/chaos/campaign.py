@@ -3,6 +3,7 @@
 A trial is one run that is killed again and again until it has all its steps. It has legs, which are commands: within a
 leg workers and the processes that write checkpoints are killed, in phases of a step and of a save, and the supervisor
 starts them again; at the end of a leg the supervisor itself is killed, and the next leg has another number of workers.
+With a remote tier uploads are killed too, and before some legs the checkpoints here are lost.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ STEP_PHASES = ("data", "compute", "backward", "reduce", "update", "record")
 EVALUATION, STAGE = "evaluation", "checkpoint"
 #: Moments of a save, in the process that writes.
 SAVE_POINTS = ("shard", "manifest", "rename", "prune", "discard")
+#: Moments of an upload, in the same process, and of a download, in the first worker before its first step.
+UPLOAD_POINTS, BRING_POINTS = ("file", "manifest"), ("part", "rename")
 
 KILLS_PER_LEG = 4
 LEGS = 3
@@ -32,6 +35,8 @@ class Leg:
     """For `HEADWAY_FAULTS`; the number after `#` is that of the start of the workers."""
     supervisor_at: int | None
     """The step after which the supervisor is killed; None where it goes on to the end."""
+    disk_lost: bool = False
+    """Before it, the checkpoints here are removed."""
 
     @property
     def kills(self) -> int:
@@ -62,6 +67,8 @@ class Shape:
     micro_batches: int
     """Of one worker in one step, at least."""
     worker_counts: Sequence[int]
+    remote: bool = False
+    """There is a remote tier."""
 
 
 def plan_campaign(shape: Shape, seed: int) -> Iterator[Trial]:
@@ -83,24 +90,28 @@ def _trial(number: int, shape: Shape, random: Random) -> Trial:
         workers = random.choice(others)
         is_last = leg == LEGS - 1
         at_workers = mine if is_last else mine[:-1]
-        orders = [_order(step, start, workers, shape, random) for start, step in enumerate(at_workers, 1)]
+        lost = shape.remote and leg > 0 and random.random() < 0.5
+        orders = [f"kill@bring.{random.choice(BRING_POINTS)}:1#1%0"] if lost else []
+        orders += [_order(step, start, workers, shape, random) for start, step in enumerate(at_workers, 1 + lost)]
         # The death of a process that writes ends no attempt, so it comes on top.
         point = random.choice(SAVE_POINTS[:3])
         rank = random.randrange(workers) if point == "shard" else 0  # the first one's process does the rest alone
-        extra = f"kill@checkpoint.{point}:1#{len(at_workers) + 1}%{rank}"
-        legs.append(Leg(workers, (*orders, *([extra] if is_last else [])), None if is_last else mine[-1]))
+        extra = f"kill@checkpoint.{point}:1#{len(orders) + 1}%{rank}"
+        legs.append(Leg(workers, (*orders, *([extra] if is_last else [])), None if is_last else mine[-1], lost))
     return Trial(number, tuple(legs))
 
 
 def _order(step: int, start: int, workers: int, shape: Shape, random: Random) -> str:
     """One kill of a worker, at or a little after a number of finished steps."""
-    phase = random.choice((*STEP_PHASES, EVALUATION, STAGE, *(f"checkpoint.{point}" for point in SAVE_POINTS)))
+    uploads = [f"upload.{point}" for point in UPLOAD_POINTS] if shape.remote else []
+    saves = [f"checkpoint.{point}" for point in SAVE_POINTS]
+    phase = random.choice((*STEP_PHASES, EVALUATION, STAGE, *saves, *uploads))
     rank = random.randrange(workers)
     if phase in (EVALUATION, STAGE):
         every = shape.evaluate_every if phase == EVALUATION else shape.save_every
         step = min(-(-max(step, 1) // every) * every, (shape.steps - 1) // every * every)
         return f"kill@{phase}={step}#{start}%{rank}"
-    if phase.startswith("checkpoint."):
+    if phase.startswith(("checkpoint.", "upload.")):
         # The first worker's process publishes and prunes; it takes its worker along.
         return f"kill-group@{phase}:1#{start}%{rank if phase.endswith('shard') else 0}"
     count = random.randint(1, shape.micro_batches) if phase in ("compute", "backward") else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import time
 from collections import Counter
@@ -56,6 +57,11 @@ class CampaignResult:
         """Of recoveries that a supervisor brought about, its part and that of finding and loading a checkpoint."""
         return sorted(seconds for trial in self.trials for seconds in trial.own_seconds)
 
+    @property
+    def disks_lost(self) -> int:
+        """How often runs went on from the remote tier alone."""
+        return sum(trial.disks_lost for trial in self.trials)
+
     def record(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -76,6 +82,7 @@ def run_campaign(
     seed: int,
     worker_counts: Sequence[int],
     controls: bool = True,
+    remote: str | None = None,
 ) -> CampaignResult:
     """Train without kills, then with, and compare.
 
@@ -87,6 +94,8 @@ def run_campaign(
         seed: Of the plan.
         worker_counts: Numbers of workers that take turns.
         controls: Also make sure that losses are found out.
+        remote: URL of a folder for remote checkpoints, of which the campaign takes a new one in it: uploads are killed
+            too then, and checkpoints here are lost. The config's own remote tier is not used.
 
     Raises:
         ConfigError: the config cannot keep the promise that is tested.
@@ -102,14 +111,18 @@ def run_campaign(
         )
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.yaml"
-    file.write_text(dump_config(config), encoding="utf-8")
+    own_tiers = config.checkpoint.model_copy(update={"remote": None})
+    file.write_text(dump_config(config.model_copy(update={"checkpoint": own_tiers})), encoding="utf-8")
     steps, every = config.train.steps, max(2, config.train.steps // 8)
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1"),
     ]
-    shape = Shape(steps, every, every + 1, _micro_batches(config, max(worker_counts)), worker_counts)
-    runs, start = Runs(file, overrides, folder, steps), time.monotonic()
+    place = f"{remote.rstrip('/')}/chaos-{secrets.token_hex(4)}" if remote else None
+    if place:
+        notice(f"remote checkpoints go to {place}")
+    shape = Shape(steps, every, every + 1, _micro_batches(config, max(worker_counts)), worker_counts, place is not None)
+    runs, start = Runs(file, overrides, folder, steps, place), time.monotonic()
     notice(f"training {steps} steps without a disturbance")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))
     trials = plan_campaign(shape, seed)
@@ -152,6 +165,8 @@ def _lines(result: CampaignResult) -> Iterator[str]:
         f" {format_seconds(result.seconds)}): {result.mismatches} states differ from the undisturbed run's"
     )
     yield from (f"  {kind:28}{count:5}" for kind, count in sorted(result.kills.items()))
+    if result.disks_lost:
+        yield f"checkpoints here were lost {result.disks_lost} times: gone on from the remote tier"
     if result.recoveries:
         seconds = result.recoveries
         yield (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 
 from headway.chaos.campaign import Leg, Trial
 from headway.chaos.controls import forge
+from headway.checkpoint.places import remote_manifests
 from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.core.errors import HeadwayError
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.files import append_json_line, read_json_lines
@@ -46,6 +49,8 @@ class TrialResult:
     own_seconds: list[float] = field(default_factory=list)
     """Of each, what was neither the start of a process nor a step: until the next attempt began, and for finding and
     loading a checkpoint."""
+    disks_lost: int = 0
+    """How often it had to go on from the remote tier."""
     seconds: float = 0.0
 
 
@@ -57,10 +62,14 @@ class Runs:
         overrides: For all runs, `key=value`.
         folder: Where runs and logs go.
         steps: Steps of every run.
+        remote: URL for the checkpoints of runs that are killed; what is there is of this campaign only.
     """
 
-    def __init__(self, config: Path, overrides: Sequence[str], folder: Path, steps: int) -> None:
+    def __init__(
+        self, config: Path, overrides: Sequence[str], folder: Path, steps: int, remote: str | None = None
+    ) -> None:
         self._config, self._overrides, self._folder, self._steps = config, overrides, folder, steps
+        self._remote = remote
 
     def reference(self, workers: int) -> str:
         """Train without a disturbance; returns the name of the last state.
@@ -80,8 +89,10 @@ class Runs:
         """Run, kill, and compare what is left with the undisturbed run."""
         name, start = f"trial-{trial.number:03d}", time.monotonic()
         run, result = self._folder / name, TrialResult(trial.number, tuple(leg.workers for leg in trial.legs))
+        remote = [f"checkpoint.remote.url={self._remote}"] if self._remote else []
         for leg in trial.legs:
-            code = self._command(name, leg)
+            result.disks_lost += leg.disk_lost and self._lose_disk(run)
+            code = self._command(name, leg, *remote)
             if leg.supervisor_at is None and code != 0:
                 result.problems.append(f"ended with exit code {code}")
         self._count_kills(run, result)
@@ -154,6 +165,13 @@ class Runs:
                 began = min(start for start in starts if start > moment)
                 result.own_seconds.append(began - moment + after.get("checkpoint/load_seconds", 0.0))
 
+    def _lose_disk(self, run: Path) -> bool:
+        """Remove the checkpoints here, if there is another one to go on from; whether there was."""
+        there = bool(remote_manifests(f"{self._remote}/{run.name}"))
+        if there:
+            shutil.rmtree(run / "checkpoints")
+        return there
+
     def _final_state(self, run: Path) -> str | None:
         found = [info for info in CheckpointStore(run / "checkpoints").list() if info.step == self._steps]
         return found[0].state_sha256 if found else None
@@ -161,4 +179,6 @@ class Runs:
     def _damage(self, run: Path) -> list[str]:
         store = CheckpointStore(run / "checkpoints")
         results = [store.verify(folder) for folder in store.folders()]
-        return [f"{result.path.name}: {damage}" for result in results for damage in result.damage]
+        if self._remote:
+            results += map(verify_remote, remote_checkpoints(f"{self._remote}/{run.name}"))
+        return [f"{result.place}: {damage}" for result in results for damage in result.damage]

@@ -33,7 +33,8 @@ class Damage:
 class Verification:
     """What came of looking at a checkpoint."""
 
-    path: Path
+    place: str
+    """Folder or URL."""
     manifest: Manifest | None
     """None when it cannot be read or trusted."""
     damage: tuple[Damage, ...]
@@ -65,12 +66,10 @@ def verify_checkpoint(
         if step is not None and step != manifest.step:
             raise CheckpointError(f"manifest.json belongs to step {manifest.step}")
     except CheckpointError as error:
-        return Verification(path, None, (Damage(path.name, error.what),))
+        return Verification(str(path), None, (Damage(path.name, error.what),))
 
     def check(name: str) -> Damage | None:
-        found = _check_file(path, name, manifest, hashes)
-        if found is not None and tensors:
-            found = Damage(name, found.what, _damaged_tensors(path, name, manifest))
+        found = check_file(path, name, manifest, hashes=hashes, tensors=tensors)
         advance(manifest.files[name].bytes)
         return found
 
@@ -78,7 +77,17 @@ def verify_checkpoint(
         damage = [found for found in pool.map(check, manifest.files) if found is not None]
     if tensors and not damage:
         damage = _check_tensors(path, manifest)
-    return Verification(path, manifest, tuple(damage))
+    return Verification(str(path), manifest, tuple(damage))
+
+
+def check_file(
+    folder: Path, name: str, manifest: Manifest, *, hashes: bool = True, tensors: bool = False
+) -> Damage | None:
+    """What is wrong with one file of a checkpoint, or nothing; the arguments are those of `verify_checkpoint`."""
+    found = _check_file(folder, name, manifest, hashes)
+    if found is not None and tensors:
+        return Damage(name, found.what, _damaged_tensors(folder, name, manifest))
+    return found
 
 
 def _check_file(folder: Path, name: str, manifest: Manifest, hashes: bool) -> Damage | None:

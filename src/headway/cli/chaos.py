@@ -21,6 +21,7 @@ not touched.
 
 headway chaos configs/elastic.yaml train.steps=40 --kills 20
 headway chaos configs/elastic.yaml train.steps=40 --kills 500 --workers 1,2,4 --seed 7 --output chaos
+headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucket/chaos
 
 Exit codes: 0 all equal, 1 a difference, 2 usage or config.
 """
@@ -39,6 +40,16 @@ def chaos(
     workers: Annotated[
         str, typer.Option("--workers", "-w", help="Numbers of workers that take turns, as in 1,2,4.")
     ] = "1",
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            "--remote",
+            metavar="URL",
+            help="Folder for remote checkpoints (s3://..., file:///...): uploads are killed too, and checkpoints here"
+            " are lost.",
+            show_default=False,
+        ),
+    ] = None,
     controls: Annotated[bool, typer.Option(help="Also make sure that losses are found out.")] = True,
     output: Annotated[
         Path | None,
@@ -63,7 +74,9 @@ def chaos(
     loaded = load(config, overrides)
     kept = nullcontext(str(output)) if output else tempfile.TemporaryDirectory(prefix="headway-chaos-")
     with kept as folder:
-        result = run_campaign(loaded, Path(folder), kills=kills, seed=seed, worker_counts=counts, controls=controls)
+        result = run_campaign(
+            loaded, Path(folder), kills=kills, seed=seed, worker_counts=counts, controls=controls, remote=remote
+        )
     if output:
         write_json(output / "chaos.json", result.record())
     if as_json:

@@ -48,42 +48,61 @@ def list_(run: PlaceArgument, json: JsonOption = False) -> None:
 
 @checkpoints.command()
 def verify(
-    path: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="Run directory or checkpoint folder.", show_default=False)
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|URL", help="Run directory, checkpoint folder, or URL of either.", show_default=False
+        ),
     ],
     json: JsonOption = False,
 ) -> None:
     """Read every byte and compare it with the hashes taken before it was written. Exit code 4 when any differs.
 
+    What lies behind a URL is brought here for that, a file at a time, and not kept.
+
     [bold]Examples[/bold]
 
     headway checkpoints verify runs/quickstart
     headway checkpoints verify runs/quickstart/checkpoints/step-00001000 --json
+    headway checkpoints verify s3://bucket/runs/quickstart
     """
-    from headway.checkpoint.format import MANIFEST, step_of
-    from headway.checkpoint.verify import verify_checkpoint
-    from headway.core.console import progress
+    from headway.checkpoint.places import is_url
     from headway.core.errors import CheckpointError
 
-    is_checkpoint = path.is_dir() and (step_of(path.name) is not None or (path / MANIFEST).exists())
-    folders = [path] if is_checkpoint else list(_store(path).folders())
-    if not folders:
-        raise CheckpointError(
-            f"'{path}' has no checkpoints", where=str(path.absolute()), fix="give a run directory, or a checkpoint"
-        )
-    with progress("verifying", _size(folders), "B") as bar:
-        results = [verify_checkpoint(folder, tensors=True, advance=bar.advance) for folder in folders]
+    results = _verify_url(place) if is_url(place) else _verify_path(Path(place))
+    if not results:
+        raise CheckpointError(f"'{place}' has no checkpoints", where=place, fix="give a run, or a checkpoint")
     if json:
         print_json([_result(result) for result in results])
     else:
         print("\n".join(line for result in results for line in _lines(result)))
-    damaged = [str(result.path) for result in results if not result.good]
+    damaged = [result.place for result in results if not result.good]
     if damaged:
         raise CheckpointError(
             f"damaged checkpoints: {len(damaged)} of {len(results)}",
             where=", ".join(damaged),
             fix="restore them from a copy; training goes on from the newest good one by itself",
         )
+
+
+def _verify_url(url: str) -> list[Verification]:
+    from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
+    from headway.core.console import progress
+
+    found = remote_checkpoints(url)
+    with progress("verifying", sum(checkpoint.bytes for checkpoint in found), "B") as bar:
+        return [verify_remote(checkpoint, bar.advance) for checkpoint in found]
+
+
+def _verify_path(path: Path) -> list[Verification]:
+    from headway.checkpoint.format import MANIFEST, step_of
+    from headway.checkpoint.verify import verify_checkpoint
+    from headway.core.console import progress
+
+    is_checkpoint = path.is_dir() and (step_of(path.name) is not None or (path / MANIFEST).exists())
+    folders = [path] if is_checkpoint else list(_store(path).folders())
+    with progress("verifying", _size(folders), "B") as bar:
+        return [verify_checkpoint(folder, tensors=True, advance=bar.advance) for folder in folders]
 
 
 def _store(run: Path) -> CheckpointStore:
@@ -166,7 +185,7 @@ def _row(entry: Entry) -> list[str]:
 def _result(result: Verification) -> dict[str, Any]:
     manifest = result.manifest
     return {
-        "path": str(result.path),
+        "path": result.place,
         "good": result.good,
         "step": manifest.step if manifest else None,
         "state_sha256": manifest.state_sha256 if manifest else None,
@@ -177,10 +196,11 @@ def _result(result: Verification) -> dict[str, Any]:
 def _lines(result: Verification) -> list[str]:
     from headway.core.format import format_bytes
 
+    name = result.place.rsplit("/", 1)[-1]
     if result.good and result.manifest:
         size = format_bytes(result.manifest.total_bytes)
-        return [f"{result.path.name}: good, {size}, state {result.manifest.state_sha256[:12]}"]
-    return [f"{result.path.name}: damaged", *(f"  {damage}" for damage in result.damage)]
+        return [f"{name}: good, {size}, state {result.manifest.state_sha256[:12]}"]
+    return [f"{name}: damaged", *(f"  {damage}" for damage in result.damage)]
 
 
 def register(app: typer.Typer) -> None:

@@ -53,7 +53,7 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     _stage(2, "training")
     from headway.launch.api import train
 
-    train(config)
+    train(config, own_process=True)
     _after_training(config)
     print("\nDone. What you may want next:\n")
     commands = [command.format(run=config.run_directory, store=config.data.store) for command, _ in NEXT]

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, pairwise
 
-from headway.chaos.campaign import EVALUATION, SAVE_POINTS, STAGE, STEP_PHASES, Shape, plan_campaign
+from headway.chaos.campaign import (
+    BRING_POINTS,
+    EVALUATION,
+    SAVE_POINTS,
+    STAGE,
+    STEP_PHASES,
+    UPLOAD_POINTS,
+    Shape,
+    plan_campaign,
+)
 from headway.chaos.report import CampaignResult, render
 from headway.chaos.trial import TrialResult
 from headway.core import faults
@@ -33,6 +43,21 @@ def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
             assert all(order.rank is not None and order.rank < leg.workers for order in parsed)
             starts = [order.start for order in parsed]
             assert starts == list(range(1, len(starts) + 1)), "each start of the workers has its own kill"
+
+
+def test_with_a_remote_tier_uploads_and_downloads_are_killed_too_and_disks_are_lost() -> None:
+    trials = list(islice(plan_campaign(replace(SHAPE, remote=True), 1), 170))
+    orders = [order for trial in trials for leg in trial.legs for text in leg.orders for order in faults._parsed(text)]
+    points = {order.point.split("=")[0] for order in orders}
+    assert {f"upload.{p}" for p in UPLOAD_POINTS} | {f"bring.{p}" for p in BRING_POINTS} < points
+    legs = [leg for trial in trials for leg in trial.legs]
+    assert not any(trial.legs[0].disk_lost for trial in trials), "at first there is nothing to be lost"
+    assert 100 < sum(leg.disk_lost for leg in legs) < 240
+    for leg in legs:
+        assert leg.disk_lost == any("bring." in order for order in leg.orders)
+        starts = [order.start for text in leg.orders for order in faults._parsed(text)]
+        assert starts == list(range(1, len(starts) + 1)), "each start of the workers has its own kill"
+    assert not any("upload." in o for t in islice(plan_campaign(SHAPE, 1), 99) for leg in t.legs for o in leg.orders)
 
 
 def test_a_campaign_fails_when_a_state_differs_or_a_control_is_not_found_out() -> None:

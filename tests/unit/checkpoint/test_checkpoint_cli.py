@@ -93,3 +93,56 @@ def test_verify_one_checkpoint_as_json(run: Path) -> None:
 def test_verify_of_nothing_is_no_success(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing", tmp_path / "step-00000001"):
         assert isinstance(invoke("verify", path)[1], CheckpointError)
+
+
+def test_verify_behind_a_url(run: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    assert invoke("copy", run, f"file://{there}")[1] is None
+    output, error = invoke("verify", f"file://{there}")
+    assert error is None and output.count("good") == 2
+    output, error = invoke("verify", f"file://{there}/step-00002000", "--json")
+    (found,) = json.loads(output)
+    assert error is None and found["good"] and found["path"] == f"file://{there}/step-00002000"
+
+
+@pytest.mark.parametrize("what", ["has changed", "bytes", "is missing", "manifest.json"])
+def test_damage_behind_a_url_is_told_and_fails(run: Path, tmp_path: Path, what: str) -> None:
+    there = tmp_path / "there"
+    invoke("copy", run, f"file://{there}")
+    path = there / "step-00002000" / "shard-00000.safetensors"
+    if what == "has changed":
+        path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    elif what == "bytes":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif what == "is missing":
+        path.unlink()
+    else:
+        path.with_name("manifest.json").write_text("{")
+    output, error = invoke("verify", f"file://{there}")
+    assert isinstance(error, CheckpointError) and error.exit_code == 4
+    assert "1 of 2" in error.what and f"file://{there}/step-00002000" in str(error.where)
+    assert what in output and "step-00001000: good" in output
+    if what == "has changed":
+        assert "(tensors: model.mask)" in output
+
+
+def test_a_url_without_checkpoints_is_no_success(tmp_path: Path) -> None:
+    assert isinstance(invoke("verify", f"file://{tmp_path}/nothing")[1], CheckpointError)
+
+
+def test_what_is_encrypted_behind_a_url_is_verified_with_the_key_only(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    there = tmp_path / "there"
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)
+    assert invoke("copy", run, f"file://{there}")[1] is None
+    path = there / "step-00002000" / "shard-00000.safetensors.sealed"
+    assert path.exists() and invoke("verify", f"file://{there}")[1] is None
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    output, error = invoke("verify", f"file://{there}")
+    assert isinstance(error, CheckpointError) and "cannot be decrypted" in output
+    monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
+    output, error = invoke("verify", f"file://{there}")
+    assert isinstance(error, CheckpointError) and output.count("it is encrypted, and there is no key") == 2

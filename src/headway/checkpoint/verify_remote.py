@@ -1,0 +1,100 @@
+"""Are the checkpoints behind a URL what was written? A file at a time is brought here, so little room is needed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.checkpoint.format import Manifest, step_name, step_of
+from headway.checkpoint.objects import Objects, UnreachableError
+from headway.checkpoint.places import remote_tier
+from headway.checkpoint.verify import Damage, Verification, check_file
+from headway.core.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class RemoteCheckpoint:
+    """A checkpoint to be verified."""
+
+    folder: Objects
+    manifest: Manifest | None
+    damage: tuple[Damage, ...] = ()
+    """Why there is no manifest."""
+
+    @property
+    def bytes(self) -> int:
+        """What has to be read."""
+        return self.manifest.total_bytes if self.manifest else 0
+
+
+def remote_checkpoints(url: str, options: dict[str, Any] | None = None) -> list[RemoteCheckpoint]:
+    """Those behind a URL, of a run or of one checkpoint, by rising step; also those whose manifest cannot be read.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+        CheckpointError: the store cannot be reached.
+    """
+    tier, found = remote_tier(url, options), []
+    only = step_of(url.rstrip("/").rsplit("/", 1)[-1])
+    for step in tier.steps() if only is None else [only]:
+        folder = tier.objects.at(step_name(step))
+        try:
+            manifest = tier.manifest(step)
+        except UnreachableError:
+            raise
+        except CheckpointError as error:
+            found.append(RemoteCheckpoint(folder, None, (Damage(step_name(step), error.what),)))
+            continue
+        if manifest is not None:  # else it is on its way, or was left half-way
+            found.append(RemoteCheckpoint(folder, manifest))
+    return found
+
+
+def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] = lambda _: None) -> Verification:
+    """Compare every byte with the manifest's hashes. Damage is reported, never raised.
+
+    Args:
+        checkpoint: Which one.
+        advance: Called with the bytes read so far unreported, for progress.
+
+    Raises:
+        CheckpointError: the store cannot be reached, or there is no room here for one of the files.
+    """
+    manifest, damage = checkpoint.manifest, list(checkpoint.damage)
+    with tempfile.TemporaryDirectory(prefix="headway-verify-") as scratch:
+        for name in manifest.files if manifest else ():
+            assert manifest is not None
+            found = _check(checkpoint.folder, name, manifest, Path(scratch), advance)
+            if found is not None:
+                damage.append(found)
+    return Verification(checkpoint.folder.url, manifest, tuple(damage))
+
+
+def _check(
+    folder: Objects, name: str, manifest: Manifest, scratch: Path, advance: Callable[[int], None]
+) -> Damage | None:
+    tensors, expected, path = tuple(t for t, _ in manifest.slices_of(name)), manifest.files[name].bytes, scratch / name
+    try:
+        facts = folder.facts(name)
+        if facts is None:
+            return Damage(name, "is missing", tensors)
+        if facts.bytes != expected:
+            return Damage(name, f"has {facts.bytes:,} bytes, {expected:,} were written", tensors)
+        folder.fetch(name, path, expected, advance)
+    except UnreachableError:
+        raise
+    except CheckpointError as error:
+        return Damage(name, error.what, tensors)
+    except OSError as error:
+        raise CheckpointError(
+            f"{name} cannot be put here to be verified: {error.strerror or error}",
+            where=str(scratch),
+            fix="make room there, or set TMPDIR to another folder",
+        ) from error
+    try:
+        return check_file(scratch, name, manifest, tensors=True)
+    finally:
+        path.unlink()
