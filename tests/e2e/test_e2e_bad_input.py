@@ -215,3 +215,11 @@ def test_a_reader_that_has_enough(place: Path) -> None:
 )
 def test_json_stands_alone_on_standard_output(place: Path, arguments: list[str]) -> None:
     assert json.loads(succeeded(*arguments, "--json", cwd=place).stdout)
+
+
+@pytest.mark.parametrize("verb", [("train",), ("data", "prepare")])
+def test_a_config_that_is_nested_very_deeply(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    """PyYAML's part in C would end the program with a segmentation fault."""
+    path = tmp_path / "deep.yaml"
+    path.write_text("data: " + "[" * 100_000 + "]" * 100_000)
+    refused(*verb, path, code=2, says="nested too deeply", where=str(path))

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
+#: Longer configs are not looked into ahead: PyYAML's C part ends the program where tens of thousands of lists are nested.
+_GUESS_BYTES = 8192
+
+
 class _Loading(threading.Thread):
     """Loads the `tokenizer.json` that a function gives."""
 
@@ -65,9 +69,10 @@ def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
     try:
         import yaml
 
-        named = yaml.load(config.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["data"][
-            "tokenizer"
-        ]
+        content = config.read_bytes()
+        if len(content) > _GUESS_BYTES:
+            return
+        named = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["data"]["tokenizer"]
         path, encoder = named["path"], named.get("encoder", "auto")
     except Exception:  # whatever is wrong with the config is said where it is checked
         return
