@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-#: Longer configs are not looked into ahead: PyYAML's C part ends the program where lists are nested by the ten thousand.
+#: Longer configs are not looked into ahead: PyYAML's C part ends the program where ten thousands of lists are nested.
 _GUESS_BYTES = 8192
 
 
