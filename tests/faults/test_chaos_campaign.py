@@ -47,5 +47,8 @@ def test_a_campaign_with_a_remote_tier_loses_disks_too(tiny: Callable[..., Path]
 def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path]) -> None:
     refused = headway("chaos", tiny(), "--workers", "1,2")
     assert refused.returncode == 2 and "determinism=elastic" in refused.stderr
+    for url, why in (("runs/there", "is no URL"), ("https://there", "nothing can be written to a web address")):
+        refused = headway("chaos", tiny(), "--remote", url)
+        assert refused.returncode == 2 and why in refused.stderr and "without a disturbance" not in refused.stderr
     refused = headway("chaos", tiny(), "--workers", "one")
     assert refused.returncode == 2 and "--workers 1,2,4" in refused.stderr

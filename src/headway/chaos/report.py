@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from headway.chaos.campaign import Shape, plan_campaign
 from headway.chaos.controls import CONTROLS
 from headway.chaos.trial import SEED, Runs, TrialResult
-from headway.config import Config, dump_config, resolve_lanes
+from headway.checkpoint.places import remote_manifests
+from headway.config import Config, RemoteConfig, dump_config, resolve_lanes
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import format_seconds
@@ -118,9 +121,7 @@ def run_campaign(
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1"),
     ]
-    place = f"{remote.rstrip('/')}/chaos-{secrets.token_hex(4)}" if remote else None
-    if place:
-        notice(f"remote checkpoints go to {place}")
+    place = _place_in(remote) if remote else None
     shape = Shape(steps, every, every + 1, _micro_batches(config, max(worker_counts)), worker_counts, place is not None)
     runs, start = Runs(file, overrides, folder, steps, place), time.monotonic()
     notice(f"training {steps} steps without a disturbance")
@@ -144,6 +145,24 @@ def run_campaign(
         result.controls[control] = runs.control(control, result.expected, worker_counts[0])
     result.seconds = time.monotonic() - start
     return result
+
+
+def _place_in(remote: str) -> str:
+    """A new folder behind a URL, which can be reached.
+
+    Raises:
+        ConfigError: it is no URL that can be written, or does not let us in.
+        CheckpointError: it cannot be reached.
+    """
+    try:
+        url = RemoteConfig(url=remote).url
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(reason, where="--remote", fix="--remote s3://bucket/folder") from None
+    place = f"{url}/chaos-{secrets.token_hex(4)}"
+    remote_manifests(place)
+    notice(f"remote checkpoints go to {place}")
+    return place
 
 
 def _micro_batches(config: Config, workers: int) -> int:

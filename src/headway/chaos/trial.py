@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -81,18 +82,28 @@ class Runs:
         code = self._command("reference", leg)
         found = self._final_state(self._folder / "reference")
         if code != 0 or found is None:
-            log = (self._folder / "reference.log").read_text(encoding="utf-8", errors="replace")
-            raise HeadwayError(f"the run without kills ended with exit code {code}:\n{log[-3000:]}")
+            raise self._useless("reference", code)
         return found
 
+    def _useless(self, name: str, code: int) -> HeadwayError:
+        log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        which = "the run without kills" if name == "reference" else "a run"
+        return HeadwayError(f"{which} ended with exit code {code}:\n{log[-3000:]}")
+
     def carry_out(self, trial: Trial, expected: str) -> TrialResult:
-        """Run, kill, and compare what is left with the undisturbed run."""
+        """Run, kill, and compare what is left with the undisturbed run.
+
+        Raises:
+            HeadwayError: it does not even begin.
+        """
         name, start = f"trial-{trial.number:03d}", time.monotonic()
         run, result = self._folder / name, TrialResult(trial.number, tuple(leg.workers for leg in trial.legs))
         remote = [f"checkpoint.remote.url={self._remote}"] if self._remote else []
         for leg in trial.legs:
             result.disks_lost += leg.disk_lost and self._lose_disk(run)
             code = self._command(name, leg, *remote)
+            if not run.exists():
+                raise self._useless(name, code)
             if leg.supervisor_at is None and code != 0:
                 result.problems.append(f"ended with exit code {code}")
         self._count_kills(run, result)
@@ -169,7 +180,10 @@ class Runs:
         """Remove the checkpoints here, if there is another one to go on from; whether there was."""
         there = bool(remote_manifests(f"{self._remote}/{run.name}"))
         if there:
-            shutil.rmtree(run / "checkpoints")
+            # At once, and whatever becomes of it then: a process that writes may still be at work there.
+            lost = tempfile.mkdtemp(dir=self._folder, prefix=f"{run.name}-lost-")
+            (run / "checkpoints").rename(lost)
+            shutil.rmtree(lost, ignore_errors=True)
         return there
 
     def _final_state(self, run: Path) -> str | None:
