@@ -178,13 +178,14 @@ class Runs:
 
     def _lose_disk(self, run: Path) -> bool:
         """Remove the checkpoints here, if there is another one to go on from; whether there was."""
-        there = bool(remote_manifests(f"{self._remote}/{run.name}"))
-        if there:
-            # At once, and whatever becomes of it then: a process that writes may still be at work there.
-            lost = tempfile.mkdtemp(dir=self._folder, prefix=f"{run.name}-lost-")
-            (run / "checkpoints").rename(lost)
-            shutil.rmtree(lost, ignore_errors=True)
-        return there
+        here = run / "checkpoints"
+        if not here.is_dir() or not remote_manifests(f"{self._remote}/{run.name}"):
+            return False
+        # At once, and whatever becomes of it then: a process that writes may still be at work there.
+        lost = tempfile.mkdtemp(dir=self._folder, prefix=f"{run.name}-lost-")
+        here.rename(lost)
+        shutil.rmtree(lost, ignore_errors=True)
+        return True
 
     def _final_state(self, run: Path) -> str | None:
         found = [info for info in CheckpointStore(run / "checkpoints").list() if info.step == self._steps]

@@ -1,8 +1,8 @@
 """The supervisor: owns a run directory, has attempts made at the run, watches them, and begins the next one.
 
-It imports no PyTorch at first, so that it starts at once, and has no other thread, so that it can be copied (`fork`)
-into the first process of every attempt; what those need it loads when the run goes (`leader_process.load_ahead`). It
-does everything in one thread, a look every tenth of a second.
+It imports no PyTorch at first, so that it starts at once, and has no other thread by then, so that it can be copied
+(`fork`) into the first process of every attempt; what those need it loads when the run goes
+(`leader_process.load_ahead`). It does everything in one thread, a look every tenth of a second.
 """
 
 from __future__ import annotations
