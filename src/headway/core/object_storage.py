@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 from headway.core.errors import ConfigError, missing_extra
@@ -57,6 +58,14 @@ def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any,
         raise ConfigError(
             f"this URL cannot be used: {error}", where=url, fix="s3://, gs://, az:// and https:// are what most need"
         ) from None
+
+
+def load_filesystem(url: str) -> None:
+    """Load what a URL's file system needs, half a second for most, without using it; what is missing is said later."""
+    with suppress(Exception):
+        import fsspec
+
+        fsspec.get_filesystem_class(scheme_of(url))
 
 
 def credentials_fix(url: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.garbage import pause_collection, resume_collection
+from headway.core.object_storage import load_filesystem
 from headway.core.signals import STOPPING
 from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
@@ -86,13 +87,15 @@ class Leader:
         return heard
 
 
-def load_ahead(workers: int) -> None:
+def load_ahead(config: Config) -> None:
     """Load what workers need into this process, of which leaders are copies: the next one starts a second or two
     faster, and has these 200 MB in common with this process."""
     pause_collection()
     load_training()
-    if workers > 1:
+    if config.parallel.workers > 1:
         load_agent()
+    if config.checkpoint.remote is not None:
+        load_filesystem(config.checkpoint.remote.url)
     resume_collection()  # without these pages: a collection in the copy would write to all of them, and so copy them
 
 

@@ -196,7 +196,7 @@ class WatchedAttempt:
             return
         self._load_at = self._load_at or now + (0.0 if self._restarts else _LOAD_AHEAD_SECONDS)
         if now > self._load_at and "headway.launch.session" not in sys.modules:
-            load_ahead(self.config.parallel.workers)
+            load_ahead(self.config)
 
     def _make_room(self) -> None:
         """Have workers save and end at the next step, when it is time to try with all of them again."""
