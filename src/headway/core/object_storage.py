@@ -28,7 +28,7 @@ _CREDENTIALS = {
 }
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 # By name, since the packages that define them need not be there.
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "HttpError401"}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
 _NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google", "gcsfs")
 
 
