@@ -28,7 +28,8 @@ def load_libraries_ahead() -> None:
     if _loading is None:
         for name in _BEFORE:
             import_module(name)
-        _loading = threading.Thread(target=_load, name="torch-libraries", daemon=True)
+        # No daemon: a process that ends while its libraries begin would crash, so its end waits for the thread.
+        _loading = threading.Thread(target=_load, name="torch-libraries", daemon=False)
         _loading.start()
 
 

@@ -35,5 +35,15 @@ def test_nothing_happens_without_pytorch_or_with_an_odd_one(tmp_path: object) ->
         assert words == ["False"]
 
 
+def test_an_end_at_any_moment_meanwhile_is_no_crash() -> None:
+    for seconds in (0.0, 0.02, 0.05, 0.1):
+        script = (
+            "import sys, time\n"
+            "from headway.core.torch_libraries import load_libraries_ahead\n"
+            f"load_libraries_ahead(); time.sleep({seconds}); sys.exit(2)\n"
+        )
+        assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 2
+
+
 def test_whoever_has_not_begun_need_not_wait() -> None:
     assert output_of("import headway.core.torch_libraries as x; x.wait_for_libraries(); print('on')") == ["on"]
