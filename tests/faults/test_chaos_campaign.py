@@ -8,16 +8,24 @@ from pathlib import Path
 
 from support import headway
 
+#: One by which uploads and downloads are killed in the first run already.
+SEED = "33"
+
 
 def test_a_campaign_comes_out_as_if_nothing_had_happened(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    config = tiny(train={"steps": 24, "lanes": 2}, determinism="elastic")
-    output = tmp_path / "chaos"
-    done = headway("chaos", config, "--kills", "10", "--workers", "1,2", "--seed", "3", "--output", output, timeout=900)
+    mine = {"remote": {"url": f"file://{tmp_path}/mine"}}
+    config = tiny(train={"steps": 24, "lanes": 2}, determinism="elastic", checkpoint=mine)
+    output, remote = tmp_path / "chaos", tmp_path / "remote"
+    plan = ("--kills", "8", "--workers", "1,2", "--seed", SEED)
+    done = headway("chaos", config, *plan, "--output", output, "--remote", f"file://{remote}", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((output / "chaos.json").read_text())
     assert record["passed"] and record["mismatches"] == 0
     assert record["kills"] >= 8, "kills that were planned and did not come test nothing"
-    assert record["kills_by_kind"]["kill@supervisor"] == 2
+    kinds = record["kills_by_kind"]
+    assert kinds["kill@supervisor"] >= 2
+    assert any("upload." in kind for kind in kinds) and any("bring." in kind for kind in kinds), kinds
+    assert sum(trial["disks_lost"] for trial in record["trials"]) >= 1 and "from the remote tier" in done.stdout
     recoveries, own = (
         [s for trial in record["trials"] for s in trial[key]] for key in ("recovery_seconds", "own_seconds")
     )
@@ -25,23 +33,9 @@ def test_a_campaign_comes_out_as_if_nothing_had_happened(tiny: Callable[..., Pat
     assert set(record["controls"]) == {"moments", "one bit of a weight", "cursor", "seed"}
     assert not any(record["controls"].values())
     assert not (tmp_path / "runs").exists(), "the config's own run directory is not touched"
-
-
-def test_a_campaign_with_a_remote_tier_loses_disks_too(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    config = tiny(train={"steps": 24}, checkpoint={"remote": {"url": f"file://{tmp_path}/mine"}})
-    output, remote = tmp_path / "chaos", tmp_path / "remote"
-    arguments = ("--kills", "14", "--seed", "0", "--no-controls", "--output", output, "--remote", f"file://{remote}")
-    done = headway("chaos", config, *arguments, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads((output / "chaos.json").read_text())
-    assert record["passed"] and record["mismatches"] == 0
-    kinds = set(record["kills_by_kind"])
-    assert any("upload." in kind for kind in kinds) and any("bring." in kind for kind in kinds), kinds
-    assert sum(trial["disks_lost"] for trial in record["trials"]) >= 1
-    assert "from the remote tier" in done.stdout
+    assert not (tmp_path / "mine").exists(), "nor is its remote tier"
     (campaign,) = remote.iterdir()
     assert (campaign / "trial-001" / "run-001").is_dir() and not (campaign / "reference").exists()
-    assert not (tmp_path / "mine").exists(), "the config's own remote tier is not touched"
 
 
 def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path]) -> None:
