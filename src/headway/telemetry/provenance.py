@@ -88,7 +88,8 @@ def _versions() -> list[tuple[str, str]]:
     found = []
     for package in _PACKAGES:
         try:
-            text = metadata.distribution(package).read_text("METADATA") or ""
+            found_in = metadata.distribution(package)
+            text = found_in.read_text("METADATA") or found_in.read_text("PKG-INFO") or ""
         except metadata.PackageNotFoundError:
             continue
         # As `metadata.version`, which reads all of it as if it were mail: a fiftieth of a second for all packages.
