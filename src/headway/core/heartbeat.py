@@ -146,8 +146,10 @@ class Heartbeat:
         self._mark_ns = now
 
     def _write(self, now: int) -> None:
-        _LAYOUT.pack_into(
-            self._page, 0, _MAGIC, self._pid, self._phase, self._step, now, self._phase_ns, self._collectives,
+        # Not `pack_into`, which fills the place with zeros first: a supervisor that reads them takes the worker for one
+        # that has been silent since the machine started. So a reader finds every number as it was or as it is.
+        self._page[: _LAYOUT.size] = _LAYOUT.pack(
+            _MAGIC, self._pid, self._phase, self._step, now, self._phase_ns, self._collectives,
             self._own_ns, self._data_ns, self._first_step, self._steps_ns, self._waits_for,
         )  # fmt: skip
 

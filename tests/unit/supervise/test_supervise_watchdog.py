@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from headway.config.supervise import SuperviseConfig
 from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
+from headway.core.waiting import wait_until
 from headway.supervise.processes import DEAD, STOPPED, TRACED, ProcessState
 from headway.supervise.watchdog import Watchdog, those_behind
 
@@ -46,6 +50,30 @@ def test_a_page_says_what_was_told_last(tmp_path: Path) -> None:
     assert found is not None and found.own_seconds >= before and found.steps_seconds > 0
     assert (found.step, found.first_step, found.collectives, found.waits_for) == (8, 7, 1, "")
     assert read_heartbeat(tmp_path / "nobody") is None
+
+
+def test_a_page_is_never_found_half_written(tmp_path: Path) -> None:
+    """A supervisor that looked while a worker wrote once took it for one that had been silent for 22 hours."""
+    path, start = tmp_path / "heartbeat-0", time.monotonic()
+    script = (
+        "import sys, pathlib\n"
+        "from headway.core.heartbeat import Heartbeat, Phase\n"
+        "heart = Heartbeat(pathlib.Path(sys.argv[1]))\n"
+        "while True:\n"
+        "    heart.beat(Phase.DATA, 7)\n"
+        "    heart.beat(Phase.COMPUTE)\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", script, str(path)])
+    try:
+        assert wait_until(lambda: (found := read_heartbeat(path)) is not None and found.step == 7, 60)
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            found = read_heartbeat(path)
+            assert found is not None and found.beat_seconds > start and found.phase_seconds > start
+            assert (found.pid, found.step) == (worker.pid, 7) and found.phase in (Phase.DATA, Phase.COMPUTE)
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 @pytest.mark.parametrize(
