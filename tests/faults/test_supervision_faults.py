@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import dump_config, load_config
+from headway.config import load_config
 from headway.core.heartbeat import read_heartbeat
 from headway.core.waiting import wait_until
 from headway.data.remote_store import open_store
@@ -125,8 +125,7 @@ def test_a_worker_back_from_the_dead_writes_nothing(tiny: Callable[..., Path], t
     run = RunDirectory(tmp_path / "runs/tiny")
     lock = run.claim()
     first = run.begin_attempt("first", lock)
-    for folder in (run.path, first.directory):
-        write_config(folder, dump_config(config))
+    write_config(config, run.path, first.directory)
     environment = {
         **os.environ,
         "HEADWAY_ATTEMPT": "1", "HEADWAY_FAULTS": "freeze@step=3", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from headway.chaos.campaign import Shape, plan_campaign
 from headway.chaos.controls import CONTROLS
 from headway.chaos.trial import SEED, Runs, TrialResult
 from headway.checkpoint.places import remote_manifests
-from headway.config import Config, RemoteConfig, dump_config, resolve_lanes
+from headway.config import Config, dump_config, override, resolve_lanes
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import format_seconds
@@ -104,6 +102,7 @@ def run_campaign(
         ConfigError: the config cannot keep the promise that is tested.
         HeadwayError: the run without kills does not work.
     """
+    config = override(config, ["checkpoint.remote=null"])
     assert config.train.steps is not None
     if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):
         raise ConfigError(
@@ -114,14 +113,13 @@ def run_campaign(
         )
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.yaml"
-    own_tiers = config.checkpoint.model_copy(update={"remote": None})
-    file.write_text(dump_config(config.model_copy(update={"checkpoint": own_tiers})), encoding="utf-8")
+    file.write_text(dump_config(config), encoding="utf-8")
     steps, every = config.train.steps, max(2, config.train.steps // 8)
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1"),
     ]
-    place = _place_in(remote) if remote else None
+    place = _place_in(config, remote) if remote else None
     shape = Shape(steps, every, every + 1, _micro_batches(config, max(worker_counts)), worker_counts, place is not None)
     runs, start = Runs(file, overrides, folder, steps, place), time.monotonic()
     notice(f"training {steps} steps without a disturbance")
@@ -147,7 +145,7 @@ def run_campaign(
     return result
 
 
-def _place_in(remote: str) -> str:
+def _place_in(config: Config, remote: str) -> str:
     """A new folder behind a URL, which can be reached.
 
     Raises:
@@ -155,11 +153,11 @@ def _place_in(remote: str) -> str:
         CheckpointError: it cannot be reached.
     """
     try:
-        url = RemoteConfig(url=remote).url
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(reason, where="--remote", fix="--remote s3://bucket/folder") from None
-    place = f"{url}/chaos-{secrets.token_hex(4)}"
+        tier = override(config, [f"checkpoint.remote.url={remote}"]).checkpoint.remote
+    except ConfigError as error:
+        raise ConfigError(error.what, where="--remote", fix="--remote s3://bucket/folder") from None
+    assert tier is not None, "it was just given"
+    place = f"{tier.url}/chaos-{secrets.token_hex(4)}"
     remote_manifests(place)
     notice(f"remote checkpoints go to {place}")
     return place

@@ -36,6 +36,11 @@ def is_url(text: str) -> bool:
     return scheme_of(text) is not None
 
 
+def step_in(url: str) -> int | None:
+    """The step of a URL that names one checkpoint; None when it names a run, or a folder of them."""
+    return step_of(url.rstrip("/").rsplit("/", 1)[-1])
+
+
 def local_folders(path: Path) -> dict[int, Path]:
     """The checkpoints that a path means, by step: one, or all of a run, of its `checkpoints`, or of a folder of copies.
 
@@ -60,7 +65,7 @@ def remote_tier(url: str, options: dict[str, Any] | None = None) -> RemoteTier:
         CheckpointError: the store cannot be reached.
     """
     place = open_place(url, options)
-    if step_of(place.url.rsplit("/", 1)[-1]) is not None:
+    if step_in(place.url) is not None:
         place = open_place(place.url.rsplit("/", 1)[0], options)
     generations = RemoteTier.newest_generation(place)
     return RemoteTier(place.at(f"run-{generations:03d}") if generations else place)
@@ -69,7 +74,7 @@ def remote_tier(url: str, options: dict[str, Any] | None = None) -> RemoteTier:
 def remote_manifests(url: str, options: dict[str, Any] | None = None) -> list[Found]:
     """The checkpoints behind a URL, by rising step."""
     tier = remote_tier(url, options)
-    only = step_of(url.rstrip("/").rsplit("/", 1)[-1])
+    only = step_in(url)
     found = tier.manifests() if only is None else [m for m in [tier.manifest(only)] if m is not None]
     return [Found(manifest, tier.objects.url_of(step_name(manifest.step))) for manifest in found]
 

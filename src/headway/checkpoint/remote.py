@@ -21,7 +21,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,19 +169,31 @@ class RemoteTier:
             ) from None
         return manifest
 
-    def manifests(self, notice: Callable[[str], None] = warning) -> list[Manifest]:
-        """All that can be read, by rising step; `notice` is told about the others."""
-        found = []
-        for step in self.steps():
+    def look_through(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, Manifest | CheckpointError]]:
+        """Of all steps, or of these, each that has a manifest: what that says, or why it cannot be trusted.
+
+        Raises:
+            UnreachableError: the store cannot be reached.
+        """
+        for step in self.steps() if steps is None else steps:
             try:
                 manifest = self.manifest(step)
             except UnreachableError:
                 raise
             except CheckpointError as error:
-                notice(f"passing over {error.where}: {error.what}")
+                yield step, error
                 continue
             if manifest is not None:
+                yield step, manifest
+
+    def manifests(self, notice: Callable[[str], None] = warning) -> list[Manifest]:
+        """All that can be read, by rising step; `notice` is told about the others."""
+        found = []
+        for _, manifest in self.look_through():
+            if isinstance(manifest, Manifest):
                 found.append(manifest)
+            else:
+                notice(f"passing over {manifest.where}: {manifest.what}")
         return found
 
     # Writing

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.format import Manifest, step_name, step_of
+from headway.checkpoint.format import Manifest, step_name
 from headway.checkpoint.objects import Objects, UnreachableError
-from headway.checkpoint.places import remote_tier
+from headway.checkpoint.places import remote_tier, step_in
 from headway.checkpoint.verify import Damage, Verification, check_file
 from headway.core.errors import CheckpointError
 
@@ -20,37 +20,25 @@ class RemoteCheckpoint:
     """A checkpoint to be verified."""
 
     folder: Objects
-    manifest: Manifest | None
-    damage: tuple[Damage, ...] = ()
-    """Why there is no manifest."""
+    manifest: Manifest | CheckpointError
+    """What it says about itself, or why that cannot be trusted."""
 
     @property
     def bytes(self) -> int:
         """What has to be read."""
-        return self.manifest.total_bytes if self.manifest else 0
+        return self.manifest.total_bytes if isinstance(self.manifest, Manifest) else 0
 
 
 def remote_checkpoints(url: str, options: dict[str, Any] | None = None) -> list[RemoteCheckpoint]:
-    """Those behind a URL, of a run or of one checkpoint, by rising step; also those whose manifest cannot be read.
+    """Those behind a URL, of a run or of one checkpoint, by rising step; not what is on its way or was left half-way.
 
     Raises:
         ConfigError: the URL cannot be used.
         CheckpointError: the store cannot be reached.
     """
-    tier, found = remote_tier(url, options), []
-    only = step_of(url.rstrip("/").rsplit("/", 1)[-1])
-    for step in tier.steps() if only is None else [only]:
-        folder = tier.objects.at(step_name(step))
-        try:
-            manifest = tier.manifest(step)
-        except UnreachableError:
-            raise
-        except CheckpointError as error:
-            found.append(RemoteCheckpoint(folder, None, (Damage(step_name(step), error.what),)))
-            continue
-        if manifest is not None:  # else it is on its way, or was left half-way
-            found.append(RemoteCheckpoint(folder, manifest))
-    return found
+    tier, only = remote_tier(url, options), step_in(url)
+    found = tier.look_through(None if only is None else [only])
+    return [RemoteCheckpoint(tier.objects.at(step_name(step)), manifest) for step, manifest in found]
 
 
 def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] = lambda _: None) -> Verification:
@@ -63,14 +51,12 @@ def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] =
     Raises:
         CheckpointError: the store cannot be reached, or there is no room here for one of the files.
     """
-    manifest, damage = checkpoint.manifest, list(checkpoint.damage)
+    folder, manifest = checkpoint.folder, checkpoint.manifest
+    if isinstance(manifest, CheckpointError):
+        return Verification(folder.url, None, (Damage(folder.url.rsplit("/", 1)[-1], manifest.what),))
     with tempfile.TemporaryDirectory(prefix="headway-verify-") as scratch:
-        for name in manifest.files if manifest else ():
-            assert manifest is not None
-            found = _check(checkpoint.folder, name, manifest, Path(scratch), advance)
-            if found is not None:
-                damage.append(found)
-    return Verification(checkpoint.folder.url, manifest, tuple(damage))
+        found = [_check(folder, name, manifest, Path(scratch), advance) for name in manifest.files]
+    return Verification(folder.url, manifest, tuple(damage for damage in found if damage is not None))
 
 
 def _check(

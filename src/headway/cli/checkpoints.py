@@ -71,7 +71,8 @@ def verify(
 
     results = _verify_url(place) if is_url(place) else _verify_path(Path(place))
     if not results:
-        raise CheckpointError(f"'{place}' has no checkpoints", where=place, fix="give a run, or a checkpoint")
+        where = place if is_url(place) else str(Path(place).absolute())
+        raise CheckpointError(f"'{place}' has no checkpoints", where=where, fix="give a run, or a checkpoint")
     if json:
         print_json([_result(result) for result in results])
     else:

@@ -81,16 +81,17 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
         fingerprints=fingerprints,
         model=facts,
     )
-    text = dump_config(config)
+    write_config(config, attempt.run, attempt.directory)
     for folder in (attempt.run, attempt.directory):
-        write_config(folder, text)
         write_json(folder / "run.json", record)
 
 
-def write_config(folder: Path, text: str) -> None:
-    """The resolved config (`dump_config`), as `config.yaml`."""
-    with atomic_write(folder / "config.yaml", "w") as file:
-        file.write(text)
+def write_config(config: Config, *folders: Path) -> None:
+    """The resolved config, as `config.yaml` in each of these."""
+    text = dump_config(config)
+    for folder in folders:
+        with atomic_write(folder / "config.yaml", "w") as file:
+            file.write(text)
 
 
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:

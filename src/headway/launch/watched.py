@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.config import Config, dump_config
+from headway.config import Config
 from headway.core.console import clear_line, log_to, notice, warning
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.heartbeat import Reading, read_heartbeat
@@ -77,10 +77,8 @@ class WatchedAttempt:
     def begin_again(self, lock: OwnerLock | None, restarts: int) -> None:
         """The same for a further attempt, of which all is known that would be written down."""
         attempt = self.begin(lock, restarts=restarts)
-        text = dump_config(self.config)
-        write_config(attempt.directory, text)
-        if not (attempt.run / "config.yaml").exists():
-            write_config(attempt.run, text)
+        has_config = (attempt.run / "config.yaml").exists()
+        write_config(self.config, attempt.directory, *(() if has_config else (attempt.run,)))
         if (attempt.run / "run.json").exists():  # not when the attempt before ended while it began
             shutil.copy(attempt.run / "run.json", attempt.directory)
 

@@ -27,8 +27,9 @@ _PACKAGES = (
     "pyarrow", "zstandard", "matplotlib", "deepspeed", "ray",
 )  # fmt: skip
 
-#: Environment variables that may be recorded. Everything else stays private.
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
+
+#: Environment variables that may be recorded. Everything else stays private.
 _VARIABLES = re.compile(
     r"(OMP|MKL|KMP|OPENBLAS|CUDA|CUBLAS|CUDNN|NCCL|GLOO|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|HIP|ROCR|HEADWAY)_\w+"
     r"|PYTHONHASHSEED|TOKENIZERS_PARALLELISM|WORLD_SIZE|LOCAL_WORLD_SIZE|SLURM_JOB_ID|LD_PRELOAD"
@@ -85,14 +86,15 @@ def environment() -> dict[str, Any]:
 
 
 def _versions() -> list[tuple[str, str]]:
+    # Not `metadata.version`, which reads the whole text as mail: a sixtieth of a second of every start for all packages
+    # together.
     found = []
     for package in _PACKAGES:
         try:
-            found_in = metadata.distribution(package)
-            text = found_in.read_text("METADATA") or found_in.read_text("PKG-INFO") or ""
+            distribution = metadata.distribution(package)
         except metadata.PackageNotFoundError:
             continue
-        # As `metadata.version`, which reads all of it as if it were mail: a fiftieth of a second for all packages.
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         version = _VERSION.search(text)
         if version is not None:
             found.append((package, version[1]))
