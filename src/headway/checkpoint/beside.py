@@ -43,6 +43,8 @@ class WriterSettings:
     """What `AfterSave` has to know; when not given, the newest `keep` are kept, and that is all."""
     sign: bool = False
     """Sign manifests with the key of the environment."""
+    encrypt: bool = False
+    """Encrypt files with the key of the environment."""
 
     def record(self) -> dict[str, Any]:
         """Its JSON form."""

@@ -1,4 +1,4 @@
-"""The checkpoint format, version 2: what `manifest.json` says, and the hash that names a state.
+"""The checkpoint format, up to version 3: what `manifest.json` says, and the hash that names a state.
 
 A checkpoint is a folder `step-00001000/` of safetensors files and this manifest, which is written last. The format is
 described for readers in other languages in docs/checkpoint-format.md.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
+from headway.checkpoint.sealing import SEALED
 from headway.checkpoint.signing import signature_problem
 from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
@@ -58,7 +59,7 @@ class _Part(BaseModel):
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 #: No separators: a manifest can only name files beside itself.
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors$")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors(\.sealed)?$")]
 Shape = tuple[NonNegativeInt, ...]
 
 
@@ -134,7 +135,8 @@ class Manifest(_Part):
     """Everything a checkpoint says about itself."""
 
     format: Literal["headway-checkpoint"] = "headway-checkpoint"
-    version: Literal[1, 2] = 2
+    version: Literal[1, 2, 3] = 2
+    """3 has sealed files, which are for it alone, so that what has none can be read by who knows nothing of them."""
     step: NonNegativeInt
     cursor: dict[str, int]
     """Where the run is: `step` and what else the training loop counts."""
@@ -150,6 +152,8 @@ class Manifest(_Part):
         unknown = {part.file for entry in self.tensors.values() for part in entry.slices} - self.files.keys()
         if unknown:
             raise ValueError(f"a tensor lies in '{min(unknown)}', which is not among the files")
+        if self.version != 3 and any(name.endswith(SEALED) for name in self.files):
+            raise ValueError(f"a file is encrypted, which version {self.version} does not have")
         if state_hash(self.tensors, self.cursor) != self.state_sha256:
             raise ValueError("state_sha256 does not belong to these tensors and this cursor")
         return self
@@ -183,8 +187,8 @@ class Manifest(_Part):
             raise ValueError(f"is not JSON: {error}") from None
         if not isinstance(record, dict) or record.get("format") != cls.model_fields["format"].default:
             raise ValueError("is not the manifest of a Headway checkpoint")
-        if record.get("version") not in (1, 2):
-            raise ValueError(f"has format version {record.get('version')!r}; this Headway reads versions 1 and 2")
+        if record.get("version") not in (1, 2, 3):
+            raise ValueError(f"has format version {record.get('version')!r}; this Headway reads versions 1 to 3")
         if record.pop("manifest_sha256", None) != fingerprint(record):
             raise ValueError("has changed since it was written (manifest_sha256 differs)")
         try:
@@ -249,12 +253,12 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
+def hash_tensor(tensor: torch.Tensor) -> str:
+    """Hex SHA-256 of a tensor's elements (`tensor_bytes`); dtype and shape do not enter."""
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
+
+
 def hash_tensors(tensors: StateTensors) -> dict[str, str]:
-    """Hex SHA-256 of every tensor's elements (`tensor_bytes`), several at a time; dtype and shape do not enter."""
-
-    def digest(tensor: torch.Tensor) -> str:
-        # Hashing lets go of the interpreter's lock, so threads do help.
-        return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
-
+    """That of every tensor, several at a time: hashing lets go of the interpreter's lock."""
     with ThreadPoolExecutor(usable_cores()) as pool:
-        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
+        return dict(zip(tensors, pool.map(hash_tensor, tensors.values()), strict=True))

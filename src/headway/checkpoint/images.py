@@ -8,9 +8,11 @@ wants all tensors of a file in its hands, and tells neither hashes nor a full di
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.checkpoint.format import DTYPES, ITEM_BYTES, FileEntry
+from headway.checkpoint.sealing import SEALED, seal, sealed_size
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 
@@ -137,7 +140,9 @@ class Elements:
                 left = left[os.write(descriptor, left[:_WRITE_BYTES]) :]
 
 
-def write_image(folder: Path, image: Image, source: Source, pool: Executor) -> tuple[FileEntry, dict[str, str]]:
+def write_image(
+    folder: Path, image: Image, source: Source, pool: Executor, key: bytes | None = None
+) -> tuple[str, FileEntry, dict[str, str]]:
     """Write one file and flush it to disk.
 
     Args:
@@ -145,23 +150,65 @@ def write_image(folder: Path, image: Image, source: Source, pool: Executor) -> t
         image: What.
         source: Has the bytes.
         pool: Hashes while this thread writes; hashing lets go of the interpreter's lock.
+        key: Seals the file, which then has another name.
 
     Returns:
-        The file's size and hash, and the SHA-256 of each piece; both of the bytes as they were in memory, so that what
-        a disk or its driver changes on the way is found later.
+        The file's name, its size and hash, and the SHA-256 of each piece; both of the bytes as they were in memory, so
+        that what a disk or its driver changes on the way is found later.
 
     Raises:
         OSError: the file cannot be written.
     """
     data = [source.elements(piece) for piece in image.pieces]
-    whole = pool.submit(_digest, image.preamble, *data)
+    whole = pool.submit(_digest, image.preamble, *data) if key is None else None
     hashes = {piece.name: pool.submit(_digest, view) for piece, view in zip(image.pieces, data, strict=True)}
-    with (folder / image.file).open("wb", buffering=0) as file:
-        source.copy(image, file.fileno())
+    name, size = (image.file, image.nbytes) if key is None else (image.file + SEALED, sealed_size(image.nbytes))
+    with (folder / name).open("wb", buffering=0) as file:
+        if key is None:
+            source.copy(image, file.fileno())
+        else:
+            hashed = _Hashed(file)
+            seal(_Joined([image.preamble, *data]), hashed, key, image.file)
         fault_point("checkpoint.shard")
         os.fsync(file.fileno())
-    entry = FileEntry(bytes=image.nbytes, sha256=whole.result())
-    return entry, {name: digest.result() for name, digest in hashes.items()}
+    entry = FileEntry(bytes=size, sha256=whole.result() if whole else hashed.hexdigest())
+    return name, entry, {piece: digest.result() for piece, digest in hashes.items()}
+
+
+class _Joined:
+    """Pieces of memory, read as one stream."""
+
+    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+        self._parts = deque(memoryview(part).cast("B") for part in parts)
+
+    def read(self, count: int) -> bytes:
+        """The next bytes; fewer at the end only."""
+        found = []
+        while count and self._parts:
+            part = self._parts.popleft()
+            found.append(part[:count])
+            if len(part) > count:
+                self._parts.appendleft(part[count:])
+            count -= len(found[-1])
+        return b"".join(found)
+
+
+class _Hashed:
+    """A file, and the hash of what is written to it."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> None:
+        """Write all of it, which the system may do in steps."""
+        self._digest.update(content)
+        left = memoryview(content)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def hexdigest(self) -> str:
+        """Of all that was written."""
+        return self._digest.hexdigest()
 
 
 def _digest(*parts: bytes | memoryview) -> str:

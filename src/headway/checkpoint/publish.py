@@ -30,6 +30,7 @@ from headway.checkpoint.format import (
 )
 from headway.checkpoint.held import clear_notes
 from headway.checkpoint.images import Image, Piece, Source, write_image
+from headway.checkpoint.sealing import SEALED, SealedFile
 from headway.checkpoint.signing import Key, signed
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
@@ -45,7 +46,7 @@ class WrittenPiece:
     piece: Piece
     file: str
     begin: int
-    """Where its elements begin, in bytes from the start of the file."""
+    """Where its elements begin, in bytes from the start of the file, or of what is sealed in it."""
     sha256: str
 
 
@@ -69,7 +70,11 @@ class Part:
 
 
 def write_part(
-    folder: Path, images: Iterable[Image], source: Source, advance: Callable[[], None] = lambda: None
+    folder: Path,
+    images: Iterable[Image],
+    source: Source,
+    advance: Callable[[], None] = lambda: None,
+    key: bytes | None = None,
 ) -> Part:
     """Write the files of one worker into an existing folder and flush them; nothing is visible yet.
 
@@ -78,6 +83,7 @@ def write_part(
         images: What.
         source: Has the bytes.
         advance: Called after each file.
+        key: Encrypts the files; they are not when there is none.
 
     Raises:
         OSError: they cannot be written.
@@ -86,11 +92,12 @@ def write_part(
     pieces: list[WrittenPiece] = []
     with ThreadPoolExecutor(usable_cores()) as pool:
         for image in images:
-            files[image.file], hashes = write_image(folder, image, source, pool)
+            name, entry, hashes = write_image(folder, image, source, pool, key)
+            files[name] = entry
             advance()
             begin = len(image.preamble)
             for piece in image.pieces:
-                pieces.append(WrittenPiece(piece, image.file, begin, hashes[piece.name]))
+                pieces.append(WrittenPiece(piece, name, begin, hashes[piece.name]))
                 begin += piece.nbytes
     return Part(files, pieces)
 
@@ -159,12 +166,14 @@ class Publisher:
             OSError: it cannot be written.
         """
         tensors = _entries(folder, [piece for part in parts for piece in part.pieces])
+        files = {name: entry for part in parts for name, entry in part.files.items()}
         manifest = Manifest(
+            version=3 if any(name.endswith(SEALED) for name in files) else 2,
             step=cursor["step"],
             cursor=dict(cursor),
             context=dict(context),
             state_sha256=state_hash(tensors, cursor),
-            files={name: entry for part in parts for name, entry in part.files.items()},
+            files=files,
             tensors=tensors,
         )
         if self._sign_with is not None:
@@ -235,7 +244,7 @@ def _cut_hash(folder: Path) -> Callable[[list[WrittenPiece]], str]:
         hasher = hashlib.sha256()
         if all(_is_stretch(p.piece) for p in ordered):
             for piece in ordered:
-                with _mapped(folder, piece) as view:
+                with _elements(folder, piece) as view:
                     hasher.update(view)
         else:
             hasher.update(_put_together(folder, ordered))
@@ -258,14 +267,17 @@ def _put_together(folder: Path, pieces: Sequence[WrittenPiece]) -> memoryview:
     whole = np.empty(first.shape, kind)
     for piece in pieces:
         box = tuple(slice(o, o + n) for o, n in zip(piece.piece.offset, piece.piece.size, strict=True))
-        with _mapped(folder, piece) as view:
+        with _elements(folder, piece) as view:
             whole[box] = np.frombuffer(view, kind).reshape(piece.piece.size)  # copied before the mapping closes
     return whole.reshape(-1).view(np.uint8).data
 
 
 @contextmanager
-def _mapped(folder: Path, piece: WrittenPiece) -> Iterator[memoryview]:
+def _elements(folder: Path, piece: WrittenPiece) -> Iterator[memoryview]:
     """The elements of a piece, out of its file."""
+    if piece.file.endswith(SEALED):
+        yield memoryview(SealedFile(folder / piece.file).read(piece.begin, piece.begin + piece.piece.nbytes))
+        return
     start = piece.begin - piece.begin % mmap.ALLOCATIONGRANULARITY  # where a mapping can begin
     length = piece.begin - start + piece.piece.nbytes
     with (

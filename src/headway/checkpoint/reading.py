@@ -6,12 +6,15 @@ worked out by PyTorch's distributed checkpointing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from headway.checkpoint.format import Manifest, Slice, TensorEntry
+from headway.checkpoint.format import DTYPES, Manifest, Slice, TensorEntry
+from headway.checkpoint.sealing import SEALED, SealedFile
 from headway.core.errors import CheckpointError
 from headway.core.types import part_of
 
@@ -21,25 +24,98 @@ if TYPE_CHECKING:
     from headway.core.types import Block, StateTensors
 
 
+class Shard(Protocol):
+    """An open safetensors file; what it gives stays when it goes."""
+
+    def keys(self) -> list[str]:
+        """Names of the tensors in it."""
+        ...
+
+    def get_slice(self, name: str) -> Any:
+        """Tells the type and the shape of a tensor: `get_dtype()`, `get_shape()`."""
+        ...
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """One of them."""
+        ...
+
+
 @contextmanager
-def open_shard(path: Path, framework: str = "pt") -> Iterator[Any]:
-    """A safetensors file, mapped.
+def open_shard(path: Path, framework: str = "pt") -> Iterator[Shard]:
+    """A file of a checkpoint: mapped, or if it is sealed, opened in parts.
 
     Raises:
-        CheckpointError: it is missing or is no such file.
+        CheckpointError: it is missing or is no such file, or what is read of it cannot be.
+        ConfigError: it is sealed, and there is no key.
     """
     import safetensors
 
+    with _told_well(path):
+        yield SealedShard(path) if path.name.endswith(SEALED) else safetensors.safe_open(str(path), framework)
+
+
+@contextmanager
+def _told_well(path: Path) -> Iterator[None]:
+    import safetensors
+
     try:
-        with safetensors.safe_open(str(path), framework) as file:
-            yield file
+        yield
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"{path.name} cannot be read: {error}", where=str(path), fix="restore it from a copy"
         ) from None
 
 
-def contradiction(manifest: Manifest, name: str, file: Any) -> str | None:
+@dataclass(frozen=True)
+class _Described:
+    """A tensor of a sealed file, and where in the content its elements are."""
+
+    dtype: str
+    shape: list[int]
+    begin: int
+    end: int
+
+    def get_dtype(self) -> str:
+        return self.dtype
+
+    def get_shape(self) -> list[int]:
+        return self.shape
+
+
+class SealedShard:
+    """A sealed safetensors file. Nothing is mapped: of a tensor that is asked for, its chunks are decrypted."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = SealedFile(path)
+        # It was authenticated, so it is as Headway has written it.
+        length = int.from_bytes(self._file.read(0, 8), "little")
+        header = json.loads(self._file.read(8, 8 + length))
+        self._tensors = {
+            name: _Described(entry["dtype"], entry["shape"], *(8 + length + at for at in entry["data_offsets"]))
+            for name, entry in header.items()
+        }
+
+    def keys(self) -> list[str]:
+        """Names of the tensors."""
+        return list(self._tensors)
+
+    def get_slice(self, name: str) -> _Described:
+        """Type and shape of a tensor."""
+        return self._tensors[name]
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """A tensor, in memory of its own."""
+        import torch
+
+        found = self._tensors[name]
+        dtype = getattr(torch, next(key for key, value in DTYPES.items() if value == found.dtype))
+        if found.begin == found.end:
+            return torch.empty(found.shape, dtype=dtype)
+        elements = torch.frombuffer(self._file.read(found.begin, found.end), dtype=torch.uint8)
+        return elements.view(dtype).reshape(found.shape)
+
+
+def contradiction(manifest: Manifest, name: str, file: Shard) -> str | None:
     """How an open file (`open_shard`) differs from what the manifest says is in it, in words; None if it does not."""
     expected = {tensor: (manifest.tensors[tensor].dtype, part.shape) for tensor, part in manifest.slices_of(name)}
     names = set(file.keys())
@@ -58,7 +134,7 @@ class SavedTensors:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder, self._manifest = folder, manifest
-        self._opened: dict[str, StateTensors] = {}
+        self._opened: dict[str, Shard] = {}
 
     def whole(self, name: str) -> torch.Tensor:
         """One tensor on the CPU; mapped if it lies in one piece.
@@ -98,16 +174,17 @@ class SavedTensors:
                 block.local[there].copy_(self._slice(name, part)[here])
 
     def _slice(self, name: str, part: Slice) -> torch.Tensor:
+        path = self._folder / part.file
         if part.file not in self._opened:
-            with open_shard(self._folder / part.file) as file:
+            with open_shard(path) as file:
                 difference = contradiction(self._manifest, part.file, file)
-                if difference:
-                    raise CheckpointError(
-                        f"{part.file} {difference}", where=str(self._folder), fix="use another checkpoint"
-                    )
-                tensors = {tensor: file.get_tensor(tensor) for tensor, _ in self._manifest.slices_of(part.file)}
-            self._opened[part.file] = tensors
-        return self._opened[part.file][name]
+            if difference:
+                raise CheckpointError(
+                    f"{part.file} {difference}", where=str(self._folder), fix="use another checkpoint"
+                )
+            self._opened[part.file] = file
+        with _told_well(path):
+            return self._opened[part.file].get_tensor(name)
 
 
 _Index = tuple[slice, ...]

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.objects import Objects, UnreachableError
-from headway.checkpoint.sealed_objects import SEALED, SealedObjects
-from headway.checkpoint.sealing import VARIABLE, encryption_key
+from headway.checkpoint.sealed_objects import SealedObjects
+from headway.checkpoint.sealing import SEALED, VARIABLE, encryption_key, key_to_encrypt_with
 from headway.core.console import warning
-from headway.core.errors import CheckpointError, ConfigError
+from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.files import read_json_lines, sha256_file, write_json
 
@@ -346,18 +346,14 @@ def open_place(
     Raises:
         ConfigError: the URL cannot be used, or there is no key to encrypt with.
     """
-    key = encryption_key() if encrypt is not False else None
-    if key is not None:
-        sealed = SealedObjects(url, storage, **options)
-        sealed.key = key
-        return sealed
-    if encrypt:
-        raise ConfigError(
-            "remote checkpoints are to be encrypted, but there is no key",
-            where="checkpoint.remote.encrypt",
-            fix=f"set {VARIABLE}, or {VARIABLE}_FILE to the file that holds it",
-        )
-    return Objects(url, storage, **options)
+    key = key_to_encrypt_with("checkpoint.remote.encrypt") if encrypt else None
+    if encrypt is None:
+        key = encryption_key()
+    if key is None:
+        return Objects(url, storage, **options)
+    sealed = SealedObjects(url, storage, **options)
+    sealed.key = key
+    return sealed
 
 
 def claim_tier(remote: RemoteConfig, run: Path, attempt: int, **options: Any) -> RemoteTier:

@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from headway.checkpoint.objects import Facts, Objects
-from headway.checkpoint.sealing import content_size, seal, seal_bytes, sealed_size, unseal_bytes, unseal_file
+from headway.checkpoint.sealing import SEALED, content_size, seal, seal_bytes, sealed_size, unseal_bytes, unseal_file
 
-SEALED = ".sealed"
 _WORKING = ".sealing-"
 #: A working file that has not changed for so long was left by a process that was killed.
 _LEFT_SECONDS = 3600.0

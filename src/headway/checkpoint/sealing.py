@@ -1,10 +1,11 @@
-"""Encryption of what leaves the machine: AES-256-GCM in chunks, so that files of any size take little memory.
+"""Encryption of checkpoints at rest: AES-256-GCM in chunks, so that files of any size take little memory.
 
     "HWSEAL1\\n" | salt, 32 bytes | chunks: 1 MiB of content encrypted, and its tag of 16 bytes
 
 Every file has a key of its own, derived from the given one and the salt (HKDF-SHA256, RFC 5869). Chunks are numbered in
 their nonces, the last one is marked (the STREAM construction, Hoang, Reyhanitabar, Rogaway and Vizar 2015, section 7),
 and the file's name is authenticated with each: chunks can be neither left out nor moved, and files not exchanged.
+Any part of a file can be read by itself.
 """
 
 from __future__ import annotations
@@ -14,15 +15,33 @@ import binascii
 import io
 import os
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 from headway.core.errors import CheckpointError, ConfigError, missing_extra
 from headway.core.keys import key_text
 
 VARIABLE = "HEADWAY_ENCRYPTION_KEY"
+#: Ends the name of a sealed file; what is authenticated is the name without it.
+SEALED = ".sealed"
 CHUNK_BYTES = 2**20
 _MAGIC, _SALT_BYTES, _TAG_BYTES, _KEY_BYTES = b"HWSEAL1\n", 32, 16, 32
 _HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
+
+
+class Readable(Protocol):
+    """A stream of bytes that come."""
+
+    def read(self, count: int, /) -> bytes:
+        """So many; fewer at the end only."""
+        ...
+
+
+class Writable(Protocol):
+    """A stream of bytes that go."""
+
+    def write(self, content: bytes, /) -> object:
+        """Take all of them."""
+        ...
 
 
 def encryption_key() -> bytes | None:
@@ -47,6 +66,26 @@ def encryption_key() -> bytes | None:
     return key
 
 
+def key_to_encrypt_with(where: str) -> bytes:
+    """The key of the environment, which can be used here.
+
+    Args:
+        where: The field of the config that wants it.
+
+    Raises:
+        ConfigError: there is none, it is not usable, or the package for it is missing.
+    """
+    key = encryption_key()
+    if key is None:
+        raise ConfigError(
+            "checkpoints are to be encrypted, but there is no key",
+            where=where,
+            fix=f"set {VARIABLE}, or {VARIABLE}_FILE to the file that holds it",
+        )
+    _cipher(key, bytes(_SALT_BYTES))
+    return key
+
+
 def sealed_size(size: int) -> int:
     """Bytes that `size` bytes become; a file without content has one chunk too."""
     chunks = max(1, -(-size // CHUNK_BYTES))
@@ -61,7 +100,7 @@ def content_size(sealed: int) -> int | None:
     return size if size >= 0 and sealed_size(size) == sealed else None
 
 
-def seal(source: IO[bytes], target: IO[bytes], key: bytes, name: str) -> None:
+def seal(source: Readable, target: Writable, key: bytes, name: str) -> None:
     """Encrypt a stream.
 
     Args:
@@ -79,30 +118,17 @@ def seal(source: IO[bytes], target: IO[bytes], key: bytes, name: str) -> None:
         chunk, number = following, number + 1
 
 
-def unseal(source: IO[bytes], target: IO[bytes], key: bytes, name: str) -> None:
+def unseal(source: Readable, target: Writable, key: bytes, name: str) -> None:
     """Decrypt a stream; what is written is to be thrown away when this fails.
 
     Raises:
         CheckpointError: the key is another one, or what is there was changed, cut short or exchanged.
     """
-    from cryptography.exceptions import InvalidTag
-
-    wrong = CheckpointError(
-        f"{name} cannot be decrypted: it was changed, or sealed with another key",
-        where=name,
-        fix=f"check {VARIABLE}, or use another checkpoint",
-    )
-    head = source.read(_HEAD_BYTES)
-    if len(head) != _HEAD_BYTES or not head.startswith(_MAGIC):
-        raise wrong
-    cipher, number = _cipher(key, head[len(_MAGIC) :]), 0
+    opener, number = _Opener(source.read(_HEAD_BYTES), key, name), 0
     chunk = source.read(CHUNK_BYTES + _TAG_BYTES)
     while True:
         following = source.read(CHUNK_BYTES + _TAG_BYTES)
-        try:
-            target.write(cipher.decrypt(_nonce(number, last=not following), chunk, name.encode()))
-        except InvalidTag:
-            raise wrong from None
+        target.write(opener.open(chunk, number, last=not following))
         if not following:
             return
         chunk, number = following, number + 1
@@ -130,6 +156,73 @@ def unseal_file(source: Path, target: Path, key: bytes, name: str) -> None:
         os.fsync(file.fileno())
 
 
+class SealedFile:
+    """What is in a sealed file, in parts: only the chunks that are asked for are read and decrypted. Threads may share
+    it.
+
+    Raises:
+        CheckpointError: as `unseal`; also when a part is read.
+        ConfigError: there is no key.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        key = encryption_key()
+        if key is None:
+            raise ConfigError("it is encrypted, and there is no key", where=str(path), fix=f"set {VARIABLE}")
+        self._path = path
+        with path.open("rb") as file:
+            self._opener = _Opener(file.read(_HEAD_BYTES), key, path.name.removesuffix(SEALED))
+            size = content_size(os.fstat(file.fileno()).st_size)
+        if size is None:
+            raise self._opener.wrong
+        self.size = size
+        """Bytes of the content."""
+
+    def read(self, begin: int, end: int) -> bytearray:
+        """The content from one byte to another, exclusive."""
+        if not 0 <= begin <= end <= self.size:
+            raise self._opener.wrong
+        content, last = bytearray(end - begin), max(0, -(-self.size // CHUNK_BYTES) - 1)
+        with self._path.open("rb") as file:
+            numbers = range(begin // CHUNK_BYTES, -(-end // CHUNK_BYTES))
+            file.seek(_HEAD_BYTES + numbers.start * (CHUNK_BYTES + _TAG_BYTES))
+            for number in numbers:
+                start = number * CHUNK_BYTES
+                opened = memoryview(self._opener.open(file.read(CHUNK_BYTES + _TAG_BYTES), number, number == last))
+                first, behind = max(begin, start), min(end, start + CHUNK_BYTES)
+                content[first - begin : behind - begin] = opened[first - start : behind - start]
+        return content
+
+
+class _Opener:
+    """Decrypts chunks of one file."""
+
+    def __init__(self, head: bytes, key: bytes, name: str) -> None:
+        self._name = name
+        if len(head) != _HEAD_BYTES or not head.startswith(_MAGIC):
+            raise self.wrong
+        self._cipher = _cipher(key, head[len(_MAGIC) :])
+
+    @property
+    def wrong(self) -> CheckpointError:
+        """To be raised when something is not as it was sealed."""
+        return CheckpointError(
+            f"{self._name} cannot be decrypted: it was changed, or sealed with another key",
+            where=self._name,
+            fix=f"check {VARIABLE}, or use another checkpoint",
+        )
+
+    def open(self, chunk: bytes, number: int, last: bool) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            opened: bytes = self._cipher.decrypt(_nonce(number, last), chunk, self._name.encode())
+        except InvalidTag:
+            raise self.wrong from None
+        return opened
+
+
 def _nonce(number: int, last: bool) -> bytes:
     # No random part is needed: the key belongs to this one file.
     return bytes(7) + number.to_bytes(4, "big") + bytes([last])
@@ -141,6 +234,6 @@ def _cipher(key: bytes, salt: bytes) -> Any:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ImportError:
-        raise missing_extra("cryptography", "crypto", "encryption of remote checkpoints") from None
+        raise missing_extra("cryptography", "crypto", "encryption of checkpoints") from None
     derived = HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=salt, info=b"headway checkpoint file").derive(key)
     return AESGCM(derived)

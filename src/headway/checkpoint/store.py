@@ -68,6 +68,7 @@ class CheckpointStore:
         after_save: Called with the manifest of what has been published (`AfterSave`); when not given, the newest `keep`
             are kept.
         sign_with: Signs manifests.
+        encrypt_with: Key that `save` seals files with; what is sealed is read with the one of the environment.
     """
 
     def __init__(
@@ -78,13 +79,14 @@ class CheckpointStore:
         max_shard_bytes: int = 2 * 1024**3,
         after_save: Callable[[Manifest], None] | None = None,
         sign_with: Key | None = None,
+        encrypt_with: bytes | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError("at least one checkpoint must be kept")
         self.directory, self.keep = Path(directory), keep
         self.publisher = Publisher(self.directory, may_write, sign_with)
         self.after_save = after_save or Pruner(self.directory, Rules(keep=keep))
-        self._max_shard_bytes = max_shard_bytes
+        self._max_shard_bytes, self._encrypt_with = max_shard_bytes, encrypt_with
 
     # Reading
 
@@ -226,7 +228,8 @@ class CheckpointStore:
         pieces = [Piece.of(name, Block.whole(tensor)) for name, tensor in tensors.items()]
         images = plan_images(pieces, 0, self._max_shard_bytes)
         with self.saving(step, os.getpid(), sum(image.nbytes for image in images)) as folder:
-            part = write_part(folder, images, Elements(lambda piece: tensor_bytes(tensors[piece.name])))
+            elements = Elements(lambda piece: tensor_bytes(tensors[piece.name]))
+            part = write_part(folder, images, elements, key=self._encrypt_with)
             manifest = self.publisher.finish(folder, [part], {**cursor, "step": step}, {**context, "time": time.time()})
         self.after_save(manifest)
         return manifest

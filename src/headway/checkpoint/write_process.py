@@ -24,6 +24,7 @@ from headway.checkpoint.format import Manifest
 from headway.checkpoint.held import HeldStates
 from headway.checkpoint.images import Image, Piece, plan_images
 from headway.checkpoint.publish import Part, write_part
+from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.staging import StagedImages, image_offsets
 from headway.checkpoint.store import CheckpointStore
@@ -44,7 +45,7 @@ class WriteProcess:
 
     Args:
         settings: What does not change: `directory`, `keep`, `max_shard_bytes`, `fence`, `rank`, `workers`,
-            `patience_seconds`, `after_save`, `sign`.
+            `patience_seconds`, `after_save`, `sign`, `encrypt`.
         answers: Where outcomes go, as JSON lines.
     """
 
@@ -62,6 +63,7 @@ class WriteProcess:
             after_save=self._after_save,
             sign_with=key_to_sign_with() if settings["sign"] and settings["rank"] == 0 else None,
         )
+        self._key = key_to_encrypt_with("checkpoint.encrypt") if settings["encrypt"] else None
         self._max_shard_bytes: int = settings["max_shard_bytes"]
         self._rank: int = settings["rank"]
         self._workers: int = settings["workers"]
@@ -107,7 +109,7 @@ class WriteProcess:
     def _publish(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages, nbytes: int) -> Manifest:
         step, cursor = order["step"], order["cursor"]
         with self._store.saving(step, order["tag"], nbytes) as folder:
-            mine = write_part(folder, images, staged, self._get_on)
+            mine = write_part(folder, images, staged, self._get_on, self._key)
             parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
             more = self._after_save.context(step) if self._after_save else {}
             return self._store.publisher.finish(folder, parts, cursor, {**order["context"], **more})
@@ -140,7 +142,7 @@ class WriteProcess:
         self._wait_for(folder, "the first worker's folder did not come", order=order)
         try:
             self._may_write()
-            part = write_part(folder, images, staged, self._get_on)
+            part = write_part(folder, images, staged, self._get_on, self._key)
             write_json(folder / _note(self._rank), part.record())
         except (HeadwayError, OSError) as error:
             with suppress(OSError):

@@ -119,7 +119,7 @@ def _store(run: Path) -> CheckpointStore:
 
 
 def _size(folders: list[Path]) -> int:
-    return sum(file.lstat().st_size for folder in folders for file in folder.glob("*.safetensors"))
+    return sum(file.lstat().st_size for folder in folders for file in folder.glob("shard-*"))
 
 
 def _entries(place: str) -> tuple[list[Entry], dict[tuple[int, str], dict[str, Any]]]:

@@ -45,7 +45,7 @@ class RemoteConfig(RetentionConfig):
     """How often a checkpoint is sent, by steps, tokens or time; each one that is saved when not given. The last one of
     a run is always sent."""
     encrypt: bool = False
-    """Encrypt what is sent (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in the file that
+    """Encrypt all that is sent, manifests too (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in the file that
     HEADWAY_ENCRYPTION_KEY_FILE names."""
     options: dict[str, Any] = {}
     """What `fsspec` needs to reach it besides credentials, which come from the environment: `endpoint_url`, ..."""
@@ -86,6 +86,9 @@ class CheckpointConfig(RetentionConfig):
     sign: bool = False
     """Sign manifests with the key in HEADWAY_SIGNING_KEY or in the file that HEADWAY_SIGNING_KEY_FILE names: an Ed25519
     key in PEM, or a secret for HMAC-SHA256. Whoever has the variable set accepts no others."""
+    encrypt: bool = False
+    """Encrypt weights and moments, wherever they lie (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in the
+    file that HEADWAY_ENCRYPTION_KEY_FILE names; manifests can be read. It holds from the next save on."""
     remote: RemoteConfig | None = None
     """A second place for checkpoints; none when not given."""
 

@@ -20,6 +20,7 @@ from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.remote import claim_tier
+from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
@@ -125,8 +126,11 @@ def _train(
 ) -> None:
     run = RunDirectory(config.run_directory)
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
+    # Or a key would be missed at the first save only.
     if config.checkpoint.sign:
-        key_to_sign_with()  # or it would be missed at the first save only
+        key_to_sign_with()
+    if config.checkpoint.encrypt:
+        key_to_encrypt_with("checkpoint.encrypt")
     began = time.monotonic()
     start = _find_start(config, run, store, world, attempt)
     load_seconds = time.monotonic() - began
@@ -190,6 +194,7 @@ def _train(
                 stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
                 after_save=AfterSave.settings(config, attempt.number),
                 sign=config.checkpoint.sign,
+                encrypt=config.checkpoint.encrypt,
             ),
             world.gather_json,
         ),

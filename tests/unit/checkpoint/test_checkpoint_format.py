@@ -52,7 +52,7 @@ def test_a_manifest_reads_back_as_it_was_written() -> None:
     ("edit", "complaint"),
     [
         ({"format": "other"}, "is not the manifest of a Headway checkpoint"),
-        ({"version": 3}, "format version 3; this Headway reads versions 1 and 2"),
+        ({"version": 4}, "format version 4; this Headway reads versions 1 to 3"),
         ({"files": {"../a.safetensors": {"bytes": 1, "sha256": SHA}}}, "files"),
         ({"files": {"a.pkl": {"bytes": 1, "sha256": SHA}}}, "files"),
         ({"files": {}}, "not among the files"),

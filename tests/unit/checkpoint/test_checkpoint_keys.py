@@ -11,6 +11,7 @@ import pytest
 
 from headway.checkpoint import sealing
 from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.format import Manifest, tensor_bytes
 from headway.checkpoint.places import remote_manifests
 from headway.checkpoint.remote import RemoteTier, journal_of, place_of
 from headway.checkpoint.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
@@ -18,7 +19,7 @@ from headway.checkpoint.signing import key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
-from states import equal, make_state, save
+from states import equal, make_state, names, save
 
 SECRET, OTHER = "a secret of some length", "another secret of some length"
 
@@ -123,6 +124,75 @@ def test_large_files_are_sealed_in_chunks() -> None:
     target.seek(0)
     unseal(target, back, bytes(32), "a")
     assert back.getvalue() == content and largest == CHUNK_BYTES + 16
+
+
+KEY = "cd" * 32
+
+
+@pytest.fixture
+def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointStore:
+    """A run with one encrypted checkpoint, of step 3."""
+    pytest.importorskip("cryptography")
+    monkeypatch.setattr(sealing, "CHUNK_BYTES", 100)
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", KEY)
+    store = CheckpointStore(tmp_path / "tiny" / "checkpoints", max_shard_bytes=150, encrypt_with=bytes.fromhex(KEY))
+    save(store, 3)
+    return store
+
+
+def test_a_checkpoint_that_is_encrypted_where_it_lies(sealed: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = sealed.info(3)
+    assert info.manifest.version == 3 and all(name.endswith(".safetensors.sealed") for name in info.manifest.files)
+    assert info.state_sha256 == save(CheckpointStore(sealed.directory.parent / "plain"), 3).state_sha256
+    state = make_state(3)
+    for path in info.path.glob("shard-*"):
+        content = path.read_bytes()
+        assert b"model." not in content and tensor_bytes(state["model.embedding"])[:16] not in content
+    assert problem(sealed, 3) == "" and sealed.newest() == info and equal(sealed.load(info), state)
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ef" * 32)
+    assert "cannot be decrypted: it was changed, or sealed with another key" in problem(sealed, 3)
+    monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
+    with pytest.raises(ConfigError, match="it is encrypted, and there is no key"):
+        sealed.newest()
+
+
+def test_damage_to_an_encrypted_checkpoint_names_the_tensors(sealed: CheckpointStore) -> None:
+    """The first file holds more than one tensor, in several chunks; its last one is changed."""
+    name = sorted(sealed.info(3).manifest.files)[0]
+    path = sealed.info(3).path / name
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    (damage,) = sealed.verify(3).damage
+    held = {tensor for tensor, _ in sealed.info(3).manifest.slices_of(name)}
+    assert damage.file == name and "has changed since it was written" in damage.what
+    assert set(damage.tensors) and set(damage.tensors) < held
+
+
+def test_a_manifest_of_version_2_names_no_encrypted_files(sealed: CheckpointStore) -> None:
+    record = json.loads((sealed.info(3).path / "manifest.json").read_text()) | {"version": 2}
+    record.pop("manifest_sha256")
+    with pytest.raises(ValueError, match="a file is encrypted, which version 2 does not have"):
+        Manifest.parse(json.dumps({**record, "manifest_sha256": fingerprint(record)}).encode())
+
+
+@pytest.mark.parametrize("remote_too", [False, True])
+def test_what_is_encrypted_here_is_sent_as_it_is(sealed: CheckpointStore, tmp_path: Path, remote_too: bool) -> None:
+    run, remote = sealed.directory.parent, {"url": f"file://{tmp_path}/remote", "encrypt": remote_too}
+    tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
+    assert tier.publish(sealed.info(3).path, journal_of(run, 3))
+    there = tmp_path / "remote" / "tiny" / "run-001" / "step-00000003"
+    files = sealed.info(3).manifest.files
+    assert {path.name for path in there.iterdir()} == {*files, "manifest.json" + (".sealed" if remote_too else "")}
+    assert all((there / name).read_bytes() == (sealed.info(3).path / name).read_bytes() for name in files)
+    new = CheckpointStore(tmp_path / "new" / "checkpoints")
+    new.directory.mkdir(parents=True)
+    found = newest_of_tiers(new, lambda: tier)
+    assert (
+        found is not None and equal(new.load(found), make_state(3)) and names(found.path) == names(sealed.info(3).path)
+    )
+    tier.discard(3)
+    assert not there.exists()
 
 
 def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

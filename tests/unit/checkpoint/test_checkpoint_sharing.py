@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway.checkpoint import sealing
 from headway.checkpoint.format import hash_tensors
 from headway.checkpoint.images import Elements, Piece, plan_images
 from headway.checkpoint.publish import Part, Publisher, write_part
@@ -41,7 +42,7 @@ CUTS = {
 }
 
 
-def save(store: CheckpointStore, workers: list[dict[str, Block]]) -> None:
+def save(store: CheckpointStore, workers: list[dict[str, Block]], key: bytes | None = None) -> None:
     """As several writing processes do it, one after the other."""
     shares = share_out([pieces(blocks) for blocks in workers])
     with store.saving(1, "test", 0) as folder:
@@ -52,17 +53,24 @@ def save(store: CheckpointStore, workers: list[dict[str, Block]]) -> None:
             def elements(piece: Piece, blocks: dict[str, Block] = blocks) -> memoryview:
                 return memoryview(blocks[piece.name].local.contiguous().reshape(-1).view(torch.uint8).numpy())
 
-            part = write_part(folder, images, Elements(elements))
+            part = write_part(folder, images, Elements(elements), key=key)
             parts.append(Part.parse(part.record()))  # as it travels
         store.publisher.finish(folder, parts, {"step": 1}, {})
 
 
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 @pytest.mark.parametrize("wanted", CUTS)
 @pytest.mark.parametrize("saved", CUTS)
-def test_what_was_cut_in_one_way_is_read_in_any_other(tmp_path: Path, saved: str, wanted: str) -> None:
+def test_what_was_cut_in_one_way_is_read_in_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: str, wanted: str, sealed: bool
+) -> None:
+    if sealed:
+        pytest.importorskip("cryptography")
+        monkeypatch.setattr(sealing, "CHUNK_BYTES", 30)  # so that parts begin and end within chunks
+        monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)
     store = CheckpointStore(tmp_path)
     scalar = Block.whole(torch.tensor(3))
-    save(store, [{"w": block, "step": scalar} for block in CUTS[saved]])
+    save(store, [{"w": block, "step": scalar} for block in CUTS[saved]], bytes.fromhex("ab" * 32) if sealed else None)
     assert store.verify(1).damage == ()
     info = store.info(1)
     assert torch.equal(store.load(info)["w"], WHOLE)

@@ -67,6 +67,20 @@ def test_states_are_saved_as_they_were_when_they_were_handed_over(
         assert store.verify(info.step).good and equal(store.load(info), make_state(info.step))
 
 
+def test_what_is_written_is_encrypted_when_it_is_to_be(
+    settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)
+    writer = CheckpointWriter(replace(settings, encrypt=True))
+    submit(writer, 1)
+    writer.close()
+    assert [o.error for o in writer.outcomes()] == [None]
+    store = CheckpointStore(settings.directory)
+    assert names(store.info(1).path) == ["manifest.json", "shard-00000.safetensors.sealed"]
+    assert store.verify(1).good and equal(store.load(store.info(1)), make_state(1))
+
+
 def test_a_state_that_grows_is_saved_whole(writer: CheckpointWriter, settings: WriterSettings) -> None:
     writer.submit(1, blocks({"a": torch.ones(3)}), {"step": 1}, {})
     larger = {"a": torch.ones(3), "b": torch.arange(10_000)}

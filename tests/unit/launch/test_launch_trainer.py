@@ -82,6 +82,28 @@ def test_a_broken_run_goes_on_exactly_with_a_dataset_smaller_than_a_batch(config
     assert state_hash(config("broken")) == state_hash(config("whole"))
 
 
+def test_an_encrypted_run_goes_on_exactly_and_with_its_key_only(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    checkpoint = {"every": "2 steps", "encrypt": True}
+    with pytest.raises(ConfigError, match="checkpoints are to be encrypted, but there is no key"):
+        Trainer(Model(), Squares(), loss, config("broken", checkpoint=checkpoint)).fit()
+    assert not CheckpointStore(config("broken").run_directory / "checkpoints").folders()
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)
+    with pytest.raises(KeyError, match="user code"):
+        Trainer(Model(), Squares(), loss, config("broken", checkpoint=checkpoint), callbacks=[Break()]).fit()
+    monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
+    with pytest.raises(ConfigError, match="it is encrypted, and there is no key"):
+        Trainer(Model(), Squares(), loss, config("broken")).fit()
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)
+    Trainer(Model(), Squares(), loss, config("broken", checkpoint=checkpoint)).fit()
+    Trainer(Model(), Squares(), loss, config("whole")).fit()
+    assert state_hash(config("broken")) == state_hash(config("whole"))
+    folders = CheckpointStore(config("broken").run_directory / "checkpoints").folders()
+    assert [path.suffix for folder in folders for path in folder.glob("shard-*")] == [".sealed"] * 3
+
+
 def test_metrics_that_a_callback_adds_are_recorded(config: Callable[..., Config]) -> None:
     with pytest.raises(KeyError):
         Trainer(Model(), Squares(), loss, config(), callbacks=[Break()]).fit()
