@@ -7,6 +7,7 @@ import io
 import os
 import sysconfig
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -96,10 +97,11 @@ def _local(path: str) -> tuple[str, Iterator[tuple[Path, str]]]:
     if path == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         # Some packages' `__init__.py` are empty, which is no reason for a warning.
-        return "folder", ((p, n) for p, n in _walk(root, _STDLIB_WITHOUT) if p.suffix == ".py" and p.stat().st_size)
+        found = ((p, n) for p, n in _walk(root, without=_STDLIB_WITHOUT) if p.suffix == ".py" and p.stat().st_size)
+        return "folder", found
     place = Path(path).expanduser()
     if place.is_dir():
-        return "folder", _walk(place, set())
+        return "folder", _walk(place)
     if place.is_file():
         return "file", iter([(place, place.name)])
     if glob.has_magic(path):
@@ -112,18 +114,44 @@ def _matches(pattern: Path) -> Iterator[tuple[Path, str]]:
     root = Path(*pattern.parts[:wild])
     # Unlike pathlib's, this glob passes over hidden files.
     for match in map(Path, glob.glob(str(pattern), recursive=True)):  # noqa: PTH207
-        if match.is_file():
+        if match.is_file() or _leads_nowhere(match):
             yield match, match.relative_to(root).as_posix()
 
 
-def _walk(root: Path, without: set[str]) -> Iterator[tuple[Path, str]]:
-    """Files below a folder but hidden ones and those in folders named in `without`."""
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in without and not name.startswith(".")]
-        for name in names:
-            path = Path(folder, name)
-            if not name.startswith(".") and path.is_file():
-                yield path, path.relative_to(root).as_posix()
+def _walk(
+    folder: Path, inside: str = "", without: AbstractSet[str] = frozenset(), above: tuple[tuple[int, int], ...] = ()
+) -> Iterator[tuple[Path, str]]:
+    """Files below a folder but hidden ones and those in folders named in `without`; links are followed, unless they
+    lead to a folder that they are in.
+
+    Args:
+        folder: Where to look.
+        inside: What stands before the names of what is there.
+        without: Names of folders that are passed over.
+        above: Device and inode of the folders on the way here.
+    """
+    try:
+        stat = folder.stat()
+        entries = [
+            (entry.name, entry.is_dir(), entry.is_file() or _leads_nowhere(Path(entry.path)))
+            for entry in os.scandir(folder)
+            if not entry.name.startswith(".")
+        ]
+    except OSError as error:
+        raise unreadable(str(folder), error, "make it readable, or leave it out") from None
+    here = (stat.st_dev, stat.st_ino)
+    if here in above:
+        return
+    for name, is_folder, is_file in sorted(entries):
+        if is_folder and name not in without:
+            yield from _walk(folder / name, f"{inside}{name}/", without, (*above, here))
+        elif is_file:
+            yield folder / name, f"{inside}{name}"
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """Whether a path is a link to what is not there: a file that is gone, not one to pass over."""
+    return path.is_symlink() and not path.exists()
 
 
 def _size(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,52 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         patch.setattr(Path, "open", denied)  # root may read anything, so permissions alone prove nothing here
         find(tmp_path / "a.txt")
     assert caught.value.where == str(tmp_path / "a.txt")
+
+
+def test_a_folder_means_what_its_links_lead_to(tmp_path: Path) -> None:
+    for name in ("corpus/a.txt", "elsewhere/deep/b.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "corpus/linked").symlink_to("../elsewhere")
+    # Links that lead in a circle end, and a file by two names is one.
+    (tmp_path / "elsewhere/back").symlink_to("../corpus")
+    (tmp_path / "corpus/again").symlink_to("linked/deep")
+    (source,) = find(tmp_path / "corpus")
+    assert names(source) == ["a.txt", "again/b.txt"]
+
+
+@pytest.mark.parametrize("path", ["corpus", "corpus/*.txt"])
+def test_a_link_to_a_file_that_is_gone_is_not_passed_over(tmp_path: Path, path: str) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/a.txt").write_text("here")
+    (tmp_path / "corpus/b.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(DataError, match="No such file") as caught:
+        find(tmp_path / path)
+    assert caught.value.where == str(tmp_path / "corpus/b.txt")
+
+
+def test_a_link_to_itself_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/a.txt").write_text("here")
+    (tmp_path / "corpus/b.txt").symlink_to("b.txt")
+    with pytest.raises(DataError, match="symbolic links"):
+        find(tmp_path / "corpus")
+
+
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus/closed").mkdir(parents=True)
+    (tmp_path / "corpus/a.txt").write_text("here")
+    listed = os.scandir
+
+    def denied(folder: Path) -> object:
+        if folder.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", denied)  # root may read anything, so permissions alone prove nothing here
+    with pytest.raises(DataError, match="Permission denied") as caught:
+        find(tmp_path / "corpus")
+    assert caught.value.where == str(tmp_path / "corpus/closed")
 
 
 def test_a_stamp_changes_with_the_file(tmp_path: Path) -> None:
