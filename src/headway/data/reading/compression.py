@@ -17,6 +17,8 @@ from headway.data.reading.places import SourceFile, open_file
 #: Compressions by file ending.
 ENDINGS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _BLOCK = 2**20
+# As far back as `zstd --long=31` reaches, with which large dumps are written; memory is taken as a file asks for it.
+_ZSTD_WINDOW = 2**31
 # What a truncated or damaged compressed stream raises while it is read.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
@@ -105,7 +107,7 @@ class _ZstdStream(io.RawIOBase):
                     raise EOFError("the compressed file ends too early")
                 return 0
             if self._frame is None or self._frame.eof:
-                self._frame = self._library.ZstdDecompressor().decompressobj()
+                self._frame = self._library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
             try:
                 self._ready = memoryview(self._frame.decompress(data))
             except self._library.ZstdError as error:

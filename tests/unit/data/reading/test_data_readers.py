@@ -356,6 +356,15 @@ def test_cut_compressed_files_are_noticed(tmp_path: Path, documents: Callable[..
     assert last.where == f"{path}:{per_document * len(found.texts) + (1 if per_document == 2 else 2)}"
 
 
+def test_zstd_that_looks_back_two_gigabytes_is_read(tmp_path: Path) -> None:
+    zstd = pytest.importorskip("zstandard")
+    far = zstd.ZstdCompressionParameters.from_level(3, window_log=31)
+    compressor = zstd.ZstdCompressor(compression_params=far).compressobj()  # as `zstd --long=31`, without a length
+    content = compressor.compress(b'{"text": "from a large dump"}\n') + compressor.flush()
+    (tmp_path / "dump.jsonl.zst").write_bytes(content)
+    assert read(tmp_path / "dump.jsonl.zst").texts == ["from a large dump"]
+
+
 @pytest.mark.parametrize("ending", [f"jsonl.{end}" for end in COMPRESSED])
 def test_what_is_not_compressed_at_all_is_noticed(tmp_path: Path, ending: str) -> None:
     (tmp_path / f"a.{ending}").write_text('{"text": "x"}\n')
