@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from headway.core.errors import DataError, missing_extra
+from headway.data.reading.compression import is_damage
 from headway.data.reading.documents import BadDocument, Batch
 from headway.data.reading.json_lines import damaged
 from headway.data.reading.places import SourceFile, open_file
@@ -294,6 +295,8 @@ def _texts(
             yield _batch_of(table, field if template is None and field in table.schema.names else None, text_of, where)
             done += table.num_rows
     except (arrow.ArrowException, OSError, EOFError) as error:
+        if not (isinstance(error, arrow.ArrowException) or is_damage(error)):
+            raise
         yield Batch([], [damaged(where(0), error)])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bz2
 import csv
+import errno
 import gzip
+import io
 import json
 import lzma
 import pickle
@@ -398,6 +400,23 @@ def test_a_failing_disk_is_an_error_and_not_a_malformed_document(
     monkeypatch.setattr("headway.data.reading.compression.BlockReader.read", broken)
     with pytest.raises(DataError, match="Input/output error"):
         list(read_batches(piece))
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_table_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: Callable[..., list[str]]
+) -> None:
+    write_as(tmp_path / "a.parquet", documents(3000))
+    pieces = list(pieces_of(find(tmp_path / "a.parquet")))
+
+    class Failing(io.FileIO):
+        def read(self, size: int = -1) -> bytes:
+            if self.tell() < 20_000:  # the footer lies behind
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(size)
+
+    monkeypatch.setattr("headway.data.reading.tables.open_file", lambda file: Failing(file.path))
+    with pytest.raises(DataError, match="Input/output error"):
+        list(read_batches(pieces[0]))
 
 
 @pytest.mark.parametrize(
