@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
+from typing import Any
 
+from headway.core.errors import DataError
 from headway.data.reading.compression import is_damage, open_content
 from headway.data.reading.documents import BadDocument, Batch
 from headway.data.reading.json_lines import BOM, damaged, not_utf8, read_json_lines
@@ -15,6 +17,8 @@ from headway.data.reading.records import BadRecordError, check_fields, text_gett
 from headway.data.reading.tables import read_arrow, read_parquet
 
 _BATCH = 2**20
+# What a malformed row counts for in the size of a batch, so that a file of them does not pile up in memory.
+_BAD = 200
 
 
 def read_batches(piece: Piece) -> Iterator[Batch]:
@@ -63,7 +67,7 @@ def _read_csv(piece: Piece) -> Iterator[Batch]:
     batch, size = Batch([]), 0
     for document in _csv_documents(piece):
         batch.add(document)
-        size += len(document) if isinstance(document, str) else 0
+        size += len(document) if isinstance(document, str) else _BAD
         if size >= _BATCH:
             yield batch
             batch, size = Batch([]), 0
@@ -80,7 +84,7 @@ def _csv_documents(piece: Piece) -> Iterator[str | BadDocument]:
             # Bytes that are no UTF-8 become surrogates here and are found by `text_of`, in the fields that matter.
             lines = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
             rows = csv.reader(lines, strict=True)
-            header = next(rows, None)
+            header = _csv_header(rows, f"{location}:1")
             if header is None:
                 return
             check_fields(header, piece.field, piece.template, f"{location}:1")
@@ -89,7 +93,10 @@ def _csv_documents(piece: Piece) -> Iterator[str | BadDocument]:
                 last = rows.line_num
                 try:
                     row = next(rows)
-                    if row:
+                    if any(row[len(header) :]):
+                        # A comma that nobody quoted: what stands behind it would be lost without a word.
+                        yield BadDocument(f"{location}:{last + 1}", f"row has {len(row)} columns, not {len(header)}")
+                    elif row:
                         yield text_of({name: row[column] for name, column in columns})
                 except StopIteration:
                     return
@@ -103,3 +110,16 @@ def _csv_documents(piece: Piece) -> Iterator[str | BadDocument]:
         if not is_damage(error):
             raise
         yield damaged(f"{location}:{last + 1}", error)
+
+
+def _csv_header(rows: Any, where: str) -> list[str] | None:
+    """The names of a CSV file's columns; None when the file is empty.
+
+    Raises:
+        DataError: its first line is no row.
+    """
+    try:
+        header: list[str] | None = next(rows, None)
+    except csv.Error as error:
+        raise DataError(f"the names of the columns are not valid CSV: {error}", where=where, fix="repair it") from None
+    return header

@@ -284,6 +284,28 @@ def test_csv_rows_that_are_no_rows(tmp_path: Path) -> None:
     assert unclosed.where.endswith(":7") and "not valid CSV" in unclosed.reason
 
 
+def test_a_csv_row_with_a_comma_that_nobody_quoted_is_not_cut(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,short\n2,one, two, three\n3,what spreadsheets write,,\n")
+    found = read(tmp_path / "a.csv")
+    assert found.texts == ["short", "what spreadsheets write"]
+    (longer,) = found.bad
+    assert longer.where.endswith(":3") and longer.reason == "row has 4 columns, not 2"
+
+
+def test_csv_columns_that_cannot_be_read_are_a_mistake_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"text"x,id\none,1\n')
+    with pytest.raises(DataError, match="the names of the columns are not valid CSV") as caught:
+        read(tmp_path / "a.csv")
+    assert caught.value.where == f"{tmp_path}/a.csv:1"
+
+
+def test_malformed_csv_rows_do_not_pile_up(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n" + "1\n" * 20_000)
+    (piece,) = pieces_of(find(tmp_path / "a.csv"))
+    sizes = [len(batch.bad) for batch in read_batches(piece)]
+    assert sum(sizes) == 20_000 and max(sizes) < 10_000
+
+
 def test_missing_column_is_a_mistake_of_the_config(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,content\n1,x\n")
     with pytest.raises(DataError, match="no field 'text'; there are: content, id"):
