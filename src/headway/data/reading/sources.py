@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from headway.config.data import SourceConfig, source_name
+from headway.config.units import Amount
 from headway.core.console import warning
 from headway.core.errors import DataError
 from headway.data.reading import huggingface_datasets as hub
@@ -60,6 +61,8 @@ class Source:
     """Gives its documents (texts, or mappings with fields) anew at each call."""
     location: str = ""
     """Its path in the config, which names a stream in messages."""
+    limit: Amount | None = None
+    """As much of it is used, from its beginning on."""
 
 
 def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] | None = None) -> list[Source]:
@@ -90,7 +93,7 @@ def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] |
                     files.append(file)
             if not files:
                 warning(f"source '{name}' has no files of its own: earlier sources have them all")
-        sources.append(Source(name, config.field, files, ignored, config.template, stream, config.path))
+        sources.append(Source(name, config.field, files, ignored, config.template, stream, config.path, config.limit))
     return sources
 
 
@@ -210,7 +213,8 @@ def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] |
 def _stream_pieces(number: int, source: Source) -> Iterator[Piece]:
     assert source.stream is not None
     file = SourceFile(source.location, source.name, 0, local=False, ranges=False, format="stream")
-    batches = streams.read_stream(source.location, source.stream, source.field, source.template, PIECE_BYTES)
+    fields = source.field, source.template
+    batches = streams.read_stream(source.location, source.stream, *fields, PIECE_BYTES, source.limit)
     for batch, size in batches:
         texts, bad = tuple(batch.texts), tuple(batch.bad)
         yield Piece(number, file, source.field, None, size, source.template, texts, bad, batch.empty)

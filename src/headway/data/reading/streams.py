@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.functions import load_function
 from headway.data.reading.documents import BadDocument, Batch
@@ -56,16 +58,20 @@ def given_stream(name: str, given: Mapping[str, Any]) -> Stream:
     return lambda: cast(Iterable[Any], value)
 
 
-def read_stream(name: str, stream: Stream, field: str, template: str | None, size: int) -> Iterator[tuple[Batch, int]]:
+def read_stream(
+    name: str, stream: Stream, field: str, template: str | None, size: int, limit: Amount | None = None
+) -> Iterator[tuple[Batch, int]]:
     """What a stream yields, in batches of about `size` bytes of text, each with its bytes.
 
-    Items are texts, or mappings of which `field` or `template` makes a text; others are malformed documents.
+    Items are texts, or mappings of which `field` or `template` makes a text; others are malformed documents. No item
+    is asked for when the texts so far have reached the limit.
 
     Raises:
         DataError: the function does not give an iterable, or fails on the way.
     """
     text_of = text_getter(field, template)
     batch, found, fields_seen = Batch([]), 0, False
+    left = math.inf if limit is None else limit.amount
     for number, item in enumerate(_items(name, stream), 1):
         try:
             text = unicode_text(item) if isinstance(item, str) else text_of(item)
@@ -76,7 +82,11 @@ def read_stream(name: str, stream: Stream, field: str, template: str | None, siz
         else:
             fields_seen = True
             batch.add(text)
-            found += len(text) if text.isascii() else len(text.encode())
+            utf8_bytes = len(text) if text.isascii() else len(text.encode())
+            found += utf8_bytes
+            left -= bool(text) if limit is not None and limit.unit == "documents" else utf8_bytes
+        if left <= 0:
+            break
         if found >= size:
             yield _checked(batch, fields_seen), found
             batch, found = Batch([]), 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headway.config.units import Amount
 from headway.core.console import Progress
 from headway.core.errors import ConfigError
 from headway.data.feeding.order import permute
@@ -29,7 +30,7 @@ def train_tokenizer(
 
     Args:
         sources: Where the text comes from; at most an equal share of `training_bytes` from each, and more from the
-            others when one has less.
+            others when one has less. Nothing beyond a source's limit is read.
         vocab_size: Number of tokens, `<|endoftext|>` and the 256 bytes included; fewer when the text is too short.
         training_bytes: UTF-8 bytes of text to look at.
         pattern: See `train_on`.
@@ -128,8 +129,33 @@ def sample_text(sources: Sequence[Source], budget: int) -> Iterator[str]:
 
 
 def _sample_source(source: Source, budget: int) -> Iterator[tuple[str, int]]:
-    """The beginnings of a source's pieces, as much of each, in a fixed mixed order until the budget is spent."""
-    pieces = list(pieces_of([source]))
+    """Texts of a source within its limit, with their UTF-8 bytes, until the budget is spent."""
+    if source.stream is not None or (source.limit is not None and source.limit.unit == "documents"):
+        # A stream may have no end, and only reading tells where so many documents end.
+        return _sample_beginning(source, budget)
+    return _sample_evenly(source, budget)
+
+
+def _sample_beginning(source: Source, budget: int) -> Iterator[tuple[str, int]]:
+    """The first texts of a source."""
+    documents, limit = math.inf, source.limit
+    if limit is not None and limit.unit == "documents":
+        documents = limit.amount
+    elif limit is not None:
+        budget = min(budget, limit.amount)
+    for piece in pieces_of([source]):
+        for text, size in _beginning(piece, budget):
+            yield text, size
+            budget, documents = budget - size, documents - 1
+            if documents == 0:
+                return
+        if budget <= 0:
+            return
+
+
+def _sample_evenly(source: Source, budget: int) -> Iterator[tuple[str, int]]:
+    """The beginnings of a source's pieces, as much of each, in a fixed mixed order."""
+    pieces = list(_within(pieces_of([source]), source.limit))
     if not pieces:
         return
     # Small pieces use less than the quota; when all of the source fits, no piece is cut.
@@ -140,6 +166,16 @@ def _sample_source(source: Source, budget: int) -> Iterator[tuple[str, int]]:
             yield text, size
             budget -= size
         if budget <= 0:
+            return
+
+
+def _within(pieces: Iterator[Piece], limit: Amount | None) -> Iterator[Piece]:
+    """The first pieces, until they have as many bytes as the limit."""
+    size = 0
+    for piece in pieces:
+        yield piece
+        size += piece.bytes
+        if limit is not None and size >= limit.amount:
             return
 
 

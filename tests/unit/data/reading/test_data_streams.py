@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headway.config.data import DataConfig
+from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError
 from headway.data.reading import sources
 from headway.data.reading.documents import Batch
@@ -178,6 +179,20 @@ def test_a_stream_comes_in_pieces_and_no_faster_than_asked(
     assert [text for piece in (first, second) for batch in read_batches(piece) for text in batch.texts] == [
         f"{number:0100}" for number in range(20)
     ]
+
+
+@pytest.mark.parametrize(("limit", "texts"), [("3 documents", 3), ("250 bytes", 3), ("300 bytes", 3)])
+def test_a_stream_is_asked_for_no_more_than_its_limit(limit: str, texts: int) -> None:
+    given: list[str] = []
+
+    def endless() -> Iterator[str]:
+        while True:
+            given.append(f"{len(given):0100}" if given else "")
+            yield given[-1]
+
+    source = Source("endless", "text", [], stream=endless, location="endless", limit=Amount.parse(limit))
+    (piece,) = pieces_of([source])
+    assert (piece.texts, piece.empty) == (tuple(given[1:]), 1) and len(given) == 1 + texts
 
 
 def test_items_that_are_no_documents_are_named(module: Callable[[str], str]) -> None:

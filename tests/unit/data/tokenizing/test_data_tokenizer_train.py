@@ -8,14 +8,14 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headway.config.data import DataConfig, SourceConfig
 from headway.core.errors import ConfigError
-from headway.data.reading.sources import find_sources
+from headway.data.reading.sources import Source, find_sources
 from headway.data.tokenizing import spec as module
 from headway.data.tokenizing.train import sample_text, train_on, train_tokenizer
 
@@ -77,6 +77,33 @@ def test_sample_of_a_large_file_comes_from_all_over_it(
     numbers = [int(text[:5]) for text in texts if len(text) > 5]
     assert min(numbers) < 1000 and max(numbers) > 7000
     assert sum(map(len, texts)) <= 2**19
+
+
+def test_sample_of_a_stream_is_its_beginning_and_no_more() -> None:
+    asked = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield "y" * 100_000
+
+    source = Source("endless", "text", [], stream=endless, location="endless")
+    assert sum(map(len, sample_text([source], 10**6))) == 10**6 and asked < 100
+
+
+@pytest.mark.parametrize(("limit", "most"), [("300 documents", 300 * 1005), ("1 MB", 2**20)])
+def test_sample_is_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch, jsonl: Callable[..., Path], limit: str, most: int
+) -> None:
+    from headway.data.reading import sources
+
+    monkeypatch.setattr(sources, "PIECE_BYTES", 2**18)
+    jsonl(Path("a.jsonl"), [f"{number:05d}" + "x" * 1000 for number in range(4000)])
+    (source,) = find_sources([SourceConfig(path="a.jsonl", limit=limit)])
+    texts = list(sample_text([source], 10**9))
+    assert 0.9 * most < sum(map(len, texts)) <= most
+    assert max(int(text[:5]) for text in texts if len(text) > 5) == len(texts) - 1
 
 
 def test_numbers_are_spelled_digit_by_digit(tmp_path: Path) -> None:
