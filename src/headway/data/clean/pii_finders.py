@@ -60,8 +60,9 @@ def find_emails(text: str) -> Iterator[Found]:
         window = text[max(done, at - 66) : at]
         local = _LOCAL.search(window)
         domain = _DOMAIN.match(text, at + 1) if local else None
-        if local and domain and _is_mailbox(window[: local.start()], local[0], domain[0], text[domain.end() :][:1]):
-            done = domain.end()
+        end = domain.end() if domain else 0
+        if local and domain and _is_mailbox(window[: local.start()], local[0], domain[0], text[end : end + 1]):
+            done = end
             yield Found(at - len(local[0]), done, "e-mail address")
         at = text.find("@", max(done, at + 1))
 
@@ -151,7 +152,11 @@ def _is_host(match: re.Match[str], private: bool) -> bool:
 # Telephone ------------------------------------------------------------------------------------------------------------
 
 _PLUS = re.compile(r"\+[1-9]")
-_INTERNATIONAL = re.compile(r"(?<![\w+=*/.)\]])\+[1-9][0-9]{0,14}(?:[ .\-]?\(?[0-9]{1,5}\)?){0,6}(?![\w]|[.\-:][0-9])")
+# Digits are taken for good (the second plus sign): other ways to cut a number into groups end nowhere else, and a
+# number of fifty digits has a quarter of a million.
+_INTERNATIONAL = re.compile(
+    r"(?<![\w+=*/.)\]])\+[1-9][0-9]{0,14}+(?:[ .\-]?+\(?+[0-9]{1,5}+\)?){0,6}(?![\w]|[.\-:][0-9])"
+)
 _DATE = re.compile(r"\+?(?:1[0-9]|2[0-9])[0-9]{2}[-.]?[0-9]{2}[-.]?[0-9]{2}(?![0-9])")
 # ITU-T E.164: 1, 7, these of two digits, and these of three.
 _CODES = frozenset(

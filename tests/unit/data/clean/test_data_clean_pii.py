@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -100,6 +101,24 @@ def test_placeholders_and_kinds_are_chosen_in_the_config(cleaner: Make) -> None:
         "[mail], 93.184.216.34, ",
         {"e-mail address": 1, "telephone number": 1},
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Ann <ann@company.com>, " * 100_000, 100_000),
+        (("+" + "1234567890" * 5 + "\n") * 200, 0),
+    ],
+    ids=["many addresses in one document", "long sums"],
+)
+def test_no_text_takes_long(text: str, found: int, cleaner: Make) -> None:
+    step = cleaner("pii")
+    started = time.process_time()
+    step.clean(text)
+    # Both took ten seconds when the first looked at the rest of the text for each find, and the second at all the
+    # ways to cut digits into groups.
+    assert time.process_time() - started < 4
+    assert sum(step.take_counts().steps[0].reasons.values()) == found
 
 
 def test_examples_show_the_placeholder_and_not_the_data(cleaner: Make) -> None:
