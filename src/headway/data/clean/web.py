@@ -32,6 +32,8 @@ class C4(Step):
     `.`, `!` or `?` before white space; a line that is left is one at least.
     """
 
+    version = 2
+
     def __init__(self, config: C4Step) -> None:
         super().__init__()
         self._config = config
@@ -47,6 +49,9 @@ class C4(Step):
             return Drop("lorem ipsum", "holds 'lorem ipsum'")
         if self._blocked and (word := self._blocked.find(lower)):
             return Drop("blocked word", f"holds '{word}'")
+        if config.citations and "[" in text:
+            # "privacy[1] policy" speaks of a policy once its citation marker is gone.
+            lower = _CITATION.sub("", text).lower()
         kept = self._lines(text, self.counts.reasons, "javascript" in lower, bool(_POLICIES.search(lower)))
         if config.min_sentences:
             sentences = sum([len(_SENTENCE.findall(line)) or 1 for line in kept])

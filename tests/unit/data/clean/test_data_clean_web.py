@@ -61,6 +61,13 @@ def test_c4_removes_citations_and_blank_lines(cleaner: Make) -> None:
     assert result is not None and "[12]" in result
 
 
+def test_c4_asks_what_is_left_without_citations(cleaner: Make) -> None:
+    lines = ["The first line is a plain one.", "Our privacy[2] policy is in this line.", "So is the java[1]script one."]
+    step = cleaner({"step": "c4", "min_sentences": 0})
+    text = "\n".join(lines)
+    assert step.clean(text) == step.clean_kept(text) == lines[0]
+
+
 def test_c4_pages(cleaner: Make) -> None:
     page = "\n".join(LINES)
     assert through(cleaner("c4"), "\n".join(LINES[:2]))[1] == {"few sentences": 1}
