@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headway.config.clean import PythonStep
 from headway.core.errors import DataError
 from headway.core.files import sha256_file
@@ -46,7 +48,7 @@ class PythonFunction(Step):
             result = self._function(text)
         except Exception as error:
             raise self._error(text, f"failed: {type(error).__name__}: {error}") from error
-        if result is None or isinstance(result, bool):
+        if result is None or isinstance(result, bool | np.bool_):  # a comparison of NumPy's numbers gives its own kind
             return text if result else None
         if isinstance(result, str):
             return str(result)

@@ -118,6 +118,10 @@ def wrong(text):
 def number(text):
     return 7
 
+def scored(text):
+    import numpy
+    return numpy.float64(len(text)) > 4
+
 class Tools:
     @staticmethod
     def keep(text):
@@ -151,6 +155,8 @@ def test_functions_change_keep_and_drop(functions: Path, cleaner: Make) -> None:
     assert run(cleaner(step("shout")), "abc") == ("ABC", {})
     assert run(cleaner(step("short")), "abc") == ("abc", {})
     assert run(cleaner(step("short")), "abcdef") == (None, {"dropped by the function": 1})
+    assert run(cleaner(step("scored")), "abcdef") == ("abcdef", {})
+    assert run(cleaner(step("scored")), "abc") == (None, {"dropped by the function": 1})
     assert run(cleaner(step("maybe")), "abc") == ("abc!", {})
     assert run(cleaner(step("maybe")), "x") == (None, {"dropped by the function": 1})
     assert run(cleaner(step("Tools.keep")), "x") == ("x", {})
