@@ -35,6 +35,10 @@ class Step:
         """What the outcome depends on besides the config and `version`: plain JSON."""
         return {}
 
+    def remarks(self) -> list[str]:
+        """What somebody who uses this step should know, to be said once, whatever the number of workers."""
+        return []
+
     def example(self, before: str, after: str) -> str:
         """Up to `SHOWN` characters that show a change: by default the old text around the first difference."""
         return around(before, first_difference(before, after))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.config.clean import CleanStep
+from headway.core.console import warning
 from headway.data.clean.base import Step, utf8_size
 from headway.data.clean.contamination import Decontaminate
 from headway.data.clean.counts import CleanCounts, Drop
@@ -97,7 +98,7 @@ def describe_steps(steps: Sequence[CleanStep]) -> dict[str, Any]:
     """All that the outcome of the steps depends on, for fingerprints: plain JSON without paths.
 
     Besides the settings these are the versions of the rules, of the Unicode tables and of libraries, and the hashes of
-    a user function's source, of word lists and of evaluation sets.
+    a user function's source, of word lists and of evaluation sets. Remarks of steps are given as warnings.
 
     Raises:
         ConfigError: as `Cleaner`.
@@ -107,6 +108,8 @@ def describe_steps(steps: Sequence[CleanStep]) -> dict[str, Any]:
     for config, step in zip(steps, _opened(steps), strict=True):
         settings = config.model_dump(mode="json", exclude=_PLACES.get(config.step))
         described.append({**settings, "version": step.version, **step.describe()})
+        for remark in step.remarks():
+            warning(remark)
     return {"steps": described, "unicode": unicodedata.unidata_version} if described else {"steps": []}
 
 

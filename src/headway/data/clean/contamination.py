@@ -13,7 +13,6 @@ import numpy as np
 
 from headway.config.clean import DecontaminateStep, EvaluationSet
 from headway.config.data import SourceConfig, source_name
-from headway.core.console import warning
 from headway.core.errors import DataError
 from headway.data.clean.base import Step, around
 from headway.data.clean.counts import Drop
@@ -68,6 +67,7 @@ class Decontaminate(Step):
         self._word_hashes = _WordHashes()
         self._names = _names(config.sets)
         self._digests: list[str] = []
+        self._remarks: list[str] = []
         grams = [self._read(item, name) for item, name in zip(config.sets, self._names, strict=True)]
         self._lengths = sorted({length for by_length in grams for length in by_length})
         # Per n-gram length: which hashes are worth a closer look, and each set's sorted hashes.
@@ -136,9 +136,15 @@ class Decontaminate(Step):
                 fix="check its field or template, or lower min_ngram",
             )
         if short:
-            warning(f"evaluation set '{name}': {short:,} of {examples:,} examples are too short to be looked for")
+            self._remarks.append(
+                f"evaluation set '{name}': {short:,} of {examples:,} examples are too short to be looked for"
+            )
         self._digests.append(digest.hexdigest())
         return {length: np.unique(np.concatenate(values)) for length, values in grams.items()}
+
+    def remarks(self) -> list[str]:
+        """How many examples are too short."""
+        return self._remarks
 
     def describe(self) -> dict[str, Any]:
         """Names and hashes of the evaluation sets."""

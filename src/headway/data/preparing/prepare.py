@@ -195,9 +195,8 @@ def _described_steps(data: DataConfig) -> Any:
     """The cleaning steps with all that they depend on; whatever they need is there."""
     if not data.clean:
         return []
-    from headway.data.clean import Cleaner, describe_steps
+    from headway.data.clean import describe_steps
 
-    Cleaner(data.clean)
     return describe_steps(data.clean)
 
 

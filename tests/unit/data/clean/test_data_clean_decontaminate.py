@@ -138,6 +138,15 @@ def test_descriptions_know_what_is_in_a_set_and_not_where(tmp_path: Path, questi
     assert describe({"path": str(moved), "name": "q"}) != first
 
 
+def test_examples_that_are_too_short_are_reported_once_for_all_workers(
+    questions: Path, cleaner: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cleaner(step(questions))  # a worker's
+    assert capsys.readouterr().err == ""
+    describe_steps(DataConfig.model_validate({"clean": [step(questions)]}).clean)
+    assert "1 of 3 examples are too short to be looked for" in capsys.readouterr().err
+
+
 def test_equal_in_every_process(questions: Path, prose: str, cleaner: Make) -> None:
     script = (
         "import sys, json; from headway.config.clean import DecontaminateStep; from headway.data.clean import Cleaner\n"
