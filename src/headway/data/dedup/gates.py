@@ -41,7 +41,8 @@ def check_limits(report: dict[str, Any], config: DedupConfig, describe: Callable
     passed: list[tuple[str, str, float]] = []
 
     def check(key: str, limit: float, part: int, whole: int, what: str) -> None:
-        if part > FEW and part > limit * whole:
+        # The share itself is compared: 0.29 * 100 is less than 29, and a limit that the message names must do.
+        if part > FEW and part / whole > limit:
             share = f"{part:,} of {whole:,} {what} ({part / whole:.1%}; the limit is {limit:.1%})"
             passed.append((f"data.dedup.{key}", share, part / whole))
 

@@ -12,6 +12,7 @@ from headway.config.data import DedupConfig
 from headway.config.load import load_config
 from headway.core.errors import DataError
 from headway.data.dedup import Duplicates, TooManyDuplicates, find_duplicates
+from headway.data.dedup.gates import check_limits
 from support_dedup import fingerprint_units, prose
 
 TEXTS = prose(100, 100)
@@ -40,6 +41,20 @@ def test_a_large_cluster_stops_and_is_shown() -> None:
     assert error.report is not None and error.report["total"]["removed"] == 20
     assert search(texts, max_cluster=0.21).report["total"]["removed"] == 20
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
+
+
+@pytest.mark.parametrize("copies", range(11, 100))
+def test_the_limit_that_the_message_names_is_enough(copies: int) -> None:
+    report = {
+        "total": {"documents": 100, "removed": copies, "paragraphs": 0, "paragraphs_removed": 0},
+        "clusters": {"largest": [{"documents": copies, "kept": [0, 0], "removed": []}]},
+        "sources": {},
+    }
+    with pytest.raises(TooManyDuplicates) as caught:
+        check_limits(report, DedupConfig(max_cluster=0.0, max_removed=0.0), None)
+    named = dict(pair.split("=") for pair in str(caught.value.fix).split() if pair.startswith("data.dedup."))
+    limits = {key.removeprefix("data.dedup."): float(value) for key, value in named.items()}
+    check_limits(report, DedupConfig(**limits), None)
 
 
 def test_a_large_share_of_all_stops() -> None:
