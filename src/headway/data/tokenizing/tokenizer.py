@@ -38,15 +38,19 @@ class Tokenizer:
         self.content, self.where = content, where
         self.fingerprint = sha256_bytes(content)
         spec = specs.parse(content, where)
-        ids = specs.vocabulary(spec)
-        self.vocab_size = max(ids.values(), default=-1) + 1
-        self.end_of_text = specs.end_of_text(ids, end_of_text, where)
-        self.end_of_text_id = ids[self.end_of_text]
-        self.unknown_id = specs.unknown_id(spec, ids)
-        added = specs.added_tokens(spec)
-        self.special_tokens: dict[str, int] = {t["content"]: t["id"] for t in added if t.get("special")}
-        self.added_tokens: list[str] = [token["content"] for token in added]
-        self._cutting = specs.cutting(spec)
+        try:
+            ids = specs.vocabulary(spec)
+            self.vocab_size = max(ids.values(), default=-1) + 1
+            self.end_of_text = specs.end_of_text(ids, end_of_text, where)
+            self.end_of_text_id = ids[self.end_of_text]
+            self.unknown_id = specs.unknown_id(spec, ids)
+            added = specs.added_tokens(spec)
+            self.special_tokens: dict[str, int] = {t["content"]: t["id"] for t in added if t.get("special")}
+            self.added_tokens: list[str] = [token["content"] for token in added]
+            self._cutting = specs.cutting(spec)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            reason = f"its JSON is not laid out like a tokenizer.json ({type(error).__name__}: {error})"
+            raise DataError(f"not a tokenizer: {reason}", where=where, fix="give a tokenizer.json") from None
 
     @classmethod
     def load(cls, path: Path | str, pattern: str | None = None) -> Tokenizer:
@@ -94,9 +98,12 @@ class Tokenizer:
                     where=self.where,
                     fix="give every id below it a token in model.vocab",
                 )
-        # A file may carry the settings of the batch it was last used for.
+        # A file may carry the settings of the batch it was last used for, or of a training that left out merges at
+        # random: a text has one encoding here.
         backend.no_padding()
         backend.no_truncation()
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None
         backend.encode_special_tokens = not special_tokens_in_text
         return backend
 

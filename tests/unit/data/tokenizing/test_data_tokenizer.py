@@ -172,6 +172,31 @@ def test_unusable_tokenizers(tmp_path: Path, content: bytes | None, what: str) -
     assert str(tmp_path) in str(caught.value.where)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"added_tokens": [{"content": "<x>"}]},
+        {"added_tokens": {"<x>": 1}},
+        {"pre_tokenizer": "ByteLevel"},
+        {"model": {"vocab": {"a": 0, "b": "x"}}},
+        {"model": {"vocab": [1, 2]}},
+        {"model": {"vocab": [[]]}},
+    ],
+)
+def test_json_that_is_laid_out_otherwise_is_no_tokenizer(trained: Tokenizer, change: dict[str, Any]) -> None:
+    content = json.dumps({**json.loads(trained.content), **change}).encode()
+    with pytest.raises(DataError, match="not a tokenizer: its JSON is not laid out"):
+        Tokenizer(content, "here")
+
+
+def test_dropout_of_merges_is_for_training_a_model_and_not_for_a_store(trained: Tokenizer) -> None:
+    spec = json.loads(trained.content)
+    spec["model"]["dropout"] = 0.5
+    shaken = Tokenizer(json.dumps(spec).encode(), "here")
+    text = "def main():\n    return [number for number in range(10)]\n" * 5
+    assert shaken.encode_batch([text] * 5) == trained.encode_batch([text] * 5)
+
+
 def test_saved_tokenizer_loads_in_transformers(tmp_path: Path, trained: Tokenizer) -> None:
     transformers = pytest.importorskip("transformers")
     trained.save(tmp_path / "saved")
