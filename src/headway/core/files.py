@@ -24,7 +24,9 @@ def sha256_file(path: Path) -> str:
 
 def canonical_json(value: Any) -> bytes:
     """The one byte form of a JSON value, for fingerprints: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    # A file's name may be no UTF-8; what of it is not is written as JSON's own escape.
+    return text.encode("utf-8", "backslashreplace")
 
 
 def fingerprint(value: Any) -> str:

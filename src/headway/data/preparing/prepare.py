@@ -306,7 +306,7 @@ def _no_documents(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> Dat
 
 
 def _as_bytes(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _write(
@@ -317,7 +317,7 @@ def _write(
     records.collect([*tokenizer, _HASHES, TRAINED])
     if skipped:
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in skipped)
-        (folder / SKIPPED).write_text(lines, "utf-8")
+        (folder / SKIPPED).write_text(lines, "utf-8", "backslashreplace")
     with atomic_write(folder / INPUTS) as file:
         file.write(inputs)
     write_json(folder / MANIFEST, manifest)

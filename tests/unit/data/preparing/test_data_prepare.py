@@ -227,6 +227,22 @@ def test_skipped_documents_are_counted_and_listed(
     assert "1,502 malformed documents skipped" in report.describe()
 
 
+def test_names_of_files_may_be_no_utf8(tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl) -> None:
+    named = tmp_path / "corpus" / os.fsdecode(b"caf\xe9.jsonl")
+    try:
+        jsonl(named, [*documents(20), ""])
+    except OSError:
+        pytest.skip("this file system has no such names")
+    with named.open("a") as file:
+        file.write("broken\n")
+    prepare(config("corpus", bad_documents="skip"), workers=1)
+    assert prepare(config("corpus", bad_documents="skip"), workers=1).up_to_date
+    (source,) = TokenStore.open(tmp_path / "store").inputs()["sources"]
+    assert [file["path"] for file in source["files"]] == [named.name]
+    (skipped,) = map(json.loads, (tmp_path / "store" / SKIPPED).read_text("utf-8").splitlines())
+    assert named.name in skipped["where"]
+
+
 def test_no_text_at_all_is_an_error(tmp_path: Path, config: Configs) -> None:
     (tmp_path / "a.txt").write_bytes(b"")
     with pytest.raises(DataError, match="holds no text"):
