@@ -9,6 +9,19 @@ import typer
 
 from headway.cli.common import JsonOption, OverridesArgument, load, print_json, print_table, writing
 
+# What is printed of duplicates, and its name in the report of the search.
+_DUPLICATES = {
+    "DOCUMENTS": "documents",
+    "EQUAL": "exact",
+    "SIMILAR": "near",
+    "EMPTIED": "emptied",
+    "REMOVED": "removed",
+    "BYTES": "bytes",
+    "BYTES REMOVED": "removed_bytes",
+    "PARAGRAPHS": "paragraphs",
+    "PARAGRAPHS REMOVED": "paragraphs_removed",
+}
+
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
 
@@ -128,11 +141,14 @@ def _print_duplicates(found: dict[str, Any] | None) -> None:
     if not found:
         return
     print("\nduplicates:")
-    for key, value in found.items():
-        if not isinstance(value, (dict, list)):
-            print(f"  {key.replace('_', ' ')}: {value:.2%}" if isinstance(value, float) else f"  {key}: {value}")
-        elif isinstance(value, dict):
-            print(f"  {key.replace('_', ' ')}: " + ", ".join(f"{name} {item}" for name, item in value.items()))
+    parts = {**found["sources"], **({"all": found["total"]} if len(found["sources"]) > 1 else {})}
+    columns = [name for name in _DUPLICATES if "PARAGRAPHS" not in name or found["settings"]["paragraphs"]]
+    rows = [[name, *(_count(counts[_DUPLICATES[column]]) for column in columns)] for name, counts in parts.items()]
+    print_table(["SOURCE", *columns], rows, numeric=range(1, len(columns) + 1))
+    largest = found["clusters"]["largest"]
+    if largest:
+        sizes = ", ".join(f"{cluster['documents']:,} ({cluster['share']:.1%})" for cluster in largest)
+        print(f"clusters of documents that say the same: {found['clusters']['count']:,}; the largest have {sizes}")
 
 
 def _print_splits(splits: list[dict[str, Any]]) -> None:

@@ -168,8 +168,16 @@ def _duplicates(report: Mapping[str, Any] | None) -> str:
             headers = [_title(key), *map(_title, columns)]
             tables.append(html.table(headers, rows, numeric=range(1, len(headers))))
         elif isinstance(value, dict):
-            plain += [(f"{_title(key)}: {_title(name)}", _shown(item)) for name, item in value.items()]
+            plain += [(f"{_title(key)}: {_title(name)}", _listed(item)) for name, item in value.items()]
     return html.facts(plain) + "".join(tables)
+
+
+def _listed(value: Any) -> str:
+    """A figure; of clusters their sizes and shares."""
+    if not isinstance(value, list):
+        return _shown(value)
+    sizes = [f"{cluster['documents']:,} documents ({share_text(cluster['share'])})" for cluster in value]
+    return ", ".join(sizes) or "none"
 
 
 def _title(key: str) -> str:

@@ -58,6 +58,20 @@ def test_prepare_inspect_verify(tmp_path: Path, config_file: Path) -> None:
     assert json.loads(run("data", "verify", tmp_path / "stores/small", "--json").stdout)["problems"] == []
 
 
+def test_duplicates_are_shown_in_words_and_figures(config_file: Path, documents: Callable[..., list[str]]) -> None:
+    texts = [*documents(90, seed=1), *["the same text in ten documents of this corpus"] * 10]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (config_file.parent / "corpus" / "b.jsonl").write_text(lines)
+    run("data", "prepare", config_file, "--workers", "1", "data.dedup.documents=true")
+    shown = run("data", "inspect", config_file).stdout
+    header, row, clusters = shown[shown.index("duplicates:") :].splitlines()[1:4]
+    assert header.split()[:6] == ["SOURCE", "DOCUMENTS", "EQUAL", "SIMILAR", "EMPTIED", "REMOVED"]
+    assert row.split()[:6] == ["corpus", "150", "9", "0", "0", "9"]
+    assert clusters == "clusters of documents that say the same: 1; the largest have 10 (6.7%)"
+    page = Path(run("data", "report", config_file).stdout.strip()).read_text("utf-8")
+    assert "10 documents (6.7 %)" in page and "[{" not in page
+
+
 def test_verify_ends_with_the_data_exit_code(tmp_path: Path, config_file: Path) -> None:
     run("data", "prepare", config_file)
     (shard,) = (tmp_path / "stores/small/train/corpus").glob("*.bin")
