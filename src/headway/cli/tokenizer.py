@@ -159,7 +159,8 @@ def _bytes(text: str) -> int:
     try:
         return max(1, int(TypeAdapter(Bytes).validate_python(text)))
     except ValidationError as error:
-        raise ConfigError(str(error.errors()[0]["msg"]), where="--sample", fix='give for example "4 MB"') from None
+        what = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(what, where="--sample", fix='give for example "4 MB"') from None
 
 
 def _own(settings: DataConfig) -> tuple[Tokenizer, Path]:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from headway.cli import data, tokenizer
-from headway.core.errors import DataError
+from headway.core.errors import ConfigError, DataError
 
 app = typer.Typer()
 data.register(app)
@@ -116,3 +116,9 @@ def test_tokenizer_train_and_inspect(tmp_path: Path, config_file: Path) -> None:
 )
 def test_help_has_examples(command: list[str]) -> None:
     assert "Example" in run(*command, "--help").stdout
+
+
+def test_a_sample_that_is_no_amount_is_said_in_plain_words(config_file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run("tokenizer", "compare", config_file, "--sample", "much")
+    assert caught.value.what.startswith("'much' is not a")
