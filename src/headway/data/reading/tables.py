@@ -250,6 +250,9 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
 def _type_of(schema: Any, column: str, where: str) -> Any:
     import pyarrow as arrow
 
+    if schema.names.count(column) > 1:
+        what = f"{schema.names.count(column)} columns have the name '{column}'"
+        raise DataError(what, where=where, fix="give them names of their own")
     if column in schema.names:
         return schema.field(column).type
     head, *tail = column.split(".")

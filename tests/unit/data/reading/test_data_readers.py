@@ -319,6 +319,20 @@ def test_missing_column_is_a_mistake_of_the_config(tmp_path: Path) -> None:
             read(tmp_path / name, field="id")
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "b.arrow"])
+def test_columns_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table([arrow.array(["x"]), arrow.array(["y"])], names=["text", "text"])
+    if name == "a.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        with arrow.ipc.new_stream(tmp_path / name, table.schema) as out:
+            out.write_table(table)
+    with pytest.raises(DataError, match="2 columns have the name 'text'"):
+        read(tmp_path / name)
+
+
 def test_nulls_are_malformed_and_named_by_their_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PIECE_BYTES", 1)
     for name in ("a.parquet", "b.arrow", "c.feather"):
