@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import Any
 
+from headway.core.errors import ConfigError
+
+_NAME = re.compile(r"[\w. -]{2,}")
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -41,8 +46,20 @@ _OTHER_SPELLINGS = {
 
 
 def pattern_of(name_or_regex: str) -> str:
-    """The regular expression of a pattern's name, or of another spelling of it; any other is returned as it is."""
+    """The regular expression of a pattern's name, or of another spelling of it; any other is returned as it is.
+
+    Raises:
+        ConfigError: it is a name, but of no pattern. As a regular expression it would split text at that very word.
+    """
     name = _OTHER_SPELLINGS.get(name_or_regex, name_or_regex)
+    if name not in PATTERNS and _NAME.fullmatch(name):
+        near = difflib.get_close_matches(name.lower(), PATTERNS, 1)
+        guess = f"; did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(
+            f"data.tokenizer.pattern: there is no pattern '{name}'{guess}",
+            where="data.tokenizer.pattern",
+            fix=f"one of {', '.join(sorted(PATTERNS))}, or a regular expression",
+        )
     return PATTERNS.get(name, name_or_regex)
 
 
