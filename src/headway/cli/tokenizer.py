@@ -44,6 +44,7 @@ def train(
     settings = load(config, overrides, trains=False).data
     wanted = settings.tokenizer
     trained = train_tokenizer(find_sources(settings.sources), wanted.vocab_size, wanted.training_bytes, wanted.pattern)
+    _check_trained(trained, wanted.vocab_size)
     with writing(output):
         trained.save(output)
     facts = _facts(trained, str(output))
@@ -51,6 +52,25 @@ def train(
         print_json(facts)
     else:
         _print_facts(facts)
+
+
+def _check_trained(trained: Tokenizer, asked: int) -> None:
+    """Say when there was too little text for the vocabulary asked for; refuse one that has learnt nothing.
+
+    Raises:
+        DataError: it has nothing but `<|endoftext|>` and the 256 bytes.
+    """
+    from headway.core.console import notice
+    from headway.core.errors import DataError
+
+    if trained.vocab_size <= 257:
+        raise DataError(
+            "there is no text to train a tokenizer on, or nothing in it comes twice",
+            where="data.sources",
+            fix="headway data prepare CONFIG --dry-run lists what is read",
+        )
+    if trained.vocab_size < asked:
+        notice(f"{trained.vocab_size:,} tokens instead of {asked:,}: the text holds no more that come twice")
 
 
 @tokenizer.command()

@@ -122,3 +122,12 @@ def test_a_sample_that_is_no_amount_is_said_in_plain_words(config_file: Path) ->
     with pytest.raises(ConfigError) as caught:
         run("tokenizer", "compare", config_file, "--sample", "much")
     assert caught.value.what.startswith("'much' is not a")
+
+
+def test_a_tokenizer_is_not_trained_on_nothing(config_file: Path) -> None:
+    (config_file.parent / "corpus" / "a.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(DataError, match="no text to train a tokenizer on"):
+        run("tokenizer", "train", config_file, "-o", "nothing")
+    assert not Path("nothing").exists()
+    (config_file.parent / "corpus" / "a.jsonl").write_text('{"text": "twice twice"}\n')
+    assert "tokens instead of 300" in run("tokenizer", "train", config_file, "-o", "little").stderr
