@@ -111,7 +111,9 @@ def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str
             where=str(path),
             fix=f"set data.tokenizer.pattern to one of {', '.join(sorted(PATTERNS))}, or to its regular expression",
         )
-    special = _configured_special(config) or (dict(known.special) if known else {})
+    special = _configured_special(config, path.with_name("tokenizer_config.json")) or (
+        dict(known.special) if known else {}
+    )
     if not special:
         raise DataError(
             "a .tiktoken file does not name its special tokens, and this one is not a published one",
@@ -123,10 +125,14 @@ def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str
     return content, END_OF_TEXT if END_OF_TEXT in special else None
 
 
-def _configured_special(config: dict[str, Any]) -> dict[str, int]:
+def _configured_special(config: dict[str, Any], where: Path) -> dict[str, int]:
     decoder = config.get("added_tokens_decoder")
     entries = decoder.items() if isinstance(decoder, dict) else []
-    return {str(entry["content"]): int(number) for number, entry in entries if isinstance(entry, dict)}
+    try:
+        return {str(entry["content"]): int(number) for number, entry in entries if isinstance(entry, dict)}
+    except (KeyError, ValueError):
+        fix = 'write {"<id>": {"content": "<token>", "special": true}}'
+        raise DataError("added_tokens_decoder is not a token for each id", where=str(where), fix=fix) from None
 
 
 def from_tekken(data: bytes, where: str) -> tuple[bytes, str | None]:
@@ -180,6 +186,8 @@ def _tokenizer_json(
     letters = byte_letters()
     spelled = {token: "".join([letters[byte] for byte in token]) for token in ranks}
     ordered = sorted(ranks, key=ranks.__getitem__)
+    ids = {spelled[token]: first + ranks[token] for token in ordered} | special
+    _refuse_shared_ids(ids, where)
     spec = {
         "version": "1.0",
         "truncation": None,
@@ -199,11 +207,24 @@ def _tokenizer_json(
             "byte_fallback": False,
             # A word that is a token is that token, though its parts may not lead there.
             "ignore_merges": True,
-            "vocab": _vocabulary({spelled[token]: first + ranks[token] for token in ordered} | special),
+            "vocab": _vocabulary(ids),
             "merges": [[spelled[left], spelled[right]] for left, right in _merges(ranks, ordered)],
         },
     }
     return orjson.dumps(spec)
+
+
+def _refuse_shared_ids(ids: dict[str, int], where: str) -> None:
+    """An id that stands for ordinary text too would end a document, or begin a chat, in the middle of a text."""
+    token_of: dict[int, str] = {}
+    for token, number in ids.items():
+        other = token_of.setdefault(number, token)
+        if other != token:
+            raise DataError(
+                f"two tokens have the id {number:,}: {other!r} and {token!r}",
+                where=where,
+                fix="check added_tokens_decoder in the tokenizer_config.json beside it",
+            )
 
 
 def _vocabulary(ids: dict[str, int]) -> dict[str, int]:

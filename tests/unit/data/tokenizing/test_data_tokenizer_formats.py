@@ -248,6 +248,22 @@ def test_special_tokens_are_never_guessed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("decoder", "what"),
+    [
+        ({"66": {"content": "<|endoftext|>"}}, "two tokens have the id 66: 'B' and '<|endoftext|>'"),
+        ({"last": {"content": "<|endoftext|>"}}, "added_tokens_decoder is not a token for each id"),
+        ({"256": {"text": "<|endoftext|>"}}, "added_tokens_decoder is not a token for each id"),
+    ],
+)
+def test_special_tokens_that_cannot_be(tmp_path: Path, decoder: dict[str, Any], what: str) -> None:
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    path = write_ranks(tmp_path / "x.tiktoken", ranks, {"added_tokens_decoder": decoder})
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(path, "gpt2")
+    assert caught.value.what == what
+
+
+@pytest.mark.parametrize(
     ("change", "what", "where"),
     [
         (lambda data: data.replace(b"Qg== 66\n", b"!! 66\n"), "not a token in base64", ":67"),
