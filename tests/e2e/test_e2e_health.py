@@ -74,6 +74,12 @@ def test_a_rollback_is_the_same_through_kills_and_on_a_second_machine(
     assert state_hash(runs / "whole") == state_hash(runs / "killed") == state_hash(elsewhere)
     assert here(config, "name=clean")[0] == 0
     assert state_hash(runs / "clean") != state_hash(runs / "whole")
+    assert here(config, "name=plain", "health.on_nonfinite=skip")[0] == 0
+    assert state_hash(runs / "clean") == state_hash(runs / "plain"), "that a rollback may come changes nothing"
+    # Killed before the first step was saved, it goes on from its beginning.
+    assert headway("train", config, "name=begun", faults="kill@step=1").returncode == 1
+    assert here(config, "name=begun")[0] == 0
+    assert state_hash(runs / "begun") == state_hash(runs / "clean")
     for name in ("whole", "killed"):
         proof = prove(runs / name)
         assert not proof.problems, proof.problems

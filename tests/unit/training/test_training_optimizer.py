@@ -83,6 +83,21 @@ def test_a_run_that_stops_and_resumes_has_the_bits_of_one_that_does_not(name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_having_state_before_the_first_step_changes_no_bit_of_a_run(name: str) -> None:
+    config = optimizer_config(name)
+    whole, ready = make_state(config), make_state(config)
+    train(whole, 0, 2)
+    ready.prepare_to_load()
+    saved = {key: tensor.clone() for key, tensor in tensors(ready).items()}
+    ready.prepare_to_load()
+    for key, tensor in tensors(ready).items():
+        assert torch.equal(tensor, saved[key]), f"{key} is what it was when it was saved"
+    train(ready, 0, 2)
+    for key, tensor in tensors(whole).items():
+        assert torch.equal(tensor, tensors(ready)[key]), key
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_loss_falls(name: str) -> None:
     state = make_state(optimizer_config(name))
     first = train(state, 0, 1)

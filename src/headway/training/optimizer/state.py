@@ -15,11 +15,13 @@ from headway.training.optimizer.eight_bit import quantised_parts
 
 
 def materialize(optimizer: Optimizer) -> None:
-    """Create the state that an optimizer otherwise creates in its first step, so that it can be loaded into.
+    """Create the state that an optimizer otherwise creates in its first step, as it is before that step, so that it can
+    be saved or loaded into. State that is there already stays as it is.
 
-    A step with zero gradients and a zero learning rate leaves the weights as they are. Its traces in the state do not
-    matter: every tensor of it is overwritten by the checkpoint, or thrown away.
+    A step with zero gradients and a zero learning rate leaves the weights as they are, and moments zero; but it counts.
     """
+    if optimizer.state:
+        return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     saved_gradients = [p.grad for p in parameters]
     saved_rates = [(float(group["lr"]), group.get("weight_decay")) for group in optimizer.param_groups]
@@ -30,6 +32,9 @@ def materialize(optimizer: Optimizer) -> None:
         if "weight_decay" in group:
             group["weight_decay"] = 0.0
     optimizer.step()
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].zero_()
     for p, gradient in zip(parameters, saved_gradients, strict=True):
         p.grad = gradient
     for group, (rate, decay) in zip(optimizer.param_groups, saved_rates, strict=True):
