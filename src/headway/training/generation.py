@@ -116,14 +116,17 @@ def sample(logits_V: torch.Tensor, temperature: float, top_p: float, generator: 
     return int(torch.multinomial(probabilities_V, 1, generator=generator))
 
 
-def stream_text(tokenizer: Decodes, ids: Iterable[int]) -> Iterator[str]:
+def stream_text(tokenizer: Decodes, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
     """Text of a stream of token ids, in pieces as soon as they are certain.
 
     A token may end inside a character of several bytes; such a piece waits for the tokens that complete it. Every piece
     is decoded together with the one before it, since some tokenizers treat the first token of a text in its own way.
+
+    Args:
+        after: What the stream continues, which is not given out.
     """
-    seen: list[int] = []
-    given, start = 0, 0
+    seen = list(after)
+    given, start = len(seen), 0
     for token in ids:
         seen.append(token)
         before, now = tokenizer.decode(seen[start:given]), tokenizer.decode(seen[start:])

@@ -114,7 +114,7 @@ def continue_text(
         seed=seed,
         end_id=tokenizer.end_of_text_id,
     )
-    return stream_text(tokenizer, new_ids)
+    return stream_text(tokenizer, new_ids, after=ids)
 
 
 def evaluate_trained(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from itertools import islice
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
+from headway.training import inference
 from headway.training.generation import generate, sample, stream_text
 
 VOCAB = 64
@@ -114,6 +117,19 @@ class ByteTokenizer:
 def test_text_comes_whole_and_as_early_as_it_can(text: str) -> None:
     pieces = list(stream_text(ByteTokenizer(), iter(text.encode())))
     assert pieces == list(text)
+
+
+def test_a_continuation_keeps_the_space_after_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = SimpleNamespace(
+        encode_batch=lambda texts: [list(text.encode()) for text in texts],
+        decode=ByteTokenizer().decode,
+        end_of_text_id=0,
+        vocab_size=256,
+    )
+    monkeypatch.setattr(inference, "generate", lambda *_, **__: iter(b" and on"))
+    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer)
+    settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
+    assert "".join(inference.continue_text(trained, "on", **settings)) == " and on"
 
 
 def test_broken_bytes_are_given_at_the_end() -> None:
