@@ -13,7 +13,7 @@ from torch import nn
 from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.buckets import Bucket, make_buckets
 from headway.parallel.buffers import BufferWatch
-from headway.parallel.exchange import Finish, make_exchange
+from headway.parallel.exchange import Finish, PowerSGD, make_exchange
 from headway.parallel.replicas import replicas_of
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_
 from headway.parallel.world import World
@@ -33,7 +33,7 @@ class DataParallel:
         self._exchanges = {replicas: make_exchange(config, world, replicas) for replicas in kinds}
         self._missing: list[set[torch.Tensor]] = []
         self._pending: list[Finish] = []
-        self._last = False
+        self._last, self._updated = False, True
         self._buffers = BufferWatch(module)
         for index, bucket in enumerate(self._buckets):
             for p in bucket.parameters:
@@ -45,6 +45,11 @@ class DataParallel:
         self._missing = [set(bucket.parameters) for bucket in self._buckets]
         self._pending = []
         self._buffers.begin()
+        if not self._updated:  # the step before was left out
+            for exchange in self._exchanges.values():
+                if isinstance(exchange, PowerSGD):
+                    exchange.forget()
+        self._updated = False
 
     def updates(self, p: torch.Tensor) -> bool:
         return True
@@ -71,7 +76,7 @@ class DataParallel:
         self._last = False  # the hooks stay with the parameters, also when another run trains them later
 
     def after_update(self) -> None:
-        pass
+        self._updated = True
 
     def _hook(self, index: int) -> Any:
         def filled(p: torch.Tensor) -> None:

@@ -132,7 +132,8 @@ class PowerSGD:
     """Matrices travel as two thin factors (Vogels et al. 2019, algorithms 1 and 2); the rest as it is.
 
     What the factors miss is added to the next step's gradient. That remainder, and the factor that the next step starts
-    from, are state that no checkpoint has, so only `determinism: off` may use it.
+    from, are state that no checkpoint has, so only `determinism: off` may use it. Of a step that is left out they are
+    to be forgotten, else its gradient would come back with the next one.
 
     Args:
         workers: How many share a gradient.
@@ -166,6 +167,10 @@ class PowerSGD:
                 _gradient(p).copy_(total.view(p.shape))
 
         return finish
+
+    def forget(self) -> None:
+        """Begin anew, as in the first step."""
+        self._missed, self._q = {}, {}
 
     def _pays(self, p: torch.Tensor) -> bool:
         """Whether two factors are smaller than the matrix."""

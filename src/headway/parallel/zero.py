@@ -48,6 +48,10 @@ class Zero1(_OwnedUpdate, DataParallel):
         super().__init__(module, world, config)
         self._module, self._ownership = module, _ownership(module, world)
 
+    def after_update(self) -> None:
+        DataParallel.after_update(self)
+        super().after_update()
+
 
 class ElasticZero(_OwnedUpdate, ElasticDataParallel):
     """Stages 1 and 2 under `elastic`: gradients stay whole until all lanes are summed, so only moments are divided."""

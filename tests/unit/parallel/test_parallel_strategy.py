@@ -1,4 +1,5 @@
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,3 +155,35 @@ def test_a_gradient_that_comes_after_its_bucket_was_sent_is_an_error(monkeypatch
                 loss.backward()
                 spread.reduce()
                 shared(x).sum().backward()  # a later run with other strategies: the hooks keep still
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_what_powersgd_keeps_of_a_step_that_is_left_out_never_comes_back(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_to_add(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", nothing_to_add)
+    monkeypatch.setattr("torch.distributed.broadcast", nothing_to_add)
+    parallel = {"strategy": strategy, "compression": "powersgd", "powersgd_rank": 1}
+
+    def gradients(factors: list[float]) -> list[torch.Tensor]:
+        """Of steps whose loss has these factors; the last one's. A step that is not finite is left out."""
+        torch.manual_seed(0)
+        model, x = nn.Linear(8, 6), torch.randn(5, 8)
+        spread = make_strategy(config(parallel=parallel, determinism="off"), model, TWO)
+        for factor in factors:
+            spread.begin()
+            with spread.micro_batch(last_of_lane=True, last=True):
+                (model(x).square().sum() * factor).backward()
+            spread.reduce()
+            if factor == 1:
+                spread.after_update()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    first = gradients([1])
+    for left_out in (float("nan"), 1e6):
+        for one, other in zip(first, gradients([1, left_out, 1]), strict=True):
+            assert torch.equal(one, other)
+    assert not torch.equal(first[0], gradients([1, 1])[0]), "of any other step it does"
