@@ -14,8 +14,9 @@ def learning_rate(config: Config, step: int) -> float:
 
     Warm-up is linear from peak / warmup to the peak. `cosine` then follows half a cosine (Loshchilov & Hutter 2017,
     equation 5), `linear` a straight line, and `wsd` stays level and falls linearly over its last part (Hu et al. 2024,
-    section 4); all three reach `min_ratio` of the peak at the last update. `rsqrt` is the peak times
-    sqrt(warmup / step), counting updates from 1 (Vaswani et al. 2017, section 5.3), and never below `min_ratio` of it.
+    section 4), which begins where warm-up ends at the earliest; all three reach `min_ratio` of the peak at the last
+    update. `rsqrt` is the peak times sqrt(warmup / step), counting updates from 1 (Vaswani et al. 2017, section 5.3),
+    and never below `min_ratio` of it.
 
     With `unit: tokens` all of these count the tokens of steps in place of steps. `batch_scaling: sqrt` multiplies the
     rate by sqrt(rows of the step / `train.global_batch`).
@@ -48,7 +49,7 @@ def _unscaled(config: Config, step: int) -> float:
     if schedule.name == "rsqrt":
         return max(floor, peak * math.sqrt(max(one, warmup) / done))
     if schedule.name == "wsd":
-        decay, left = _decay(config, end), max(0, end - done)
+        decay, left = min(_decay(config, end), end - warmup), max(0, end - done)
         return peak if left >= decay else floor + (peak - floor) * left / decay
     return peak
 

@@ -31,6 +31,11 @@ def test_wsd_is_level_and_then_falls_linearly() -> None:
     assert learning_rate(c, 99) == 0.0
 
 
+def test_a_decay_that_is_longer_than_what_warm_up_leaves_falls_from_the_peak() -> None:
+    c = config(name="wsd", warmup=0.4, decay="90 steps", min_ratio=0.0)
+    assert [learning_rate(c, step) for step in (39, 54, 69, 99)] == pytest.approx([1.0, 0.75, 0.5, 0.0])
+
+
 def test_constant_with_no_warm_up() -> None:
     assert {learning_rate(config(name="constant", warmup=0), step) for step in range(100)} == {1.0}
 
