@@ -42,7 +42,7 @@ class StepResult:
     """Global norm before clipping."""
     learning_rate: float
     skipped: bool
-    """The update was left out: loss or gradient was not finite."""
+    """The update was left out: loss or gradient was not finite, or no item took part in the loss."""
     flags: Sequence[bool]
     """The caller's flags, as agreed by all workers (see `train_step`)."""
     model_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -90,19 +90,20 @@ def train_step(
     total_loss, total_items, agreed, total_norm = _exchange(world, lane_losses, items, flags, parts)
     beat(Phase.UPDATE)
 
-    # Gradients are sums over all items; the mean and the clipping are one multiplication.
-    scaled_items = total_items * (state.cursor.loss_scale or 1)
+    # Gradients are sums over all items; the mean and the clipping are one multiplication. Of no items there is no mean.
+    divisor = total_items or math.nan
+    loss, scaled_items = total_loss / divisor, divisor * (state.cursor.loss_scale or 1)
     grad_norm = total_norm / scaled_items
     fault = fault_point("gradient", state.cursor.step + 1)
     if fault is not None:
         grad_norm *= {"nan": math.nan, "spike": 1e4}[fault]
     rate = learning_rate(config, state.cursor.step)
-    finite = math.isfinite(total_loss) and math.isfinite(grad_norm)
-    health = judge(config.health, state.history, total_loss / total_items, grad_norm)
+    finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    health = judge(config.health, state.history, loss, grad_norm)
     decision = decide(config.health, health, state.cursor.step)
     good = well = finite and (decision is None or decision.action == "warn")
     if well:
-        remember(config.health, state.history, total_loss / total_items, grad_norm)
+        remember(config.health, state.history, loss, grad_norm)
         limit = config.train.max_grad_norm
         clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
         set_learning_rate(state.optimizer, rate)
@@ -120,10 +121,10 @@ def train_step(
     cursor = state.cursor
     cursor.step += 1
     cursor.skipped_steps += not good
-    explained = update_scale(cursor, overflow=math.isfinite(total_loss) and (well > good or not finite))
+    explained = update_scale(cursor, overflow=math.isfinite(loss) and (well > good or not finite))
     cursor.skipped_in_row = 0 if good else cursor.skipped_in_row + (not explained)
     return StepResult(
-        loss=total_loss / total_items,
+        loss=loss,
         items=total_items,
         grad_norm=grad_norm,
         learning_rate=rate,

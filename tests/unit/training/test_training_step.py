@@ -13,6 +13,7 @@ from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training.evaluate import evaluate
+from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import (
     build_optimizer,
     hidden_matrices,
@@ -101,6 +102,19 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_cursor(poison: float)
     result = train_step(c, task, state, strategy, WORLD, {0: [batch(4, 2)]})
     assert not result.skipped
     assert state.cursor == Cursor(step=3, skipped_steps=1, skipped_in_row=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_without_an_item_in_the_loss_is_left_out(precision: str) -> None:
+    c = config(train={"steps": 10, "precision": precision})
+    task, state = setup(c, nn.Linear(3, 1))
+    begin_scaling(state.cursor, precision)
+    scale, strategy = state.cursor.loss_scale, make_strategy(c, task.model, WORLD)
+    before = {name: tensor.clone() for name, tensor in tensors(state).items()}
+    result = train_step(c, task, state, strategy, WORLD, {0: [batch(0, 0)]})
+    assert result.skipped and result.items == 0 and math.isnan(result.loss)
+    assert state.cursor.step == state.cursor.skipped_steps == 1 and state.cursor.loss_scale == scale
+    assert all(torch.equal(before[name], tensor) for name, tensor in tensors(state).items())
 
 
 def test_dropout_depends_on_step_lane_and_micro_batch_only() -> None:
