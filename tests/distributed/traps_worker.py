@@ -137,7 +137,10 @@ if __name__ == "__main__":
     )
     whole = {key: value.detach().clone() for key, value in reference.model.named_parameters()}
     assert torch.equal(whole["frozen"], net.frozen)
+    wide = copy.deepcopy(net).double()
+    in_fp64, told_in_fp64 = train(config_of("auto", 1, "run"), alone, copy.deepcopy(wide), range(2))
     with open_world("cpu", 120, MeshShape(dp_shard=2)) as here:
         for way in STRATEGIES:
             for promise in ("run", "elastic"):
                 check(here, net, way, promise, (whole, told))
+            check(here, wide, way, "run", (dict(in_fp64.model.named_parameters()), told_in_fp64))

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 #: The type of matrix products under autocast, by `train.precision`. With fp8 layers cast their weights themselves.
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+#: Where PyTorch leaves it to the collective, of which there is another here, to make a mean of the sum. Gradients of
+#: other types it divides itself, before and after.
+_DIVIDED_BY_COLLECTIVES = (torch.float32, torch.bfloat16)
 
 
 class FullyShardedDataParallel:
@@ -53,6 +56,8 @@ class FullyShardedDataParallel:
         self._all = [*(unit for unit in experts if isinstance(unit, FSDPModule)), *self._units, self._root]
         for unit in self._all:
             unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, self._copies))
+            if any(p.dtype not in _DIVIDED_BY_COLLECTIVES for p in unit.parameters()):
+                unit.set_gradient_divide_factor(1.0)
         _prefetch(self._root, self._units, config.parallel.prefetch)
         module.register_forward_hook(self._after_forward)
 
