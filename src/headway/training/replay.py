@@ -34,6 +34,9 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Odd, with bits all over (the golden ratio's first 64).
 _FACTOR = 0x9E3779B97F4A7C15 - 2**64
 
+#: Words of a checksum that are looked at together: in 64 bits all of them would take several times what a tensor does.
+_TOGETHER = 2**22
+
 #: (loss sums of this worker's lanes, number of items)
 Sums = tuple[list[float], int]
 
@@ -78,9 +81,13 @@ def replayed(compute: Callable[[], Sums], take_counts: Callable[[], object], sta
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """A number that one changed word of a tensor changes for sure, as an int64 scalar where the tensor is."""
-    words = tensor.detach().contiguous().view(-1).view(_WORDS[tensor.element_size()]).long()
-    places = torch.arange(len(words), device=words.device)
-    return (words * (places * _FACTOR * 2 + 1)).sum()
+    words = tensor.detach().contiguous().view(-1).view(_WORDS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, len(words), _TOGETHER):
+        some = words[start : start + _TOGETHER]
+        places = torch.arange(start, start + len(some), device=words.device)
+        total += places.mul_(_FACTOR).mul_(2).add_(1).mul_(some).sum()
+    return total
 
 
 @contextmanager

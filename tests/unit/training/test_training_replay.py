@@ -13,6 +13,7 @@ from headway.core import faults
 from headway.core.errors import ConfigError, CorruptionError
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.training.fit import LiveBytes
 from headway.training.optimizer import build_optimizer
 from headway.training.replay import checksum, odd_ones
 from headway.training.state import TrainState
@@ -69,6 +70,15 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         assert int(checksum(flipped.view(dtype))) != before, f"bit {bit % width} of element {bit // width}"
     assert int(checksum(tensor.t())) != before or dtype is torch.bool, "the order counts too"
+
+
+def test_a_checksum_takes_little_memory_beside_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.randn(1000, 70)
+    whole = int(checksum(tensor))
+    monkeypatch.setattr("headway.training.replay._TOGETHER", 999)
+    with LiveBytes() as live:
+        assert int(checksum(tensor)) == whole
+    assert live.peak < tensor.nbytes / 4
 
 
 def test_who_differs_is_told_by_the_majority() -> None:
