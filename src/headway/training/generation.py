@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -29,6 +29,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     end_id: int | None = None,
+    vocab_size: int | None = None,
 ) -> Iterator[int]:
     """Continue a prompt, one token id at a time as they are sampled.
 
@@ -45,6 +46,8 @@ def generate(
             section 3.1).
         seed: The same seed gives the same tokens.
         end_id: Ends before this token, which is not given out.
+        vocab_size: Ids of the tokenizer. The model may have more rows, which fill its matrices up and stand for
+            nothing; none of those is taken. All rows when not given.
 
     Raises:
         ConfigError: an argument is out of range, or the prompt does not fit the model.
@@ -71,19 +74,21 @@ def generate(
     room = limit - length + 1
     if max_new_tokens > room:
         warning(f"the model has {limit:,} positions: generation ends after {room:,} tokens at the latest")
-    return _generate(model, list(prompt_ids), min(max_new_tokens, room), temperature, top_p, seed, end_id)
+    new_tokens, generator = min(max_new_tokens, room), torch.Generator().manual_seed(seed)
+
+    def choose(logits_V: torch.Tensor) -> int:
+        return sample(logits_V[:vocab_size].float().cpu(), temperature, top_p, generator)
+
+    return _generate(model, list(prompt_ids), new_tokens, choose, end_id)
 
 
 def _generate(
     model: Decoder,
     prompt_ids: list[int],
     new_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
+    choose: Callable[[torch.Tensor], int],
     end_id: int | None,
 ) -> Iterator[int]:
-    generator = torch.Generator().manual_seed(seed)
     device = model.embedding.weight.device
     was_training = model.training
     model.eval()
@@ -93,8 +98,7 @@ def _generate(
         for _ in range(new_tokens):
             with torch.no_grad():
                 # Only the last position is projected: a long prompt's logits would be large and are of no use.
-                logits_V = model.logits(model.hidden_states(ids, cache)[:, -1])[0].float().cpu()
-            token = sample(logits_V, temperature, top_p, generator)
+                token = choose(model.logits(model.hidden_states(ids, cache)[:, -1])[0])
             if token == end_id:
                 return
             yield token

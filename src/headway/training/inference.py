@@ -113,6 +113,7 @@ def continue_text(
         top_p=top_p,
         seed=seed,
         end_id=tokenizer.end_of_text_id,
+        vocab_size=tokenizer.vocab_size,
     )
     return stream_text(tokenizer, new_ids, after=ids)
 

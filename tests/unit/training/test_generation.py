@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,12 @@ def test_streams_and_restores_the_mode(model: Decoder) -> None:
     assert not model.training and torch.is_grad_enabled()
     tokens.close()  # type: ignore[attr-defined]
     assert model.training
+
+
+def test_rows_that_fill_the_vocabulary_up_are_never_taken(model: Decoder) -> None:
+    assert max(generate(model, [1], max_new_tokens=40, seed=7)) > 40
+    assert max(generate(model, [1], max_new_tokens=40, seed=7, vocab_size=20)) < 20
+    assert max(generate(model, [1], max_new_tokens=40, temperature=0, vocab_size=20)) < 20
 
 
 def test_ends_before_the_end_token(model: Decoder) -> None:
@@ -126,7 +133,12 @@ def test_a_continuation_keeps_the_space_after_its_prompt(monkeypatch: pytest.Mon
         end_of_text_id=0,
         vocab_size=256,
     )
-    monkeypatch.setattr(inference, "generate", lambda *_, **__: iter(b" and on"))
+
+    def generated(*_: object, **options: object) -> Iterator[int]:
+        assert options["vocab_size"] == 256, "no id that the tokenizer lacks"
+        return iter(b" and on")
+
+    monkeypatch.setattr(inference, "generate", generated)
     trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer)
     settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     assert "".join(inference.continue_text(trained, "on", **settings)) == " and on"
