@@ -149,10 +149,10 @@ class _Trial:
 
 
 def _key(config: Config, device: torch.device, rows: int) -> str:
-    train = config.train
+    train, no_matter = config.train, {"layers", "vocab_size", "preset", "from_pretrained"}
     return fingerprint(
         {
-            "model": config.model.model_dump(mode="json", exclude={"layers", "vocab_size", "pretrained"}),
+            "model": config.model.model_dump(mode="json", exclude=no_matter),
             "precision": train.precision,
             "rows": rows,
             "length": train.sequence_length,

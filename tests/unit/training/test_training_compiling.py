@@ -74,6 +74,14 @@ def test_layers_are_traced_once_for_all_and_shapes_one_by_one(config: Config, mo
     assert model.state_dict().keys() == plain.state_dict().keys()
 
 
+def test_what_is_known_of_a_layer_is_found_again_wherever_its_shape_comes_from(config: Config) -> None:
+    key = compiling._key(config, torch.device("cpu"), 2)
+    for change in ({"preset": None}, {"from_pretrained": Path("elsewhere")}, {"layers": 99}):
+        other = config.model_copy(update={"model": config.model.model_copy(update=change)})
+        assert compiling._key(other, torch.device("cpu"), 2) == key, change
+    assert compiling._key(override(config, ["model.ffn_dim=64"]), torch.device("cpu"), 2) != key
+
+
 def test_too_many_shapes_are_refused_instead_of_computed_otherwise(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
