@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headway.core.errors import ConfigError
+from headway.core.machine import Machine
+from headway.core.memory import host_memory
 from headway.parallel.blocks import local_part
 from headway.parallel.world import World
 from headway.training.state import TrainState
@@ -55,22 +56,22 @@ def largest_that_fits(
     return chosen
 
 
-def memory_limit_bytes(world: World) -> int:
-    """What one worker may plan to use: of its GPU, or of this machine's or container's memory."""
+def memory_limit_bytes(world: World, machine: Machine | None = None) -> int:
+    """What one worker may plan to use: of its GPU, or of what this machine, container or job allows."""
     if world.device.type == "cuda":
         total = torch.cuda.get_device_properties(world.device).total_memory
         return int(total * _USABLE["cuda"])
-    import psutil
-
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return int(min([psutil.virtual_memory().total, *_container_limits()]) * _USABLE["cpu"] / workers)
+    return int(_host_bytes(machine or Machine()) * _USABLE["cpu"] / workers)
 
 
-def _container_limits() -> list[int]:
-    """Limits of this process's control group, version 2 or 1; none where there are none."""
-    paths = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-    texts = [path.read_text().strip() for path in paths if path.is_file()]
-    return [int(text) for text in texts if text.isdigit()]
+def _host_bytes(machine: Machine) -> int:
+    found = host_memory(machine)
+    if found is not None:
+        return found.allowed_bytes
+    import psutil  # for what is no Linux
+
+    return int(psutil.virtual_memory().total)
 
 
 def _fails(attempt: Callable[[int], None], rows: int) -> bool:

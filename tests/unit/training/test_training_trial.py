@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid
 from headway.core.errors import ConfigError
+from headway.core.machine import Machine
 from headway.launch.grid import settle_micro_batch
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World
@@ -218,14 +220,25 @@ def test_auto_is_refused_where_it_would_break_a_promise_or_cannot_be() -> None:
         settle(config(train={"micro_batch": "auto"}), recut=False)
 
 
-def test_workers_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * 2**30))
-    monkeypatch.setattr(fit, "_container_limits", list)
-    assert fit.memory_limit_bytes(WORLD) == 32 * 2**30
+def test_workers_of_a_machine_share_what_they_may_have_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(**files: str) -> int:
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return fit.memory_limit_bytes(WORLD, Machine(tmp_path)) // 2**30
+
+    assert limit(proc__meminfo=f"MemTotal: {64 * 2**20} kB\n") == 32
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert fit.memory_limit_bytes(WORLD) == 8 * 2**30
-    monkeypatch.setattr(fit, "_container_limits", lambda: [16 * 2**30])
-    assert fit.memory_limit_bytes(WORLD) == 2 * 2**30
+    assert limit() == 8
+    # A scheduler's job has a group of its own, below the one that is seen first.
+    job = tmp_path / "sys/fs/cgroup/slurm/job_7/memory.max"
+    job.parent.mkdir(parents=True)
+    job.write_text(str(16 * 2**30))
+    assert limit(proc__self__cgroup="0::/slurm/job_7\n") == 2
+    assert fit.memory_limit_bytes(WORLD, Machine(tmp_path / "nowhere")) > 0, "not on Linux"
 
 
 def test_batches_of_any_form_can_fail() -> None:
