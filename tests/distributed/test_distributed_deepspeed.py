@@ -90,6 +90,17 @@ def test_a_step_that_is_not_finite_is_left_out_everywhere(
         assert runs.metric(name, "train/skipped_steps") == skipped, name
 
 
+def test_a_trial_before_the_first_step_leaves_no_trace(trials: Callable[..., Trials]) -> None:
+    """On GPUs every run has one, unless it is told not to."""
+    runs = trials(train={"steps": 3})
+    for s in ("deepspeed_zero2", "deepspeed_zero3"):
+        runs.add(s, 1, f"parallel.strategy={s}")
+        runs.add(f"{s}-tried", 1, f"parallel.strategy={s}", "train.trial_step=true")
+    runs.run()
+    for s in ("deepspeed_zero2", "deepspeed_zero3"):
+        assert runs.hash(f"{s}-tried") == runs.hash(s), s
+
+
 def test_tensors_of_every_kind_are_kept_as_ddp_keeps_them(tmp_path: Path) -> None:
     torchrun(2, Path(__file__).with_name("deepspeed_worker.py"), tmp_path)
     stores = {path.name: CheckpointStore(path / "checkpoints") for path in tmp_path.iterdir()}

@@ -14,7 +14,6 @@ from headway.core.errors import ConfigError
 from headway.core.types import Feed, MicroBatch
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
-from headway.training.optimizer import materialize
 from headway.training.precision import autocast
 from headway.training.state import TrainState, kept_buffers
 from headway.training.step import prepare_own_losses, scaled
@@ -34,24 +33,29 @@ def trial_step(
     Raises:
         ConfigError: memory ran out; the message names what takes less.
     """
-    optimizer, cursor = state.optimizer, state.cursor
+    optimizer, cursor, engine = state.optimizer, state.cursor, state.engine
     fresh = not optimizer.state
     cuda = [world.device] if world.device.type == "cuda" else []
     # What PowerSGD did not send of this gradient would be added to the first real one.
     send = config.parallel.compression == "none"
     try:
         with torch.random.fork_rng(devices=cuda), out_of_memory_told(config, batch), kept_buffers(state.model):
-            if fresh:
-                materialize(optimizer)
+            state.prepare_to_load()  # moments, if there are none
             strategy.begin()
             prepare_own_losses(state.model, cursor.loss_scale)
             with strategy.micro_batch(True, last=send):
                 with autocast(config.train.precision, world.device):
-                    loss = task.objective.summed_loss(state.model, to_device(batch, world.device))
-                scaled(loss, cursor.loss_scale).backward()
+                    loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))
+                to_differentiate = scaled(loss, cursor.loss_scale)
+                if engine is None:
+                    to_differentiate.backward()
+                else:
+                    engine.backward(to_differentiate)
             if send:
                 strategy.end_lane()
                 strategy.reduce()
+            if engine is not None:
+                engine.skip()
     finally:
         strategy.begin()  # clears gradients
         if fresh:
