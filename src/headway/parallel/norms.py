@@ -53,13 +53,17 @@ def _exact_parts(gradients: Sequence[torch.Tensor]) -> list[float]:
     are dealt to workers. But fp32 numbers of one exponent are whole multiples of one unit below 2^24 of them, and fp64
     adds those without rounding; so does `total_norm` with the sums. What comes out is the same for every cut.
     """
-    counts = torch.zeros(_MOST - _LEAST + 1, dtype=torch.float64)
-    for gradient in gradients:
-        rows = gradient.float().reshape(gradient.shape[0], -1) if gradient.ndim else gradient.float().reshape(1, 1)
-        squares = torch.linalg.vector_norm(rows, dim=1).square_() if rows.shape[1] > 1 else rows.flatten().square()
-        if not bool(squares.isfinite().all()):
-            return [math.nan] * len(counts)
-        mantissa, exponent = torch.frexp(squares.cpu())
-        index = (exponent.clamp(_LEAST, _MOST) - _LEAST).long()
-        counts += torch.bincount(index, mantissa.double() * _UNITS, len(counts))
-    return counts.tolist()
+    numbers = _MOST - _LEAST + 1
+    # All rows together: a device is waited for once, and not for every parameter.
+    squares = torch.cat([_squared_rows(gradient) for gradient in gradients]).cpu() if gradients else torch.zeros(0)
+    if not bool(squares.isfinite().all()):
+        return [math.nan] * numbers
+    mantissa, exponent = torch.frexp(squares)
+    index = (exponent.clamp(_LEAST, _MOST) - _LEAST).long()
+    counts: list[float] = torch.bincount(index, mantissa.double() * _UNITS, numbers).tolist()
+    return counts
+
+
+def _squared_rows(gradient: torch.Tensor) -> torch.Tensor:
+    rows = gradient.float().reshape(gradient.shape[0], -1) if gradient.ndim else gradient.float().reshape(1, 1)
+    return torch.linalg.vector_norm(rows, dim=1).square_() if rows.shape[1] > 1 else rows.flatten().square()
