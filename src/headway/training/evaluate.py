@@ -21,7 +21,7 @@ class Evaluation:
     """Result of one evaluation."""
 
     loss: float
-    """Mean over all evaluated items, in nats."""
+    """Mean over all evaluated items, in nats; NaN when no item took part in the loss."""
     items: int
 
     @property
@@ -65,4 +65,4 @@ def evaluate(
     workers = world.gather(sums + items)
     total = exact_sum([value for worker in workers for value in worker[:batches]])
     count = int(sum(value for worker in workers for value in worker[batches:]))
-    return Evaluation(total / max(1, count), count)
+    return Evaluation(total / count if count else math.nan, count)

@@ -279,6 +279,9 @@ def test_an_evaluation_leaves_every_module_in_its_mode() -> None:
 
     evaluate(make_task(model).objective, model, Held(), WORLD)
     assert [module.training for module in model.modules()] == [True, True, False]
+    # Without an item in the loss there is no mean, least of all the best one there can be.
+    nothing = Objective(make_task(model).objective.summed_loss, lambda batch: 0)
+    assert math.isnan(evaluate(nothing, model, Held(), WORLD).loss)
 
 
 class Pair(NamedTuple):
