@@ -74,9 +74,9 @@ class ModelConfig(Section):
     scores, 0 with sigmoid."""
     max_sequence_length: PositiveInt = 2048
     """Longest sequence the model is meant for."""
-    rope_theta: float = 10_000.0
+    rope_theta: Annotated[float, Field(gt=0.0)] = 10_000.0
     """Base of the rotary embedding (Su et al. 2021, section 3.2.2)."""
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Field(ge=0.0)] = 1e-5
     """Added to the mean square in RMSNorm."""
     qk_norm: bool = False
     """RMSNorm on queries and keys, per head (Dehghani et al. 2023, section 2.2; as in Qwen 3)."""
@@ -193,6 +193,10 @@ class TrainConfig(Section):
         return self
 
 
+#: How much of a moment is kept from step to step; with all of it nothing would ever be learnt.
+DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
 class OptimizerConfig(Section):
     """How weights follow from gradients ([optimizers.md](optimizers.md)); decoupled weight decay on matrices only."""
 
@@ -203,10 +207,10 @@ class OptimizerConfig(Section):
     bits, through torchao."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 3e-4
     """Peak learning rate; for `adafactor` relative to the root mean square of each parameter."""
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
     """Decay rates of AdamW's first and second moments; of Lion's moment for the direction and over steps, (0.9, 0.99)
     when not given."""
-    momentum: Share = 0.95
+    momentum: DecayRate = 0.95
     """Decay rate of Muon's momentum."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     """Added to the root of the second moment."""
