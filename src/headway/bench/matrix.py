@@ -16,6 +16,21 @@ from headway.core.files import fingerprint
 
 #: Of a run: not part of what is measured.
 _OF_NO_MATTER = ("name", "runs")
+#: Keys of the config that follow from the cell, and the key of the suite that decides them. Set beside the axes they
+#: would win, and every cell would be measured as something else than its name says.
+_DECIDED_BY = {
+    "model.preset": "model",
+    "parallel.strategy": "strategy",
+    "parallel.workers": "workers",
+    "train.precision": "precision",
+    "train.micro_batch": "micro_batch",
+    "train.sequence_length": "sequence_length",
+    "train.steps": "steps",
+    "train.tokens": "steps",
+    "train.global_batch": "micro_batches",
+    "train.batch_ramp": "micro_batches",
+    "seed": "seed",
+}
 
 
 @dataclass(frozen=True)
@@ -60,8 +75,20 @@ def plan_matrix(suite: Suite, environment: Mapping[str, Any]) -> list[PlannedCel
     Raises:
         ConfigError: `suite.config` is wrong whatever the cell.
     """
+    _refuse_what_cells_decide(suite)
     override(Config(), ["train.steps=1", *_overrides(suite)])
     return [_planned(suite, cell, environment) for cell in cells_of(suite)]
+
+
+def _refuse_what_cells_decide(suite: Suite) -> None:
+    decided = {**_DECIDED_BY, **({"model.vocab_size": "vocab_size"} if suite.data == "synthetic" else {})}
+    for key, value in flattened(suite.config):
+        if (own := decided.get(key)) is not None:
+            typed = value if isinstance(value, str) else json.dumps(value)
+            told = f"{own}={typed}" if key.split(".")[-1] in (own, "preset") else f"{own}=..."
+            raise ConfigError(
+                f"{key} follows from the cell, by the suite's {own}", where=f"config.{key}", fix=f"{told} in its place"
+            )
 
 
 def _planned(suite: Suite, cell: Cell, environment: Mapping[str, Any]) -> PlannedCell:

@@ -79,6 +79,26 @@ def test_what_is_wrong_is_said_with_the_nearest_known_name(tmp_path: Path, text:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [
+        ("train.precision", "bf16", "precision=bf16"),
+        ("parallel.strategy", "zero2", "strategy=zero2"),
+        ("parallel.workers", "2", "workers=2"),
+        ("model.preset", "4m", "model=4m"),
+        ("model.vocab_size", "64", "vocab_size=64"),
+        ("train.global_batch", "64", "micro_batches=..."),
+        ("train.tokens", "1000", "steps=..."),
+    ],
+)
+def test_no_key_of_the_config_makes_a_cell_something_else_than_its_name(
+    tmp_path: Path, key: str, value: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_matrix(suite(tmp_path, "model: 1m\nsequence_length: 32", f"{key}={value}"), ENVIRONMENT)
+    assert error.value.where == f"config.{key}" and error.value.fix == f"{fix} in its place"
+
+
 def test_a_suite_that_is_not_there_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean strategies"):
         load_suite("strategy")
