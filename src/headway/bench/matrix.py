@@ -107,6 +107,11 @@ def _planned(suite: Suite, cell: Cell, environment: Mapping[str, Any]) -> Planne
     return PlannedCell(cell, key, config, refused, excluded, faults)
 
 
+def rows_for_workers(suite: Suite, scaling: str) -> int | None:
+    """The number of workers whose weak rows all workers share in strong scaling; None in weak scaling."""
+    return max(suite.workers) if scaling == "strong" else None
+
+
 def cell_config(suite: Suite, cell: Cell) -> Config:
     """The config that a cell's workers train with.
 
@@ -117,7 +122,7 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
         raise ConfigError("DeepSpeed is not installed", fix="pip install 'headway[deepspeed]'")
     parallel = suite.config.get("parallel") or {}
     together = parallel.get("tensor", 1) * parallel.get("context", 1) * parallel.get("pipeline", 1)
-    shared_by = cell.workers if cell.scaling == "weak" else max(suite.workers)
+    shared_by = rows_for_workers(suite, cell.scaling) or cell.workers
     values: dict[str, Any] = {
         "name": cell.name,
         "seed": suite.seed,

@@ -20,7 +20,7 @@ import psutil
 
 from headway.bench.blocks import MARKER, block, find_blocks
 from headway.bench.environment import describe_environment, environment_id
-from headway.bench.matrix import PlannedCell, plan_matrix
+from headway.bench.matrix import PlannedCell, plan_matrix, rows_for_workers
 from headway.bench.results import CELLS, FINAL, CellResult, Repeat, merge_results, read_results, write_result
 from headway.bench.suite import Suite
 from headway.bench.worker import Spec
@@ -134,15 +134,17 @@ def _result(matrix: Matrix, planned: PlannedCell, repeats: Sequence[Repeat]) -> 
         "steps",
         "profiled_steps",
         "repeats",
+        "seed",
         "config",
     )
+    rows = rows_for_workers(suite, planned.cell.scaling)
     return CellResult(
         suite=suite.name,
         cell=planned.cell,
         key=planned.key,
         environment_id=environment_id(matrix.environment),
         environment=matrix.environment,
-        settings={**{key: getattr(suite, key) for key in keys}, "faults": planned.faults},
+        settings={**{key: getattr(suite, key) for key in keys}, "rows_for_workers": rows, "faults": planned.faults},
         repeats=list(repeats),
     )
 
@@ -339,10 +341,14 @@ def _make_room(matrix: Matrix) -> None:
     """
     kept = {result.file_name for result in matrix.results.values()}
     names = {planned.cell.name for planned in matrix.cells}
-    conditions = _result(matrix, matrix.cells[0], []).conditions
+    own = _result(matrix, matrix.cells[0], [])
+    rows = {planned.cell.scaling: rows_for_workers(matrix.suite, planned.cell.scaling) for planned in matrix.cells}
     aside = 0
     for result in read_results(matrix.folder):
-        fits = result.conditions == conditions and result.cell.name not in names
+        # Strong cells share a step's rows with this matrix's; where it has none, with each other.
+        shared = rows.get(result.cell.scaling, result.settings.get("rows_for_workers"))
+        wanted = own.model_copy(update={"settings": {**own.settings, "rows_for_workers": shared}})
+        fits = result.conditions == wanted.conditions and result.cell.name not in names
         if result.file_name not in kept and not fits:
             target = matrix.folder / EARLIER / result.file_name
             target.parent.mkdir(exist_ok=True)

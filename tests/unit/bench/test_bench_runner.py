@@ -111,6 +111,19 @@ def test_another_machine_measures_anew_and_the_first_ones_results_come_back(
     assert {r.environment["machine"] for r in read_results(tmp_path)} == {"one"}
 
 
+def test_strong_cells_of_another_largest_number_of_workers_have_other_rows_and_are_put_aside(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    run(suite("strategy=ddp", "workers=1,2,4", "scaling=strong"), tmp_path)
+    run(suite("strategy=ddp", "workers=2"), tmp_path)
+    assert len(read_results(tmp_path)) == 4, "weak cells beside strong ones"
+    run(suite("strategy=ddp", "workers=1,2", "scaling=strong"), tmp_path)
+    found = {(r.cell.scaling, r.cell.workers): r.settings["rows_for_workers"] for r in read_results(tmp_path)}
+    assert found == {("weak", 2): None, ("strong", 1): 2, ("strong", 2): 2}
+    run(suite("strategy=zero1", "workers=2", "seed=1"), tmp_path)
+    assert {r.cell.strategy for r in read_results(tmp_path)} == {"zero1"}, "other rows of data too"
+
+
 @pytest.mark.parametrize(
     ("code", "log", "status", "reason"),
     [
