@@ -77,6 +77,19 @@ class Setting(NamedTuple):
         return f"{self.model}, {self.precision}, micro-batches of {rows}, {self.scaling} scaling"
 
 
+def setting_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
+    """For people, with its conditions where another setting differs in these alone."""
+    alike = [other for other in settings if other._replace(conditions="") == setting._replace(conditions="")]
+    return setting.in_words() + (f", conditions {setting.conditions}" if len(alike) > 1 else "")
+
+
+def label(result: CellResult, results: Iterable[CellResult]) -> str:
+    """Name of a cell, with its conditions where the same cell was measured under others too."""
+    name = result.cell.name
+    several = any(other.cell.name == name and other.key != result.key for other in results)
+    return f"{name} [{result.conditions}]" if several else name
+
+
 def values(result: CellResult, metric: Metric) -> list[float]:
     """Of all repeats that know it."""
     return [value for found in result.measured if (value := metric.read(found)) is not None]
@@ -126,8 +139,13 @@ def efficiency(result: CellResult, results: Sequence[CellResult]) -> float | Non
     return (speed.value / result.cell.workers) / (before.value / base.cell.workers)
 
 
-def ideal_efficiency(result: CellResult) -> float:
-    """What is possible: workers on processors cannot have more than there are, other devices are each worker's own."""
+def ideal_efficiency(result: CellResult, base: CellResult | None = None) -> float:
+    """What is possible, as a share of what is there: workers on processors cannot have more than there are, other
+    devices are each worker's own. With a base as a share of what its workers had, like `efficiency`."""
+    return _share_of_cores(result) / (1.0 if base is None else _share_of_cores(base))
+
+
+def _share_of_cores(result: CellResult) -> float:
     found = result.measured[0]
     cores: int | None = result.environment.get("hardware", {}).get("cores_usable")
     if found.device_type != "cpu" or not cores:

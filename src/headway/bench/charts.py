@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headway.bench.analysis import COMMUNICATION, MEMORY, SPEED, Metric, efficiency, good, ideal_efficiency, mean
+from headway.bench.analysis import (
+    COMMUNICATION,
+    MEMORY,
+    SPEED,
+    Metric,
+    base_of,
+    efficiency,
+    good,
+    ideal_efficiency,
+    mean,
+)
 from headway.bench.results import CellResult
 from headway.bench.statistics import Mean
 from headway.core.format import format_count
@@ -29,14 +39,30 @@ class Named:
 
     name: str
     chart: Chart
+    setting: str = ""
+    """What its cells have in common, where others have not."""
+
+    @property
+    def title(self) -> str:
+        """With the setting."""
+        return f"{self.chart.title} ({self.setting})" if self.setting else self.chart.title
 
 
-def setting_charts(results: Sequence[CellResult], prefix: str) -> list[Named]:
-    """The charts of cells that differ by strategy and number of workers only; none where there is nothing to see."""
+def setting_charts(
+    results: Sequence[CellResult], looks: Mapping[str, int], prefix: str = "", setting: str = ""
+) -> list[Named]:
+    """The charts of cells that differ by strategy and number of workers only; none where there is nothing to see.
+
+    Args:
+        looks: Place of each strategy among those of the whole report, which decides its colour.
+        prefix: Of the names of files.
+        setting: What the cells have in common, where the report has others.
+    """
     shown = good(results)
     if not shown:
         return []
-    names = list(dict.fromkeys(r.cell.strategy for r in results))
+    there = {r.cell.strategy for r in results}
+    names = {name: place for name, place in looks.items() if name in there}
     drawn = [
         ("throughput", _side_by_side(shown, names, SPEED, "Throughput", "tokens/s", 1.0)),
         ("efficiency", _efficiency(shown, names)),
@@ -44,7 +70,7 @@ def setting_charts(results: Sequence[CellResult], prefix: str) -> list[Named]:
         ("step-times", _step_times(shown, names)),
         ("communication", _communication(shown, names)),
     ]
-    return [Named(f"{prefix}{name}", chart) for name, chart in drawn if chart is not None]
+    return [Named(f"{prefix}{name}", chart, setting) for name, chart in drawn if chart is not None]
 
 
 def standalone(chart: Chart) -> str:
@@ -61,7 +87,7 @@ def standalone(chart: Chart) -> str:
 
 
 def _side_by_side(
-    results: Sequence[CellResult], names: Sequence[str], metric: Metric, title: str, unit: str, scale: float
+    results: Sequence[CellResult], names: Mapping[str, int], metric: Metric, title: str, unit: str, scale: float
 ) -> Chart | None:
     """By number of workers, side by side by strategy, with the confidence intervals of the repeats.
 
@@ -79,7 +105,7 @@ def _side_by_side(
             for place, count in enumerate(workers):
                 at = place + (index - (len(names) - 1) / 2) * thickness
                 if (name, count) in known:
-                    _one(axes, at, known[name, count], scale, _colour(index), name, None if log else thickness * 0.9)
+                    _one(axes, at, known[name, count], scale, names[name], name, None if log else thickness * 0.9)
                 else:
                     axes.annotate("none", (at, 0.01), xycoords=("data", "axes fraction"), ha="center", va="bottom",
                                   color=MUTED, fontsize=9, rotation=90)  # fmt: skip
@@ -97,13 +123,14 @@ def _side_by_side(
         return Chart(title, as_svg(figure, title), wide=True)
 
 
-def _one(axes: Axes, at: float, found: Mean, scale: float, colour: str, name: str, width: float | None) -> None:
+def _one(axes: Axes, at: float, found: Mean, scale: float, place: int, name: str, width: float | None) -> None:
     """A bar, or without a width a dot, with its interval and its number."""
     value = found.value / scale
+    colour = _colour(place)
     if width is None:
-        axes.plot([at], [value], "o", markersize=8, color=colour, label=name)
+        axes.plot([at], [value], _marker(place), markersize=8, color=colour, label=name)
     else:
-        axes.bar(at, value, width, color=colour, label=name)
+        axes.bar(at, value, width, color=colour, label=name, alpha=0.5 if _starts_over(place) else 1.0)
     if found.half_width:
         half = found.half_width / scale
         axes.errorbar([at], [value], [[min(half, value * 0.999)], [half]], fmt="none", ecolor=MUTED, elinewidth=1.2,
@@ -114,13 +141,13 @@ def _one(axes: Axes, at: float, found: Mean, scale: float, colour: str, name: st
                   ha=side, va="bottom", fontsize=9, color=MUTED, rotation=90)  # fmt: skip
 
 
-def _memory(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
+def _memory(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
     highest = max((m.value for r in results if (m := mean(r, MEMORY)) is not None), default=0)
     unit, scale = ("GiB", _GIB) if highest >= 8 * _GIB else ("MiB", _MIB)
     return _side_by_side(results, names, MEMORY, "Peak memory of a worker (tensors)", unit, scale)
 
 
-def _efficiency(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
+def _efficiency(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
     """Tokens/s per worker as a share of what the fewest workers do, beside what is possible."""
     shares = {
         (r.cell.strategy, r.cell.workers): share for r in results if (share := efficiency(r, results)) is not None
@@ -129,7 +156,7 @@ def _efficiency(results: Sequence[CellResult], names: Sequence[str]) -> Chart | 
         return None
     with drawing(_WIDTH, 340) as (figure, axes):
         counts = sorted({r.cell.workers for r in results})
-        ideal = {r.cell.workers: ideal_efficiency(r) for r in results}
+        ideal = {r.cell.workers: ideal_efficiency(r, base_of(r, results)) for r in results}
         possible = [100 * ideal[count] for count in counts]
         limited = min(possible) < 100
         axes.axhline(100, color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)), label="ideal")
@@ -137,12 +164,15 @@ def _efficiency(results: Sequence[CellResult], names: Sequence[str]) -> Chart | 
             axes.plot(
                 counts, possible, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)), label="as many cores as there are"
             )
-        for index, name in enumerate(names):
+        for name, place in names.items():
             base = min((r.cell.workers for r in results if r.cell.strategy == name), default=None)
             line = [(count, 100 * shares[name, count]) for count in counts if (name, count) in shares]
             if base is not None and line:
                 xs, ys = zip((base, 100.0), *line, strict=True)
-                axes.plot(xs, ys, color=_colour(index), linewidth=2, marker="o", markersize=5, label=name)
+                dash = "--" if _starts_over(place) else "-"
+                axes.plot(
+                    xs, ys, dash, color=_colour(place), linewidth=2, marker=_marker(place), markersize=5, label=name
+                )
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [_workers(count) for count in counts])
         axes.minorticks_off()
@@ -153,7 +183,7 @@ def _efficiency(results: Sequence[CellResult], names: Sequence[str]) -> Chart | 
         return Chart(title, as_svg(figure, title), wide=True)
 
 
-def _step_times(results: Sequence[CellResult], names: Sequence[str]) -> Chart:
+def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart:
     """Every measured step as a dot, with the median and the range from the 5th to the 95th percentile."""
     workers = sorted({r.cell.workers for r in results})
     rows = [(count, name) for count in workers for name in names]
@@ -163,9 +193,9 @@ def _step_times(results: Sequence[CellResult], names: Sequence[str]) -> Chart:
             if (result := by_place.get(key)) is None:
                 continue
             steps = [1000 * seconds for found in result.measured for seconds in found.step_seconds]
-            colour = _colour(names.index(key[1]))
+            colour, marker = _colour(names[key[1]]), _marker(names[key[1]])
             axes.plot(
-                steps, [place] * len(steps), linestyle="none", marker="o", markersize=3.5, color=colour, alpha=0.4
+                steps, [place] * len(steps), linestyle="none", marker=marker, markersize=3.5, color=colour, alpha=0.4
             )
             axes.plot([quantile(steps, 0.05), quantile(steps, 0.95)], [place, place], color=colour, linewidth=2)
             axes.plot([quantile(steps, 0.5)], [place], marker="|", markersize=13, markeredgewidth=3, color=colour)
@@ -192,9 +222,9 @@ def _spread(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(ticks(short_number))
 
 
-def _communication(results: Sequence[CellResult], names: Sequence[str]) -> Chart | None:
+def _communication(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
     """Shares of a step, exposed and hidden, of cells with several workers."""
-    ordered = sorted(results, key=lambda r: (r.cell.workers, names.index(r.cell.strategy)))
+    ordered = sorted(results, key=lambda r: (r.cell.workers, names[r.cell.strategy]))
     found = [(r, mean(r, COMMUNICATION[1]), mean(r, COMMUNICATION[2])) for r in ordered]
     known = [(r, e.value, o.value) for r, e, o in found if e is not None and o is not None]
     if not known:
@@ -225,8 +255,17 @@ def _legend(figure: Figure, axes: Axes) -> None:
     )  # fmt: skip
 
 
-def _colour(index: int) -> str:
-    return SERIES[index % len(SERIES)]
+def _colour(place: int) -> str:
+    return SERIES[place % len(SERIES)]
+
+
+def _starts_over(place: int) -> bool:
+    """Whether another one has the same colour already: then dashes, squares and paler bars tell them apart."""
+    return place >= len(SERIES)
+
+
+def _marker(place: int) -> str:
+    return "s" if _starts_over(place) else "o"
 
 
 def _workers(count: int) -> str:

@@ -17,7 +17,9 @@ from headway.bench.analysis import (
     efficiency,
     good,
     ideal_efficiency,
+    label,
     mean,
+    setting_in_words,
 )
 from headway.bench.results import CellResult
 from headway.config import DEEPSPEED
@@ -30,22 +32,34 @@ _SAME_LOSS = {"fp32": 1e-3}
 _SAME_LOSS_ELSE = 1e-2
 #: Share of the processors in use from which on a machine counts as shared; speed-ups so far above the ideal cannot be.
 _BUSY, _TOO_GOOD = 0.1, 1.1
+#: A difference smaller than this share would be shown as 0.0 %.
+_SHOWN = 0.0005
 
 
 def findings(results: Sequence[CellResult]) -> list[str]:
     """One sentence each, the most important first."""
-    return [*_failures(results), *_busy(results), *_settings(results), *_deepspeed(results)]
+    return [*_failures(results), *_once(results), *_busy(results), *_settings(results), *_deepspeed(results)]
 
 
 def _settings(results: Sequence[CellResult]) -> Iterator[str]:
     groups = by_setting(results)
     for setting, group in groups.items():
+        which = f", {setting_in_words(setting, groups)}" if len(groups) > 1 else ""
         for workers in sorted({r.cell.workers for r in good(group)}, reverse=True):
             same = [r for r in good(group) if r.cell.workers == workers]
-            where = f"{_workers(workers)}, {setting.in_words()}" if len(groups) > 1 else _workers(workers)
-            yield from _strategies(same, where)
-        yield from _scaling(group)
-        yield from _communication(group)
+            yield from _strategies(same, _workers(workers) + which)
+        yield from _scaling(group, which)
+        yield from _communication(group, which)
+
+
+def _once(results: Sequence[CellResult]) -> Iterator[str]:
+    """Nothing is told of cells that were measured once; that they do not differ would be another thing to say."""
+    found = good(results)
+    if len(found) > 1 and all(len(r.measured) == 1 for r in found):
+        yield (
+            "Each cell was measured once, so nobody knows how much repeats differ: no differences are told"
+            " (repeats=3 measures more)."
+        )
 
 
 def _busy(results: Sequence[CellResult]) -> Iterator[str]:
@@ -73,11 +87,12 @@ def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
     """Cells that differ by their strategy alone."""
     if len(same) < 2:
         return
-    fastest = max(same, key=_speed)
-    near = [r.cell.strategy for r in same if r is not fastest and not _speed_in_words(r, fastest, _doubt(same))]
+    fastest, once = max(same, key=_speed), all(len(r.measured) == 1 for r in same)
+    others = [] if once else [r for r in same if r is not fastest]
+    near = [r.cell.strategy for r in others if not _speed_in_words(r, fastest, _doubt(same))]
     besides = f"; the repeats cannot tell {_listed(near)} from it" if near else ""
     yield f"Fastest on {where}: {fastest.cell.strategy} with {format_count(_speed(fastest))} tokens/s{besides}."
-    if same[0].cell.workers > 1:
+    if same[0].cell.workers > 1 and not once:
         base = next((r for r in same if r.cell.strategy == "ddp"), same[0])
         for result in same:
             if result is not base:
@@ -107,7 +122,7 @@ def sentence(result: CellResult, base: CellResult, doubt: float = 0.0) -> str:
 def _memory_in_words(result: CellResult, base: CellResult) -> str | None:
     """ "43 % less memory than"; None when there is no difference that can be told."""
     found = compare(result, base, MEMORY)
-    if found is None or not found.is_told:
+    if found is None or not found.is_told or abs(found.ratio - 1) < _SHOWN:
         return None
     if found.ratio >= 2:
         return f"{found.ratio:.1f} times as much memory as"
@@ -117,7 +132,7 @@ def _memory_in_words(result: CellResult, base: CellResult) -> str | None:
 def _speed_in_words(result: CellResult, base: CellResult, doubt: float = 0.0) -> str | None:
     """ "18 % slower than"; None when there is no difference that can be told."""
     found = compare(result, base, SPEED)
-    if found is None or not found.is_told or abs(math.log(found.ratio)) <= doubt:
+    if found is None or not found.is_told or abs(math.log(found.ratio)) <= max(doubt, _SHOWN):
         return None
     if found.ratio >= 2:
         return f"{found.ratio:.1f} times as fast as"
@@ -168,7 +183,7 @@ def _losses(same: Sequence[CellResult], where: str) -> Iterator[str]:
         yield f"Warning: on {where} strategies do not have the same loss, as they should: {shown}."
 
 
-def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
+def _scaling(group: Sequence[CellResult], which: str) -> Iterator[str]:
     """Of each strategy, what the most workers bring."""
     most = max((r.cell.workers for r in good(group)), default=1)
     for result in good(group):
@@ -178,18 +193,18 @@ def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
         told = compare(result, base, SPEED)
         if told is None or not told.is_told:
             continue
-        ideal = ideal_efficiency(result)
+        ideal = ideal_efficiency(result, base)
         limit = "" if ideal == 1 else f"; the cores there are allow {percent(ideal)}"
         if share > _TOO_GOOD * ideal:
             limit += f", so {_workers(base.cell.workers)} had less of the machine when measured"
         yield (
             f"{result.cell.strategy} does {told.ratio:.2f} times the tokens/s of {_workers(base.cell.workers)} on"
             f" {_workers(most)}, {percent(share)} of what as many times the workers would ideally do{limit}"
-            f" ({result.cell.scaling} scaling)."
+            f" ({which.removeprefix(', ') or f'{result.cell.scaling} scaling'})."
         )
 
 
-def _communication(group: Sequence[CellResult]) -> Iterator[str]:
+def _communication(group: Sequence[CellResult], which: str) -> Iterator[str]:
     most = max((r.cell.workers for r in good(group)), default=1)
     shares = {
         r.cell.strategy: found.value
@@ -200,23 +215,25 @@ def _communication(group: Sequence[CellResult]) -> Iterator[str]:
         low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         other = f", {low} the least with {percent(shares[low])}" if low != high else ""
         yield (
-            f"On {_workers(most)} communication that nothing hides takes {percent(shares[high])} of a step with {high},"
-            f" waiting for others included{other}."
+            f"On {_workers(most)}{which} communication that nothing hides takes {percent(shares[high])} of a step with"
+            f" {high}, waiting for others included{other}."
         )
 
 
 def _failures(results: Sequence[CellResult]) -> Iterator[str]:
     failed = [r for r in results if r.status not in ("ok", "excluded")]
     if failed:
-        yield f"{len(failed)} of {len(results)} cells did not come out:"
-        yield from (f"- {r.cell.name}: {failure_in_words(r)}" for r in failed)
+        yield f"{len(failed)} of {_counted(len(results), 'cell')} did not come out:"
+        yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in failed)
     partly = [r for r in results if r.status == "ok" and r.last_failure is not None]
     for result in partly:
-        yield f"Of {result.cell.name} only {len(result.measured)} repeats came out: {failure_in_words(result)}."
+        came_out = _counted(len(result.measured), "repeat")
+        yield f"Of {label(result, results)} only {came_out} came out: {failure_in_words(result)}."
     left_out = [r for r in results if r.status == "excluded"]
     if left_out:
-        yield f"{len(left_out)} cells were left out by the suite:"
-        yield from (f"- {r.cell.name}: {failure_in_words(r)}" for r in left_out)
+        were = "was" if len(left_out) == 1 else "were"
+        yield f"{_counted(len(left_out), 'cell')} {were} left out by the suite:"
+        yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in left_out)
 
 
 def failure_in_words(result: CellResult, characters: int = 1000) -> str:
@@ -231,11 +248,8 @@ def failure_in_words(result: CellResult, characters: int = 1000) -> str:
 
 def changes(before: Sequence[CellResult], after: Sequence[CellResult]) -> list[list[str]]:
     """Two sets of results, cell by cell: name, speed before and after, memory before and after, what can be told."""
-    old = {r.cell.name: r for r in before}
-    new = {r.cell.name: r for r in after}
     rows = []
-    for name in dict.fromkeys([*new, *old]):
-        a, b = old.get(name), new.get(name)
+    for name, a, b in pairs(before, after):
         if a is None or b is None:
             verdict = "only in the first" if b is None else "only in the second"
         elif a.status != "ok" or b.status != "ok":
@@ -247,6 +261,51 @@ def changes(before: Sequence[CellResult], after: Sequence[CellResult]) -> list[l
             )
         rows.append([name, *_shown(a, b), verdict])
     return rows
+
+
+def other_conditions(before: Sequence[CellResult], after: Sequence[CellResult]) -> str | None:
+    """What else has changed between the cells of two sets that are compared; None when nothing has."""
+    found = dict[str, list[str]]()
+    for _, a, b in pairs(before, after):
+        if a is None or b is None or a.conditions == b.conditions:
+            continue
+        old, new = a.known_conditions, b.known_conditions
+        for key in dict.fromkeys([*old, *new]):
+            if (was := old.get(key)) != (now := new.get(key)):
+                found.setdefault(key, []).append(f"{key}: {_plain(was)} before, {_plain(now)} now")
+    if not found:
+        return None
+    said = [texts[0] for key, texts in found.items() if key != "source"]
+    code = ["Headway's own code"] if "source" in found else []
+    return f"Not only time has passed between the two; they differ in {'; '.join([*said, *code])}."
+
+
+def _plain(value: object) -> str:
+    return "none" if value in (None, "", [], {}) else str(value)
+
+
+def pairs(
+    before: Sequence[CellResult], after: Sequence[CellResult]
+) -> Iterator[tuple[str, CellResult | None, CellResult | None]]:
+    """What goes together of two sets, with its name: the same cell under the same conditions, or else the only one of
+    either side that is left of a cell."""
+    by_name: dict[str, tuple[dict[str, CellResult], dict[str, CellResult]]] = {}
+    for side, results in ((1, after), (0, before)):
+        for r in results:
+            by_name.setdefault(r.cell.name, ({}, {}))[side][r.conditions] = r
+    for name, (old, new) in by_name.items():
+        together: list[tuple[CellResult | None, CellResult | None]] = [(old[c], r) for c, r in new.items() if c in old]
+        lone_old, lone_new = (
+            [r for c, r in mine.items() if c not in other] for mine, other in ((old, new), (new, old))
+        )
+        if len(lone_old) == len(lone_new) == 1:
+            together.append((lone_old[0], lone_new[0]))
+        else:
+            together += [(None, r) for r in lone_new] + [(r, None) for r in lone_old]
+        for a, b in together:
+            known = b or a
+            assert known is not None
+            yield (name if len(together) == 1 else f"{name} [{known.conditions}]"), a, b
 
 
 def _shown(a: CellResult | None, b: CellResult | None) -> list[str]:
@@ -264,6 +323,10 @@ def _label(result: CellResult) -> str:
 
 def _workers(count: int) -> str:
     return "one worker" if count == 1 else f"{count} workers"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -20,11 +20,14 @@ from headway.bench.analysis import (
     base_of,
     by_setting,
     efficiency,
+    label,
     mean,
+    setting_in_words,
 )
 from headway.bench.charts import Named, setting_charts, standalone
-from headway.bench.findings import changes, failure_in_words, findings
+from headway.bench.findings import changes, failure_in_words, findings, other_conditions
 from headway.bench.results import CellResult, merge_results, read_results
+from headway.bench.suite import STRATEGIES
 from headway.core.errors import DataError
 from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, format_bytes, format_count
@@ -69,7 +72,8 @@ class Report:
         asked = dict.fromkeys(str(result.settings.get("description", "")) for result in self.results)
         came_out = sum(result.status == "ok" for result in self.results)
         told = "; ".join(filter(None, asked))
-        return f"{told[:1].upper()}{told[1:]}. {came_out} of {len(self.results)} cells came out."
+        cells = f"{came_out} of {len(self.results)} cell{'' if len(self.results) == 1 else 's'} came out."
+        return f"{told[:1].upper()}{told[1:]}. {cells}" if told else cells
 
     @property
     def rows(self) -> list[list[str]]:
@@ -80,6 +84,11 @@ class Report:
     def changes(self) -> list[list[str]]:
         """The comparison, a line per cell."""
         return [] if self.before is None else changes(self.before, self.results)
+
+    @property
+    def other_conditions(self) -> str | None:
+        """What else differs between the two sets of the comparison; None if nothing does, or there is none."""
+        return None if self.before is None else other_conditions(self.before, self.results)
 
 
 def load_report(folder: Path, compare: Path | None = None) -> Report:
@@ -126,11 +135,15 @@ def write_report(folder: Path, compare: Path | None = None) -> list[Path]:
 
 def _charts(report: Report) -> list[Named]:
     groups = by_setting(report.results)
+    strategies = {result.cell.strategy for result in report.results}
+    looks = {name: index for index, name in enumerate(sorted(strategies, key=STRATEGIES.index))}
+    if len(groups) == 1:
+        return setting_charts(report.results, looks)
     found = []
     for setting, group in groups.items():
         name = f"{setting.model}-{setting.precision}-b{setting.micro_batch}-t{setting.sequence_length}"
-        several = "" if len(groups) == 1 else f"{name}-{setting.scaling}-{setting.conditions}-"
-        found += setting_charts(group, several)
+        prefix = f"{name}-{setting.scaling}-{setting.conditions}-"
+        found += setting_charts(group, looks, prefix, setting_in_words(setting, groups))
     return found
 
 
@@ -138,7 +151,7 @@ def _charts(report: Report) -> list[Named]:
 
 
 def _row(result: CellResult, results: Sequence[CellResult]) -> list[str]:
-    name = result.cell.name
+    name = label(result, results)
     if result.status != "ok":
         return [name, failure_in_words(result, _SHORT), *[UNKNOWN] * (len(_HEADERS) - 3), _repeats(result)]
     return [
@@ -239,8 +252,9 @@ def render_markdown(report: Report, charts: Sequence[Named]) -> str:
     lines += [f"- {note}" for note in NOTES]
     if report.before is not None:
         lines += ["", f"## Compared with {report.before_name}", "", *_markdown_table(_CHANGES, report.changes)]
+        lines += ["", report.other_conditions] if report.other_conditions else []
     lines += ["", "## Plots", ""]
-    lines += [f"### {named.chart.title}\n\n![{named.chart.title}]({PLOTS}/{named.name}.svg)\n" for named in charts]
+    lines += [f"### {named.title}\n\n![{named.title}]({PLOTS}/{named.name}.svg)\n" for named in charts]
     lines += ["## Measured on", "", *(f"- {name}: {value}" for name, value in _environment(report.results)), ""]
     return "\n".join(lines)
 
@@ -260,10 +274,14 @@ def render_html(report: Report, charts: Sequence[Named]) -> str:
         [
             html.heading(f"Benchmark {report.title}", None, f"{report.remark}"),
             html.section("Findings", html.paragraphs(report.findings)),
-            html.section("Compared with " + report.before_name, html.table(_CHANGES, report.changes, (1, 2, 3, 4)))
+            html.section(
+                f"Compared with {report.before_name}",
+                html.table(_CHANGES, report.changes, (1, 2, 3, 4)),
+                html.paragraphs([report.other_conditions] if report.other_conditions else []),
+            )
             if report.before is not None
             else "",
-            "\n".join(html.section(named.chart.title, html.figure(_untitled(named))) for named in charts),
+            "\n".join(html.section(named.title, html.figure(_untitled(named))) for named in charts),
             html.section("Cells", html.table(_HEADERS, report.rows, range(2, len(_HEADERS))), html.paragraphs(NOTES)),
             html.section("Last lines of what did not come out", *(_log(result) for result in failed)),
             html.section("Measured on", html.facts(_environment(report.results))),
@@ -284,7 +302,7 @@ def _log(result: CellResult) -> str:
 
 
 def _environment(results: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """Of every environment that results come from."""
+    """Of every environment that results come from, and every way in which they were measured."""
     facts = []
     for name, environment in {r.environment_id: r.environment for r in results}.items():
         hardware, packages = environment.get("hardware", {}), environment.get("packages", {})
@@ -294,9 +312,13 @@ def _environment(results: Sequence[CellResult]) -> list[tuple[str, str]]:
         versions = ", ".join(f"{package} {version}" for package, version in packages.items())
         cpu = f"{hardware.get('cpu', UNKNOWN)}, {hardware.get('cores_usable', UNKNOWN)} usable cores, {memory}"
         facts.append((f"Environment {name}", f"{cpu}; {shown}; Python {environment.get('python')}; {versions}"))
-    settings = {r.suite: r.settings for r in results}
-    for suite, values in settings.items():
-        facts.append((f"Suite {suite}", ", ".join(f"{key} {value}" for key, value in values.items() if value)))
+    for conditions, result in {r.conditions: r for r in results}.items():
+        # Faults are those of one cell.
+        values = {key: value for key, value in result.settings.items() if value and key != "faults"}
+        shown = ", ".join(f"{key} {value}" for key, value in values.items())
+        facts.append(
+            (f"Conditions {conditions}", f"suite {result.suite}, environment {result.environment_id}; {shown}")
+        )
     started = [repeat.started for result in results for repeat in result.repeats]
     facts.append(("Measured", f"{_moment(min(started))} to {_moment(max(started))}"))
     return facts

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headway.bench.suite import STRATEGIES, Cell
+from headway.bench.suite import STRATEGIES, Cell, flattened
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, write_json
 
@@ -133,8 +133,18 @@ class CellResult(Record):
     @property
     def conditions(self) -> str:
         """A short name for the environment and how it was measured: only results with the same may be compared."""
-        how = {key: value for key, value in self.settings.items() if key not in ("description", "faults", "repeats")}
-        return fingerprint({"environment": self.environment, "how": how})[:8]
+        return fingerprint({"environment": self.environment, "how": self._how})[:8]
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {key: value for key, value in self.settings.items() if key not in ("description", "faults", "repeats")}
+
+    @property
+    def known_conditions(self) -> dict[str, Any]:
+        """The same as dotted keys and values; of accelerators their names."""
+        known = dict(flattened({**self.environment, **self._how}))
+        accelerators = known.get("hardware.accelerators") or []
+        return {**known, "hardware.accelerators": [device.get("name") for device in accelerators]}
 
     @property
     def measured(self) -> list[Measurement]:

@@ -213,13 +213,22 @@ def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
     found = load_report(folder, compare)
     if as_json:
         results = [result.model_dump(mode="json") for result in found.results]
-        print_json({"findings": found.findings, "changes": found.changes, "results": results})
+        print_json(
+            {
+                "findings": found.findings,
+                "changes": found.changes,
+                "other_conditions": found.other_conditions,
+                "results": results,
+            }
+        )
     else:
         print_table(["CELL", "RESULT", "TOKENS/S", "STEP P50", "PEAK MEMORY", "OF IDEAL", "COMMUNICATION"],
                     [[row[i] for i in (0, 1, 2, 4, 6, 8, 9)] for row in found.rows], numeric=range(2, 7))  # fmt: skip
         if found.changes:
             print()
             print_table(["CELL", "BEFORE", "NOW", "BEFORE", "NOW", "DIFFERENCE"], found.changes, numeric=range(1, 5))
+            if found.other_conditions:
+                print(found.other_conditions)
         print("\n" + "\n".join(found.findings))
     try:
         with writing(folder):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import pytest
 
 from headway.bench.analysis import MEMORY, SPEED, compare, efficiency, ideal_efficiency, mean
-from headway.bench.findings import changes, findings, sentence
+from headway.bench.findings import changes, findings, other_conditions, sentence
 from headway.bench.report import load_report, render_csv, write_report
 from headway.bench.results import write_result
 from headway.bench.statistics import difference, mean_of, t95
+from headway.bench.suite import STRATEGIES, load_suite
 from headway.core.errors import DataError
 from headway.core.statistics import quantile
 from support_bench import MIB, result
@@ -86,10 +88,11 @@ def test_findings_name_what_failed_what_is_left_out_and_losses_that_differ() -> 
     text = "\n".join(said)
     assert said[0] == "1 of 6 cells did not come out:"
     assert "- zero1-w2-1m-fp32-b1-t64: killed: worker 1 died (signal 9)" in said
-    assert "only 1 repeats came out: timeout: not done after 5 s" in text and "excluded: not wanted" in text
+    assert "only 1 repeat came out: timeout: not done after 5 s" in text and "excluded: not wanted" in text
     assert "Warning: on 2 workers strategies do not have the same loss" in text and "fsdp 3.3000" in text
     assert "fsdp and zero3 are two names of one strategy" in text
     assert "Fastest on 2 workers: ddp with 100" in text
+    assert "1 cell was left out by the suite:" in said
 
 
 def test_two_names_of_one_strategy_say_how_far_to_trust_the_rest() -> None:
@@ -111,6 +114,59 @@ def test_a_busy_machine_and_impossible_scaling_are_said() -> None:
     cells[0] = cells[0].model_copy(update={"environment": cells[1].environment})
     text = "\n".join(findings(cells))
     assert "allow 50 %, so one worker had less of the machine when measured" in text
+
+
+def test_what_the_cores_allow_is_counted_from_the_fewest_workers_too() -> None:
+    cells = [result("ddp", 4, [40.0, 40.1], cores=2), result("ddp", 8, [38.0, 38.1], cores=2)]
+    assert ideal_efficiency(cells[1]) == 0.25 and ideal_efficiency(cells[1], cells[0]) == 0.5
+    text = "\n".join(findings(cells))
+    assert "48 % of what as many times the workers would ideally do; the cores there are allow 50 % (weak" in text
+
+
+def test_every_sentence_says_which_of_several_settings_it_is_about() -> None:
+    shares = {"steps": 2, "total_share": 0.5, "exposed_share": 0.3, "overlapped_share": 0.2}
+    cells = [
+        result("ddp", workers, [speed, speed + 1], model=model, communication=shares if workers > 1 else None)
+        for model, speed in (("1m", 100.0), ("4m", 50.0))
+        for workers in (1, 2)
+    ]
+    said = findings(cells)
+    assert len(said) == 2 and all(text.count("1m, fp32") + text.count("4m, fp32") == 1 for text in said), said
+    elsewhere = DDP.model_copy(update={"environment": {"hardware": {"cpu": "another"}}, "key": "other"})
+    said = [text for text in findings([DDP, ZERO3, elsewhere, ZERO3]) if text.startswith("zero3")]
+    assert said and all(f"conditions {DDP.conditions}" in text for text in said)
+
+
+def test_cells_that_were_measured_once_are_not_said_to_be_alike() -> None:
+    once = [result("ddp", 2, [100.0], memory_mib=100.0), result("zero3", 2, [50.0], memory_mib=50.0)]
+    said = findings(once)
+    assert (
+        said[0].startswith("Each cell was measured once") and said[1] == "Fastest on 2 workers: ddp with 100 tokens/s."
+    )
+    assert len(said) == 2
+    assert load_suite("memory").repeats > 1, "its question is how memory differs"
+
+
+def test_a_difference_that_would_be_shown_as_none_is_none() -> None:
+    near = result("zero1", 2, [99.0, 100.0, 101.0], memory_mib=100.01)
+    assert sentence(near, DDP) == "Between zero1 and ddp there is no difference that the repeats can tell"
+
+
+def test_a_comparison_pairs_like_with_like_and_says_what_else_differs() -> None:
+    def on(cpu: str, speed: float, steps: int = 10):  # type: ignore[no-untyped-def]
+        found = result("ddp", 2, [speed - 1, speed, speed + 1])
+        environment = {"hardware": {"cpu": cpu, "cores_usable": 8}, "source": cpu}
+        settings = {**found.settings, "steps": steps}
+        return found.model_copy(update={"environment": environment, "settings": settings, "key": f"{cpu}{steps}"})
+
+    assert other_conditions([on("A", 100.0)], [on("A", 110.0)]) is None
+    assert other_conditions([on("A", 100.0)], [on("B", 110.0, 20)]) == (
+        "Not only time has passed between the two; they differ in hardware.cpu: A before, B now;"
+        " steps: 10 before, 20 now; Headway's own code."
+    )
+    both = changes([on("A", 100.0), on("B", 200.0)], [on("B", 220.0), on("A", 110.0)])
+    assert [row[-1] for row in both] == ["10 % faster than before"] * 2
+    assert len({row[0] for row in both}) == 2 and all(row[0].startswith("ddp-w2-1m-fp32-b1-t64 [") for row in both)
 
 
 def test_two_sets_are_compared_cell_by_cell() -> None:
@@ -153,6 +209,27 @@ def test_files_hold_the_figures_and_every_cell(tmp_path: Path) -> None:
     assert {"throughput.svg", "efficiency.svg", "memory.svg", "step-times.svg", "communication.svg"} <= files.keys()
     assert "var(--" not in files["memory.svg"] and "src=" not in files["report.html"], "nothing to load"
     assert load_report(tmp_path, tmp_path).changes[0][-1] == "no difference that the repeats can tell"
+
+
+def test_a_strategy_looks_the_same_in_all_charts_of_a_report_and_like_no_other(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = [name for name in STRATEGIES if name != "auto"]
+    cells = [result(name, workers, [100.0, 101.0]) for name in names for workers in (1, 2)]
+    cells += [result(name, workers, [100.0, 101.0], model="4m") for name in names[3:] for workers in (1, 2)]
+    for cell in cells:
+        write_result(tmp_path, cell)
+    write_report(tmp_path)
+    looks = []
+    for model in ("1m", "4m"):
+        (path,) = (tmp_path / "plots").glob(f"{model}-*-efficiency.svg")
+        # Dash and colour of the lines in the chart and its legend, in their order.
+        lines = re.findall(r'style="fill: none; (.*?stroke: #\w+); stroke-width: 2[;"]', path.read_text())
+        looks.append(list(dict.fromkeys(lines)))
+    assert len(looks[0]) == len(names) > 8 and looks[1] == looks[0][3:]
+    page, text = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
+    for model in ("1m", "4m"):
+        title = f"Throughput ({model}, fp32, micro-batches of 1 x 64 tokens, weak scaling)"
+        assert f"<h2>{title}</h2>" in page and f"### {title}" in text
 
 
 def test_a_folder_without_results_says_so(tmp_path: Path) -> None:
