@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,16 @@ def _unwrapped(line: str) -> str:
         return line
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return line
-    texts = (record.get(key) for key in ("log", "message", "msg", "textPayload"))
-    return next((text.rstrip("\r\n") for text in texts if isinstance(text, str) and MARKER in text), line)
+    return next(_texts(record), line)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Strings that hold the marker, under whatever key; a record may be within another."""
+    if isinstance(value, str):
+        if MARKER in value:
+            yield _unwrapped(value)
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)

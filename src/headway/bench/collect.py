@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import json
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from headway.core.errors import ConfigError, DataError
 
 KUBECTL = "kubectl:"
 _KUBECTL_SECONDS = 120
+_GZIP, _PIECE_BYTES = b"\x1f\x8b", 4096
 
 
 @dataclass
@@ -57,6 +60,8 @@ def collect(sources: Sequence[str], folder: Path) -> Collected:
 def _opened(source: str) -> Iterator[tuple[str, Iterable[str]]]:
     """Every log of a source."""
     if source == "-":
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # as of files, whatever the locale
         yield "standard input", sys.stdin
         return
     if source.startswith(KUBECTL):
@@ -75,11 +80,14 @@ def _lines(file: Path) -> list[str]:
     """The lines of a log; a result file has the lines that would have been printed for it."""
     from headway.bench.blocks import block
 
-    data = file.read_bytes()
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"the log cannot be read: {error.strerror}", where=str(file), fix="check the file") from None
     if file.suffix == ".gz":
-        data = gzip.decompress(data)
+        data = _unpacked(data)
     text = data.decode(errors="replace")
-    if file.suffix == ".json":
+    if file.name.endswith((".json", ".json.gz")):
         try:
             value = json.loads(text)
         except ValueError:
@@ -87,6 +95,21 @@ def _lines(file: Path) -> list[str]:
         if isinstance(value, dict) and {"schema_version", "cell", "repeats"} <= value.keys():
             return block(value).splitlines()
     return text.splitlines()
+
+
+def _unpacked(data: bytes) -> bytes:
+    """What a gzipped log holds up to its end, or to where it was cut off or is damaged; as it is if it is none.
+
+    A pod that vanished leaves half a file, in which whole results may be.
+    """
+    whole = list[bytes]()
+    while data.startswith(_GZIP):
+        member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        with suppress(zlib.error):
+            for start in range(0, len(data), _PIECE_BYTES):  # an error costs its own piece only
+                whole.append(member.decompress(data[start : start + _PIECE_BYTES]))
+        data = member.unused_data if member.eof else b""
+    return b"".join([*whole, data])
 
 
 def _kubectl(arguments: str) -> list[str]:

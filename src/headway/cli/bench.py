@@ -181,7 +181,8 @@ def collect(
         names = [result.cell.name for result in found.results]
         print_json({"sources": found.sources, "cells": names, "broken": found.broken, "output": str(output)})
     else:
-        print(f"{len(found.results)} cells from {found.sources} logs, in {output}")
+        cells = f"{len(found.results)} cell{'' if len(found.results) == 1 else 's'}"
+        print(f"{cells} from {found.sources} log{'' if found.sources == 1 else 's'}, in {output}")
     if not found.results:
         raise typer.Exit(1)
 

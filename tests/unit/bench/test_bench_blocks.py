@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,8 @@ def test_values_come_back_from_whatever_a_log_makes_of_their_lines() -> None:
         "prefixed": [f"{prefixes[n % 4]}{line}" for n, line in enumerate(lines)],
         "trailing": [f"{line} \t\r\n" for line in lines],
         "docker": [json.dumps({"log": line + "\n", "stream": "stderr"}) for line in lines],
+        "of a cloud service": [json.dumps({"labels": {"a": 1}, "jsonPayload": {"line": line}}) for line in lines],
+        "wrapped twice": [json.dumps({"log": json.dumps({"message": line}) + "\n"}) for line in lines],
         "interleaved": [text for line in lines for text in ("step 3 | loss 2.1", line)],
         "out of order and twice": [*reversed(lines), *lines],
         "without its first line": lines[1:],
@@ -68,6 +72,37 @@ def test_collect_brings_repeats_together_from_logs_files_and_folders(tmp_path: P
     assert by_name["zero3"] == other
     collect([str(tmp_path / "logs" / "a.log")], output)
     assert read_results(output) == list(by_name.values()), "what is known already changes nothing"
+
+
+def test_half_a_log_of_a_pod_that_vanished_still_has_its_results(tmp_path: Path) -> None:
+    texts = [block(result(name, 2, [100.0]).model_dump(mode="json")) for name in ("ddp", "zero1")]
+    noise = "\n".join(f"step {n} loss {n * 7919 % 1000}" for n in range(20_000))
+    whole = gzip.compress(f"{texts[0]}\n".encode()) + gzip.compress(f"{texts[1]}\n{noise}".encode())
+    (tmp_path / "cut.log.gz").write_bytes(whole[:-1000])
+    (tmp_path / "plain.log.gz").write_bytes(texts[0].encode())
+    (tmp_path / "result.json.gz").write_bytes(gzip.compress(result("zero3", 2, [1.0]).model_dump_json().encode()))
+    found = collect([str(tmp_path)], tmp_path / "out")
+    assert found.sources == 3 and {r.cell.strategy for r in found.results} == {"ddp", "zero1", "zero3"}
+
+
+def test_a_log_that_cannot_be_read_is_named_and_not_the_place_of_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.log").touch()
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(DataError) as error:
+        collect([str(tmp_path / "x.log")], tmp_path / "out")
+    assert error.value.where == str(tmp_path / "x.log") and "Permission denied" in error.value.what
+
+
+def test_bytes_of_no_encoding_on_standard_input_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = b"caf\xe9 \xff\n" + block(result("ddp", 2, [100.0]).model_dump(mode="json")).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log), encoding="ascii"))
+    assert [r.cell.strategy for r in collect(["-"], tmp_path).results] == ["ddp"]
 
 
 def test_a_result_of_another_version_or_with_unknown_keys_is_refused(tmp_path: Path) -> None:
