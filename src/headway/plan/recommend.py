@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from headway.config import DEEPSPEED, MeshShape, override
+from headway.config import DEEPSPEED, override
 from headway.config.lanes import divisors
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import format_bytes, format_count
@@ -225,20 +225,29 @@ def _nothing_fits(config: Config, model: ModelConfig, machines: Machines, tried:
     )
     enough = _enough(config, model, machines)
     if enough is None:
-        return text + "; more of the same machines do not help: a shorter row, tensor parallelism or a smaller model do"
-    return text + f"; {enough} of these accelerators would do, with zero3, checkpointing and one row at a time"
+        return text + (
+            "; more of the same machines do not help with this batch: a shorter row, tensor parallelism or a smaller"
+            " model do"
+        )
+    workers, way = enough
+    return text + f"; {workers} of these accelerators would do, with {' '.join(way.overrides)}"
 
 
-def _enough(config: Config, model: ModelConfig, machines: Machines) -> int | None:
-    """The next power-of-two multiple of the machines with which fully sharded training fits."""
-    usable, parallel = usable_bytes(machines), config.parallel
-    split = parallel.tensor * parallel.context * parallel.pipeline
+def _enough(config: Config, model: ModelConfig, machines: Machines) -> tuple[int, Option] | None:
+    """The next power-of-two multiple of the machines with which a way that keeps little fits, and that way.
+
+    With the config's own batch: a worker that computes its rows in several micro-batches keeps whole gradients.
+    """
     workers = machines.count
-    while usable is not None and (workers := workers * 2) <= _MOST_WORKERS:
-        mesh = MeshShape(parallel.pipeline, 1, max(1, workers // split), parallel.context, parallel.tensor)
-        layout = Layout("zero3", mesh, 1, 1, 1, "full", config.determinism == "elastic", True)
-        if plan_memory(config, model, layout, machines.accelerator.device).peak_bytes <= usable:
-            return workers
+    while (workers := workers * 2) <= _MOST_WORKERS:
+        more = replace(machines, count=workers)
+        for strategy in ("zero3", "zero2"):
+            least = option(config, model, more, strategy, "full", 1)
+            if least.layout is None:
+                continue
+            fitting = [way for way in (least, *_other_micro_batches(config, model, more, [least])) if way.fits]
+            if fitting:
+                return workers, fitting[0]
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -81,9 +82,15 @@ def test_what_is_recommended_is_a_config_that_fits_and_nothing_faster_does(prese
 def test_where_nothing_fits_it_is_said_what_would() -> None:
     made = planned("8b", "2xA100-40GB")
     assert made.recommendation.option is None
-    assert (
-        "nothing fits" in made.recommendation.reason and "of these accelerators would do" in made.recommendation.reason
-    )
+    reason = made.recommendation.reason
+    assert "nothing fits" in reason
+    # What it promises holds with the config's own batch, and half as many do not do.
+    found = re.search(r"; (\d+) of these accelerators would do, with (.+)$", reason)
+    assert found is not None, reason
+    there = override(config("8b"), found[2].split())
+    for count, fits in ((int(found[1]), True), (int(found[1]) // 2, False)):
+        made = make_plan(there, parse_machines(f"{count}xA100-40GB"))
+        assert any(option.fits for option in made.table) is fits, count
 
 
 def test_without_a_speed_the_simplest_that_fits_is_taken() -> None:
