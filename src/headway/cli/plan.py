@@ -106,8 +106,7 @@ def _print_options(made: Plan) -> None:
     lines = [_line(made, option) for option in made.table if option.memory is not None]
     print_table(headers, lines, numeric=[*range(2, 9), 10, 11, 12])
     print("each row: the moment of a step when the worker that has most has most")
-    unasked = "left out: install it (pip install 'headway[deepspeed]') or set parallel.strategy to one of them"
-    listed = f"listed: {made.deepspeed}" if made.deepspeed else unasked
+    listed = f"listed: {made.deepspeed}" if made.deepspeed else f"left out: {made.no_deepspeed}"
     print(f"strategies of DeepSpeed are {listed}")
     for note in made.notes:
         print(note)

@@ -10,7 +10,15 @@ from headway.config import DEEPSPEED
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.shape import embedding_rows
 from headway.plan.layout import has_copied_experts
-from headway.plan.recommend import Option, Recommendation, deepspeed_listed, options, recommend, usable_bytes
+from headway.plan.recommend import (
+    Option,
+    Recommendation,
+    deepspeed_listed,
+    options,
+    recommend,
+    usable_bytes,
+    why_no_deepspeed,
+)
 from headway.plan.speed import ASSUMPTIONS
 
 if TYPE_CHECKING:
@@ -37,6 +45,8 @@ class Plan:
     measured_tokens_per_second: float | None
     deepspeed: str | None
     """Why the table has strategies of DeepSpeed; None when it has none."""
+    no_deepspeed: str | None
+    """Why it has none; None when it has."""
     notes: tuple[str, ...]
     """What strategies do not say by their names."""
 
@@ -130,6 +140,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
     if len(refusals) == len(table):
         raise refusals[0]
     assert config.train.steps is not None and model.vocab_size is not None
+    has_deepspeed = any(option.strategy in DEEPSPEED for option in table)
     return Plan(
         machines=machines,
         counts=count_parameters(model),
@@ -143,7 +154,8 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         usable_bytes=usable_bytes(machines),
         usd_per_hour=config.telemetry.usd_per_hour,
         measured_tokens_per_second=measured_tokens_per_second,
-        deepspeed=deepspeed_listed(config) if any(option.strategy in DEEPSPEED for option in table) else None,
+        deepspeed=deepspeed_listed(config) if has_deepspeed else None,
+        no_deepspeed=None if has_deepspeed else why_no_deepspeed(config, model, machines),
         notes=tuple(_notes(config, machines)),
     )
 

@@ -87,6 +87,17 @@ def deepspeed_listed(config: Config) -> str | None:
     return "it is installed" if find_spec("deepspeed") is not None else None
 
 
+def why_no_deepspeed(config: Config, model: ModelConfig, machines: Machines) -> str:
+    """Why a plan has no strategies of DeepSpeed, in words."""
+    if _data_workers(config, machines.count) == 1:
+        return "a worker that is alone has nothing to divide"
+    if deepspeed_listed(config) is None:
+        return "install it (pip install 'headway[deepspeed]') or set parallel.strategy to one of them"
+    refusal = option(config, model, machines, DEEPSPEED[0], CHECKPOINTING[0]).refusal
+    assert refusal is not None, "the plan would have it"
+    return refusal.what
+
+
 def _data_workers(config: Config, workers: int) -> int:
     parallel = config.parallel
     return max(1, workers // (parallel.tensor * parallel.context * parallel.pipeline))

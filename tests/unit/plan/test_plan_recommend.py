@@ -157,11 +157,19 @@ def test_strategies_of_deepspeed_take_part_where_it_is_installed_or_asked_for(mo
 
     left_out = planned("125m", "8xH100")
     assert listed(left_out) == set() and left_out.deepspeed is None
+    assert left_out.no_deepspeed is not None and "pip install" in left_out.no_deepspeed
     asked = planned("125m", "8xH100", parallel={"strategy": "deepspeed_zero2"})
     assert listed(asked) == set(DEEPSPEED) and asked.deepspeed == "parallel.strategy asks for one"
     monkeypatch.setattr(module, "find_spec", lambda name: name)
     installed = planned("125m", "8xH100")
     assert listed(installed) == set(DEEPSPEED) and installed.deepspeed == "it is installed"
+    assert installed.no_deepspeed is None
+    # What is installed need not be installed: the config, or that nobody shares anything, is the reason then.
+    refused, alone = planned("125m", "8xH100", train={"compile": True}), planned("125m", "1xH100")
+    assert (
+        refused.no_deepspeed == "a model under DeepSpeed is not compiled: its hooks would cut the graph at every layer"
+    )
+    assert alone.no_deepspeed == "a worker that is alone has nothing to divide"
     # Of ways about as fast another is simpler; but they can be chosen.
     assert installed.recommendation.option is not None and installed.recommendation.option.strategy == "ddp"
     theirs = [option for option in installed.table if option.strategy in DEEPSPEED]
