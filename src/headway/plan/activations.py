@@ -16,6 +16,7 @@ fp32 (tf32) and 2 under autocast in bf16 or fp16; the residual stream and the no
 | keys and values for every query head, where the kernel cannot share them (CUDA in fp32) | 2 N heads head_dim | E |
 | output of attention, which the output product saves | N heads head_dim | E |
 | logarithms of the sums of exponentials | N heads | 4 |
+| with a mask (sliding window): the mask in that dtype; on CUDA keys and values for every head too | pairs | E |
 | with dropout: mask, twice | N dim | CPU: E, CUDA: 1 |
 | sum with the residual stream, which the feed-forward norm saves; the rest as for the attention norm | | |
 | gate and linear branch | 2 N ffn_dim | E |
@@ -58,7 +59,7 @@ from headway.models.facts import default_chunk_rows
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
-    from headway.config import ModelConfig
+    from headway.config import Config, ModelConfig
 
 _FP32, _HALF = 4, 2
 #: Sides of matrices whose products are in 8 bits are multiples of this (`training/precision.py`).
@@ -68,6 +69,17 @@ FP8_TILE = 16
 def element_bytes(precision: str) -> int:
     """Of a number in matrix products."""
     return _FP32 if precision in ("fp32", "tf32") else _HALF
+
+
+def masked_pairs(config: Config, model: ModelConfig, workers: int) -> int:
+    """Pairs of a query and a key in the mask that attention takes; 0 where it needs none (`models/attention.py`).
+
+    Args:
+        workers: That share a row.
+    """
+    length, window = config.train.sequence_length, model.sliding_window
+    needed = window is not None and length > window and not config.data.document_mask
+    return length // workers * length if needed else 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,15 @@ class Activations:
 
     @classmethod
     def of(
-        cls, model: ModelConfig, rows: int, length: int, precision: str, device: str, tensor: int = 1, expert: int = 1
+        cls,
+        model: ModelConfig,
+        rows: int,
+        length: int,
+        precision: str,
+        device: str,
+        tensor: int = 1,
+        expert: int = 1,
+        masked_pairs: int = 0,
     ) -> Activations:
         """Sizes of a micro-batch.
 
@@ -120,6 +140,7 @@ class Activations:
             tensor: Workers that share every matrix. Activations between products are then cut by position; the inputs
                 of products are whole, their outputs cut.
             expert: Workers that share the experts. As many tokens reach this one's as its own tokens have experts.
+            masked_pairs: As `masked_pairs` says.
         """
         shape, cpu, element = Shape.of(model), device == "cpu", element_bytes(precision)
         tokens = rows * length
@@ -130,7 +151,8 @@ class Activations:
         norm = stream * _FP32 * (2 if cpu else 1) + tokens * _FP32
         copies = cpu + (element == _HALF)
         head_norm = (queries + keys) * _FP32 * copies + (queries + keys) // shape.head_dim * _FP32
-        repeated = 0 if cpu or element == _HALF or shape.heads == shape.kv_heads else 2 * queries * element
+        shared = cpu or shape.heads == shape.kv_heads or (element == _HALF and not masked_pairs)
+        repeated = 0 if shared else 2 * queries * element
         dropout = stream * (element if cpu else 1) if model.dropout else 0
         sums = tokens * shape.heads // tensor * _FP32
         attention = (
@@ -140,6 +162,7 @@ class Activations:
             + (head_norm if model.qk_norm else 0)
             + repeated
             + sums
+            + masked_pairs * element
         )
         fp8 = precision == "fp8"
         width = shape.heads * shape.head_dim

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import ConfigError
 from headway.models.shape import Shape
-from headway.plan.activations import Activations
+from headway.plan.activations import Activations, masked_pairs
 from headway.plan.deepspeed import EngineStep
 from headway.plan.moments import FP32_BYTES, update_bytes
 from headway.plan.passes import Passes
@@ -46,15 +46,16 @@ def plan_memory(
         )
     gloo = device == "cpu" if gloo is None else gloo
     length = config.train.sequence_length // layout.mesh.cp
+    pairs = masked_pairs(config, model, layout.mesh.cp)
     sizes = Activations.of(
-        model, layout.micro_batch, length, config.train.precision, device, layout.mesh.tp, layout.mesh.ep
+        model, layout.micro_batch, length, config.train.precision, device, layout.mesh.tp, layout.mesh.ep, pairs
     )
     # Ids and targets in int64. On the CPU the batches of a whole step wait where they are computed.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     rotary = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES
     moments: list[Moment] = []
     for stage in pipeline_stages(config, model, layout):
-        lasting = batches + rotary + stage.received * sizes.gradient
+        lasting = batches + rotary + pairs + stage.received * sizes.gradient
         given = (stage, layout, sizes, config, device == "cpu", gloo, lasting)
         if layout.is_deepspeed:
             moments += EngineStep(*given).moments()

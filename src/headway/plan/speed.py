@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from headway.models.facts import count_parameters, flops_per_token
 from headway.models.shape import Shape
-from headway.plan.activations import Activations, element_bytes, fills_tiles, has_grouped_kernel
+from headway.plan.activations import Activations, element_bytes, fills_tiles, has_grouped_kernel, masked_pairs
 from headway.plan.deepspeed import ZeroSettings, live_weights
 from headway.plan.moments import FP32_BYTES
 from headway.plan.stages import Stage, pipeline_stages
@@ -103,7 +103,7 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
     workers, length = layout.mesh.size, config.train.sequence_length
     per_token = flops_per_token(model, length)
     tokens = config.train.tokens_per_step
-    computed = _computed_flops_per_token(model, length, layout, precision)
+    computed = _computed_flops_per_token(model, length, layout, precision, masked_pairs(config, model, 1) > 0)
     rounded = _rounded_flops_per_token(model, layout) if precision == "fp8" else 0.0
     products = tokens / workers * (rounded / peak + (computed - rounded) / others) / PRODUCT_SHARE
     stage = pipeline_stages(config, model, layout)[-1]
@@ -150,11 +150,14 @@ def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
         yield linear(mixtures, shape.shared_ffn_dim, shape.dim, 0.0)
 
 
-def _computed_flops_per_token(model: ModelConfig, length: int, layout: Layout, precision: str) -> float:
-    """What is really computed: half of the pairs of positions; with checkpointing the layers' forward pass again."""
+def _computed_flops_per_token(
+    model: ModelConfig, length: int, layout: Layout, precision: str, is_masked: bool = False
+) -> float:
+    """What is really computed: half of the pairs of positions, all of them where kernels take a mask; with
+    checkpointing the layers' forward pass again."""
     shape, counts = Shape.of(model), count_parameters(model)
-    attended = min(length, model.sliding_window or length)
-    attention = 12 * shape.layers * shape.heads * shape.head_dim * attended / 2
+    attended = length if is_masked else min(length, model.sliding_window or length) / 2
+    attention = 12 * shape.layers * shape.heads * shape.head_dim * attended
     layers = 6 * (counts.active - counts.embedding) + attention
     # A third of a pass is forward; `selective` computes some products again, and no attention.
     selective = sum(2 * product.parameters * product.again for product in _products(model, precision))
@@ -183,8 +186,9 @@ def _update_bytes(layout: Layout, stage: Stage) -> float:
 def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stage) -> float:
     """Through one accelerator's memory in one step, besides what products read and write."""
     length = config.train.sequence_length // layout.mesh.cp
+    pairs = masked_pairs(config, model, layout.mesh.cp)
     sizes = Activations.of(
-        model, layout.micro_batch, length, config.train.precision, "cuda", layout.mesh.tp, layout.mesh.ep
+        model, layout.micro_batch, length, config.train.precision, "cuda", layout.mesh.tp, layout.mesh.ep, pairs
     )
     passes = PASSES_COMPILED if config.train.compile is True else PASSES_EAGER
     if layout.checkpointing != "none":

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from headway.config import ModelConfig
+from headway.config import Config, ModelConfig
 from headway.models.build import build_model
 from headway.models.loss import linear_cross_entropy
-from headway.plan.activations import FP8_TILE, Activations
+from headway.plan.activations import FP8_TILE, Activations, masked_pairs
 from headway.training.fit import LiveBytes
 from headway.training.precision import _TILE, autocast, convert_to_fp8
 
@@ -41,10 +41,15 @@ def saved_bytes(model: ModelConfig, precision: str, checkpointing: str) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"qk_norm": True}, {"head_dim": 8}, {"dropout": 0.1}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"kv_heads": 2}, {"qk_norm": True}, {"head_dim": 8}, {"dropout": 0.1}, {"sliding_window": 16},
+     {"sliding_window": LENGTH}],
+)  # fmt: skip
 def test_a_layer_saves_what_is_planned(precision: str, changes: dict[str, Any]) -> None:
     model = ModelConfig(**{**SHAPE, **changes})
-    sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu")
+    run = Config.model_validate({"train": {"steps": 1, "sequence_length": LENGTH}})
+    sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu", masked_pairs=masked_pairs(run, model, 1))
     expected = model.layers * (sizes.dense.saved + sizes.dense.casts) + sizes.last_norm  # type: ignore[operator]
     assert saved_bytes(model, precision, "none") == expected
 
