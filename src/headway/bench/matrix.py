@@ -12,6 +12,7 @@ from typing import Any
 from headway.bench.suite import Cell, Suite, flattened
 from headway.config import DEEPSPEED, Config, override
 from headway.core.errors import ConfigError
+from headway.core.faults import parse_orders
 from headway.core.files import fingerprint
 
 #: Of a run: not part of what is measured.
@@ -73,8 +74,10 @@ def plan_matrix(suite: Suite, environment: Mapping[str, Any]) -> list[PlannedCel
         environment: What results depend on besides the cell: hardware and software.
 
     Raises:
-        ConfigError: `suite.config` is wrong whatever the cell.
+        ConfigError: `suite.config` is wrong whatever the cell, or a fault is none.
     """
+    for fault in suite.faults:
+        parse_orders(fault.order)
     _refuse_what_cells_decide(suite)
     override(Config(), ["train.steps=1", *_overrides(suite)])
     return [_planned(suite, cell, environment) for cell in cells_of(suite)]

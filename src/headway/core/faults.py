@@ -79,7 +79,7 @@ def fault_point(point: str, step: int | None = None) -> str | None:
     name = point if step is None else f"{point}={step}"
     _passed[name] += 1
     start, rank = int(os.environ.get(RESTARTS_VARIABLE, "0")) + 1, int(os.environ.get("RANK", "0"))
-    for order in _parsed(orders):
+    for order in parse_orders(orders):
         action = order.action
         if order.start not in (None, start) or order.rank not in (None, rank):
             continue
@@ -112,8 +112,12 @@ def fault_point(point: str, step: int | None = None) -> str | None:
 
 
 @cache
-def _parsed(orders: str) -> list[_Order]:
-    """The orders; a mistyped one must not pass for a fault that was survived."""
+def parse_orders(orders: str) -> list[_Order]:
+    """The orders; a mistyped one must not pass for a fault that was survived.
+
+    Raises:
+        ConfigError: one of them is no order.
+    """
     parsed = []
     for order in orders.split(","):
         match = _ORDER.fullmatch(order.strip())

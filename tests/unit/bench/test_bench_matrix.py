@@ -71,6 +71,7 @@ def test_weak_cells_grow_with_workers_and_strong_ones_share_the_largest_batch(tm
         ("model: 1m\nconfig: {train: {precison: fp32}}", "did you mean train.precision?"),
         ("workers: [0]", "workers"),
         ("on_cpu: {stepps: 3}", "did you mean steps?"),
+        ("model: 1m\nfaults: [{workers: 1, order: kill}]", "there is no such fault: 'kill'"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_nearest_known_name(tmp_path: Path, text: str, said: str) -> None:

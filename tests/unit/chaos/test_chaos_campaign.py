@@ -32,14 +32,14 @@ def test_a_campaign_follows_from_its_seed() -> None:
 def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
     trials = list(islice(plan_campaign(SHAPE, 1), 170))
     orders = [order for trial in trials for leg in trial.legs for order in leg.orders]
-    points = {order.point.split("=")[0] for text in orders for order in faults._parsed(text)}
+    points = {order.point.split("=")[0] for text in orders for order in faults.parse_orders(text)}
     assert points == {*STEP_PHASES, EVALUATION, STAGE, *(f"checkpoint.{point}" for point in SAVE_POINTS)}
     for trial in trials:
         workers = [leg.workers for leg in trial.legs]
         assert all(a != b for a, b in pairwise(workers))
         assert [leg.supervisor_at is None for leg in trial.legs] == [False, False, True], "the last one has to end"
         for leg in trial.legs:
-            parsed = [order for text in leg.orders for order in faults._parsed(text)]
+            parsed = [order for text in leg.orders for order in faults.parse_orders(text)]
             assert all(order.rank is not None and order.rank < leg.workers for order in parsed)
             starts = [order.start for order in parsed]
             assert starts == list(range(1, len(starts) + 1)), "each start of the workers has its own kill"
@@ -47,7 +47,9 @@ def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
 
 def test_with_a_remote_tier_uploads_and_downloads_are_killed_too_and_disks_are_lost() -> None:
     trials = list(islice(plan_campaign(replace(SHAPE, remote=True), 1), 170))
-    orders = [order for trial in trials for leg in trial.legs for text in leg.orders for order in faults._parsed(text)]
+    orders = [
+        order for trial in trials for leg in trial.legs for text in leg.orders for order in faults.parse_orders(text)
+    ]
     points = {order.point.split("=")[0] for order in orders}
     assert {f"upload.{p}" for p in UPLOAD_POINTS} | {f"bring.{p}" for p in BRING_POINTS} < points
     legs = [leg for trial in trials for leg in trial.legs]
@@ -55,7 +57,7 @@ def test_with_a_remote_tier_uploads_and_downloads_are_killed_too_and_disks_are_l
     assert 100 < sum(leg.disk_lost for leg in legs) < 240
     for leg in legs:
         assert leg.disk_lost == any("bring." in order for order in leg.orders)
-        starts = [order.start for text in leg.orders for order in faults._parsed(text)]
+        starts = [order.start for text in leg.orders for order in faults.parse_orders(text)]
         assert starts == list(range(1, len(starts) + 1)), "each start of the workers has its own kill"
     assert not any("upload." in o for t in islice(plan_campaign(SHAPE, 1), 99) for leg in t.legs for o in leg.orders)
 
