@@ -199,10 +199,12 @@ def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) ->
     environment[FAULTS_VARIABLE] = planned.faults
     command = launch_command(matrix.launcher, spec_path, planned.cell.workers)
     start = time.monotonic()
-    with log_path.open("wb") as log:
-        code = _run(command, environment, log, suite.timeout_seconds)
+    try:
+        with log_path.open("wb") as log:
+            code = _run(command, environment, log, suite.timeout_seconds)
+    finally:
+        spec_path.unlink()
     wall_seconds = round(time.monotonic() - start, 3)
-    spec_path.unlink()
     end = _ending(begun, code, log_path.read_text(encoding="utf-8", errors="replace"), suite.timeout_seconds)
     return end.model_copy(update={"wall_seconds": wall_seconds})
 

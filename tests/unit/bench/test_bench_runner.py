@@ -77,6 +77,7 @@ def test_cells_take_turns_and_a_stopped_matrix_goes_on(
     with pytest.raises(KeyboardInterrupt):
         run(suite(), tmp_path / "out")
     assert workers.measured == ["ddp.1", "zero1.1", "ddp.2"]
+    assert {path.suffix for path in (tmp_path / "out" / LOGS).iterdir()} == {".log"}, "nothing else is left"
     assert [len(result.repeats) for result in read_results(tmp_path / "out")] == [1, 1]
     workers.answer = lambda spec: (0, told(spec, "ok"))
     workers.measured.clear()
