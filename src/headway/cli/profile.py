@@ -76,7 +76,14 @@ def profile(
 def _print_profile(found: Profile, output: Path) -> None:
     from headway.core.format import format_bytes, format_count
     from headway.profiling.roofline import ceiling_text, seconds_text
-    from headway.profiling.tables import OPERATOR_HEADERS, operator_rows, part_headers, part_rows, summary_line
+    from headway.profiling.tables import (
+        OPERATOR_HEADERS,
+        operator_rows,
+        part_headers,
+        part_rows,
+        profiler_text,
+        summary_line,
+    )
 
     slowest = found.workers[found.slowest]
     print(summary_line(found))
@@ -96,11 +103,12 @@ def _print_profile(found: Profile, output: Path) -> None:
     print(f"memory     {format_bytes(peak)} of tensors at most, {base} of them weights, gradients and moments")
     if len(found.workers) > 1:
         print(f"slowest    worker {found.slowest}: the others wait for it")
-    print(f"profiler   makes a step {found.profiler_cost:+.0%} longer; the table is from steps without it")
+    print(f"profiler   {profiler_text(found)}; the table is from steps without it")
     print()
     print_table(OPERATOR_HEADERS, operator_rows(found)[:10], numeric=range(1, len(OPERATOR_HEADERS)))
     print()
     print(f"largest loss: {found.verdict}")
     for loss in found.losses[1:]:
         print(f"        then: {loss.what}")
-    print(f"\n{format_count(len(found.workers))} trace(s), profile.json and profile.html are in {output}/")
+    traces = "1 trace" if len(found.workers) == 1 else f"{format_count(len(found.workers))} traces"
+    print(f"\n{traces}, profile.json and profile.html are in {output}/")

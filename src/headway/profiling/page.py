@@ -13,6 +13,7 @@ from headway.profiling.tables import (
     part_headers,
     part_rows,
     product_rows,
+    profiler_text,
     summary_line,
 )
 from headway.telemetry import html
@@ -84,7 +85,7 @@ def _facts(found: Profile) -> list[tuple[str, str]]:
     facts = [
         ("workers", f"{len(found.workers)} on {worker.device_name}, {worker.threads} threads each"),
         ("steps", f"{found.warmup_steps} to warm up, {len(worker.steps)} timed, {len(worker.traced_steps)} traced"),
-        ("profiler", f"a traced step takes {found.profiler_cost:+.0%}; times in tables of parts are without it"),
+        ("profiler", f"{profiler_text(found)}; times in tables of parts are without it"),
         ("ceiling", ceiling_text(worker)),
         ("copies in memory", f"{ceilings.copy_bytes_per_second / 1e9:.1f} GB/s read and written"),
         ("feed by itself", f"{seconds_text(worker.feed_seconds)} for one step's batches"),

@@ -77,7 +77,12 @@ def profile(config: Config, plan: Plan, output: Path) -> Profile:
         HeadwayError: as `check`, or what ended a worker.
     """
     config = check(config, plan)
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder for the profile cannot be made: {error.strerror}", where=str(output), fix="choose --output"
+        ) from None
     with tempfile.TemporaryDirectory(prefix=".scratch-", dir=output) as name:
         folder = Path(name)
         with (folder / "config.yaml").open("w", encoding="utf-8") as file:

@@ -22,6 +22,17 @@ def summary_line(found: Profile) -> str:
     )
 
 
+def bytes_text(rate: float) -> str:
+    """Bytes per second; slow ones too: 30e6 -> "30.0 MB/s"."""
+    return f"{rate / 1e9:.1f} GB/s" if rate >= 1e8 else f"{rate / 1e6:.1f} MB/s"
+
+
+def profiler_text(found: Profile) -> str:
+    """What the profiler adds to a step; less than nothing is what steps differ by anyway."""
+    cost = found.profiler_cost
+    return f"makes a step {cost:.0%} longer" if cost >= 0.005 else "makes no step longer that one could tell"
+
+
 def part_headers(found: Profile) -> list[str]:
     """With several workers, the mean and the slowest one."""
     times = ["MEAN", f"WORKER {found.slowest}", "WAITING"] if len(found.workers) > 1 else ["TIME"]
@@ -44,7 +55,7 @@ def _part_row(row: Row, several: bool) -> list[str]:
         times = [seconds_text(row.mean_seconds), *times, seconds_text(row.waiting_seconds)]
     rate = UNKNOWN
     if row.bytes_per_second is not None:
-        rate = f"{row.bytes_per_second / 1e9:.1f} GB/s"
+        rate = bytes_text(row.bytes_per_second)
     if row.flops_per_second is not None:
         rate = flops_text(row.flops_per_second)
     return [

@@ -13,11 +13,14 @@ from typer.testing import CliRunner
 
 from headway.cli import profile as verb
 from headway.config import Config
+from headway.core.errors import ConfigError
 from headway.core.heartbeat import Phase, beat, exchanging, observe
+from headway.profiling import run as profiling_run
 from headway.profiling.page import render_page
-from headway.profiling.profiler import _iterations_flops
+from headway.profiling.profiler import Plan, _iterations_flops
 from headway.profiling.record import Ceilings, Memory, Product, Profile, StepTimes, Work, WorkerRecord
 from headway.profiling.roofline import Analysis, analyse
+from headway.profiling.tables import part_rows, profiler_text
 from headway.profiling.tracing import clipped, covered, running_total, thinned
 from support import config_values
 
@@ -119,28 +122,32 @@ def test_advice_is_true_of_the_config_and_the_machine(tmp_path: Path, monkeypatc
 
 def test_a_page_of_a_gpu_has_its_peak_and_its_idle_time(tmp_path: Path) -> None:
     found = analyse(config(tmp_path), [worker(device="cuda")])
-    page = render_page(
-        Profile(
-            name="run",
-            headway="0",
-            torch="0",
-            created=0.0,
-            precision="bf16",
-            compiled=True,
-            warmup_steps=1,
-            workers=[worker(device="cuda")],
-            slowest=0,
-            step_seconds=found.step_seconds,
-            tokens_per_second=1.0,
-            mfu=found.reached,
-            reached=found.reached,
-            profiler_cost=0.1,
-            rows=found.rows,
-            losses=found.losses,
-            notes=[],
-        )
+    profile = Profile(
+        name="run",
+        headway="0",
+        torch="0",
+        created=0.0,
+        precision="bf16",
+        compiled=True,
+        warmup_steps=1,
+        workers=[worker(device="cuda")],
+        slowest=0,
+        step_seconds=found.step_seconds,
+        tokens_per_second=1.0,
+        mfu=found.reached,
+        reached=found.reached,
+        profiler_cost=0.1,
+        rows=found.rows,
+        losses=found.losses,
+        notes=[],
     )
+    page = render_page(profile)
     assert "MFU" in page and "25.0%" in page and "200 GFLOP/s that an NVIDIA H200 has" in page
+    assert "makes a step 10% longer" in page
+    faster = profile.model_copy(update={"profiler_cost": -0.01})
+    assert profiler_text(faster) == "makes no step longer that one could tell"
+    slow = profile.rows[0].model_copy(update={"bytes_per_second": 3e7})
+    assert part_rows(profile.model_copy(update={"rows": [slow]}))[0][-1] == "30.0 MB/s"
 
 
 def test_newton_schulz_flops_are_those_that_pytorch_counts() -> None:
@@ -203,3 +210,11 @@ def test_what_would_not_work_is_said_before_anything_is_trained(
     result = CliRunner().invoke(app, [str(tiny()), "-o", str(tmp_path / "out"), *arguments])
     assert said in result.output + str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling_run, "check", lambda config, plan: config)
+    (tmp_path / "taken").touch()
+    with pytest.raises(ConfigError) as error:
+        profiling_run.profile(config(tmp_path), Plan(1, 2, 2), tmp_path / "taken")
+    assert error.value.where == str(tmp_path / "taken") and "--output" in str(error.value.fix)
