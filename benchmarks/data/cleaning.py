@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,8 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=0, help="texts on which the decisions still differ")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    if missing := [name for name in ("datatrove", "spacy") if find_spec(name) is None]:
+        parser.error(f"needs what it compares with: pip install {' '.join(missing)}")
     logging.disable(logging.WARNING)
     texts = real_documents(arguments.documents)
     evaluation = Path("cleaning-evaluation-set.jsonl")

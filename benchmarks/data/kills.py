@@ -325,7 +325,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headway-kills-") as temporary:
         folder = args.folder or Path(temporary)
         write_sources(folder / "sources", args.bytes)
-        chosen = [case for case in cases(folder / "sources") if not args.only or case.name in args.only.split(",")]
+        known = {case.name: case for case in cases(folder / "sources")}
+        names = args.only.split(",") if args.only else list(known)
+        if unknown := [name for name in names if name not in known]:
+            parser.error(f"--only: there is no case {', '.join(unknown)}; there are {', '.join(known)}")
+        chosen = [known[name] for name in names]
         generator = random.Random(args.seed)
         results = {}
         for number, case in enumerate(chosen):

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from headway.core.heartbeat import read_heartbeat
@@ -58,6 +59,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=None, help="JSON")
     parser.add_argument("overrides", nargs="*", help="of the config, key=value")
     options = parser.parse_args()
+    if 60 * options.minutes <= options.every:
+        parser.error(f"no worker would be killed in {options.minutes:g} minutes: --every is {options.every:g} seconds")
     with tempfile.TemporaryDirectory(prefix="headway-goodput-") as folder:
         words = [
             *("name=goodput", f"runs={folder}", f"data.store={folder}/store", f"parallel.workers={options.workers}"),
@@ -70,30 +73,35 @@ def main() -> None:
         run, kills = Path(folder) / "goodput", list[float]()
         start = time.time()
         process = subprocess.Popen([*command, "train", options.config, *words])
-        while time.time() < start + 60 * options.minutes:
-            time.sleep(0.1)
-            due = start + options.every * (len(kills) + 1)
-            pid = newest_worker(run, len(kills) % options.workers)
-            if time.time() >= due and pid is not None:
-                kills.append(time.time())
-                os.kill(pid, signal.SIGKILL)
-                print(f"killed worker {(len(kills) - 1) % options.workers} ({len(kills)})", file=sys.stderr)
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+        try:
+            while time.time() < start + 60 * options.minutes:
+                time.sleep(0.1)
+                due = start + options.every * (len(kills) + 1)
+                pid = newest_worker(run, len(kills) % options.workers)
+                if time.time() >= due and pid is not None:
+                    with suppress(ProcessLookupError):  # gone by itself: the next one
+                        os.kill(pid, signal.SIGKILL)
+                        kills.append(time.time())
+                        print(f"killed worker {(len(kills) - 1) % options.workers} ({len(kills)})", file=sys.stderr)
+        finally:  # also when this command is stopped
+            process.send_signal(signal.SIGTERM)
+            process.wait()
         found, steps = goodput_of(open_run(run)), first_steps(run)
         assert found is not None, "the run has begun"
-    back = [min(t for t in steps.values() if t > kill) - kill for kill in kills]
+    # The run may have been told to stop before it was back after the last kill.
+    back = [min(later) - kill for kill in kills if (later := [t for t in steps.values() if t > kill])]
     first = min(steps.values()) - start
-    later = found.ratio * found.wall_seconds / (found.wall_seconds - first)
+    ratio = found.ratio * found.wall_seconds / (found.wall_seconds - first)
     load = os.getloadavg()[0]
     print(f"{len(kills)} kills, one every {options.every:.0f} s, {options.workers} workers; load {load:.1f}")
     print(found)
-    print(f"from a kill to the next new step: median {statistics.median(back):.2f} s, longest {max(back):.2f} s")
-    print(f"without the first start of {first:.1f} s: {later:.1%}")
-    verdict = "met" if later >= LIMIT else "MISSED"
-    print(f"effective training time ratio: {later:.3f}, {verdict} (at least {LIMIT})")
+    if back:
+        print(f"from a kill to the next new step: median {statistics.median(back):.2f} s, longest {max(back):.2f} s")
+    print(f"without the first start of {first:.1f} s: {ratio:.1%}")
+    verdict = "met" if ratio >= LIMIT else "MISSED"
+    print(f"effective training time ratio: {ratio:.3f}, {verdict} (at least {LIMIT})")
     if options.output:
-        record = {"kills": len(kills), "ratio": found.ratio, "ratio_without_first_start": later, "recoveries": back}
+        record = {"kills": len(kills), "ratio": found.ratio, "ratio_without_first_start": ratio, "recoveries": back}
         options.output.write_text(json.dumps({**record, "words": str(found), "load": load}, indent=1))
 
 
