@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: What names of charts end with.
+KINDS = ("throughput", "efficiency", "memory", "step-times", "communication")
 _GIB, _MIB = 2**30, 2**20
 _WIDTH = 1040
 
@@ -63,14 +65,14 @@ def setting_charts(
         return []
     there = {r.cell.strategy for r in results}
     names = {name: place for name, place in looks.items() if name in there}
-    drawn = [
-        ("throughput", _side_by_side(shown, names, SPEED, "Throughput", "tokens/s", 1.0)),
-        ("efficiency", _efficiency(shown, names)),
-        ("memory", _memory(shown, names)),
-        ("step-times", _step_times(shown, names)),
-        ("communication", _communication(shown, names)),
-    ]
-    return [Named(f"{prefix}{name}", chart, setting) for name, chart in drawn if chart is not None]
+    drawn = (
+        _side_by_side(shown, names, SPEED, "Throughput", "tokens/s", 1.0),
+        _efficiency(shown, names),
+        _memory(shown, names),
+        _step_times(shown, names),
+        _communication(shown, names),
+    )
+    return [Named(f"{prefix}{kind}", chart, setting) for kind, chart in zip(KINDS, drawn, strict=True) if chart]
 
 
 def standalone(chart: Chart) -> str:

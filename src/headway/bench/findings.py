@@ -214,9 +214,10 @@ def _communication(group: Sequence[CellResult], which: str) -> Iterator[str]:
     if shares:
         low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         other = f", {low} the least with {percent(shares[low])}" if low != high else ""
+        where = f"{_workers(most)}{which}," if which else _workers(most)
         yield (
-            f"On {_workers(most)}{which} communication that nothing hides takes {percent(shares[high])} of a step with"
-            f" {high}, waiting for others included{other}."
+            f"On {where} communication that nothing hides takes {percent(shares[high])} of a step with {high},"
+            f" waiting for others included{other}."
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from headway.bench.analysis import (
     mean,
     setting_in_words,
 )
-from headway.bench.charts import Named, setting_charts, standalone
+from headway.bench.charts import KINDS, Named, setting_charts, standalone
 from headway.bench.findings import changes, failure_in_words, findings, other_conditions
 from headway.bench.results import CellResult, merge_results, read_results
 from headway.bench.suite import STRATEGIES
@@ -116,21 +116,29 @@ def write_report(folder: Path, compare: Path | None = None) -> list[Path]:
     """Write all files of the report into the folder of results; returns their paths.
 
     Raises:
-        ConfigError: matplotlib is not installed.
+        ConfigError: matplotlib is not installed; `metrics.csv`, which needs none, is there then.
         DataError: as `load_report`.
     """
     report = load_report(folder, compare)
+    _write(folder, {"metrics.csv": render_csv(report.results)})
     charts = _charts(report)
     files = {
-        "metrics.csv": render_csv(report.results),
         "report.md": render_markdown(report, charts),
         "report.html": render_html(report, charts),
         **{f"{PLOTS}/{named.name}.svg": standalone(named.chart) for named in charts},
     }
+    _write(folder, files)
+    # Those of an earlier report would be taken for this one's.
+    for path in (folder / PLOTS).glob("*.svg"):
+        if f"{PLOTS}/{path.name}" not in files and path.stem.endswith(KINDS):
+            path.unlink()
+    return [folder / name for name in ("metrics.csv", *files)]
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         with atomic_write(folder / name, "w") as file:
             file.write(text)
-    return [folder / name for name in files]
 
 
 def _charts(report: Report) -> list[Named]:

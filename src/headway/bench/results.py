@@ -190,14 +190,16 @@ def parse_result(value: Any, where: str) -> CellResult:
         raise DataError(
             f"a benchmark result of version {version} cannot be read; this Headway knows {SCHEMA_VERSION}",
             where=where,
-            fix="measure again, or read it with the version that has written it",
+            fix="measure into another folder, or read it with the version that has written it",
         )
     try:
         return CellResult.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
-        raise DataError(f"not a benchmark result: {key}: {first['msg']}", where=where, fix="measure again") from None
+        raise DataError(
+            f"not a benchmark result: {key}: {first['msg']}", where=where, fix="remove it, and measure again"
+        ) from None
 
 
 def read_results(folder: Path, below: str = CELLS) -> list[CellResult]:

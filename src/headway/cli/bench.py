@@ -235,7 +235,7 @@ def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
         with writing(folder):
             files = write_report(folder, compare)
     except ConfigError as error:
-        notice(f"no report: {error.what} ({error.fix})")
+        notice(f"no report but {folder / 'metrics.csv'}: {error.what} ({error.fix})")
         return
     notice(f"report: {next(file for file in files if file.suffix == '.html')}")
 

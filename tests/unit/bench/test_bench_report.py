@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from headway.bench.report import load_report, render_csv, write_report
 from headway.bench.results import write_result
 from headway.bench.statistics import difference, mean_of, t95
 from headway.bench.suite import STRATEGIES, load_suite
-from headway.core.errors import DataError
+from headway.core.errors import ConfigError, DataError
 from headway.core.statistics import quantile
 from support_bench import MIB, result
 
@@ -230,6 +231,24 @@ def test_a_strategy_looks_the_same_in_all_charts_of_a_report_and_like_no_other(t
     for model in ("1m", "4m"):
         title = f"Throughput ({model}, fp32, micro-batches of 1 x 64 tokens, weak scaling)"
         assert f"<h2>{title}</h2>" in page and f"### {title}" in text
+
+
+def test_figures_need_no_library_for_plots_and_plots_of_an_earlier_report_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_result(tmp_path, DDP)
+    (tmp_path / "plots").mkdir()
+    for name in ("4m-fp32-b1-t64-weak-00000000-throughput.svg", "mine.svg"):
+        (tmp_path / "plots" / name).touch()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(ConfigError, match="matplotlib"):
+            write_report(tmp_path)
+    assert (tmp_path / "metrics.csv").read_text().count("\n") == 2 and not (tmp_path / "report.md").exists()
+    pytest.importorskip("matplotlib")
+    assert all(path.exists() for path in write_report(tmp_path))
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {"mine.svg", "throughput.svg", "memory.svg", "step-times.svg"}
 
 
 def test_a_folder_without_results_says_so(tmp_path: Path) -> None:
