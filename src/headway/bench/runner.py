@@ -68,8 +68,16 @@ def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishe
     """Plan a suite and take up what an earlier start has measured. Nothing is written.
 
     Raises:
-        ConfigError: the suite's config is wrong, or there is no such launcher.
+        ConfigError: the suite's config is wrong, there is no such launcher, or somebody else has started this process
+            as one of several workers.
     """
+    if "WORLD_SIZE" in os.environ:  # cells would be checked, and worked on, as parts of that
+        raise ConfigError(
+            "bench starts the workers of its cells itself, and this process is said to be one of"
+            f" {os.environ['WORLD_SIZE']} already",
+            where="WORLD_SIZE",
+            fix="start it once, without torchrun: unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
+        )
     launch_command(launcher, Path("spec.json"), 1)
     environment = describe_environment(launcher)
     cells = plan_matrix(suite, environment)

@@ -232,6 +232,14 @@ def test_two_processes_do_not_measure_into_one_folder(
     assert to_do(open_matrix(suite(), tmp_path)), "nothing was measured"
 
 
+def test_a_process_that_is_a_worker_of_somebody_elses_is_refused(
+    suite: Callable[..., Suite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="one of 4 already"):
+        open_matrix(suite(), tmp_path)
+
+
 def test_launchers() -> None:
     spec = Path("spec.json")
     assert launch_command("local", spec, 2)[1:] == ["-m", "headway.bench.local", "spec.json"]
