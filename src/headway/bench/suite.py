@@ -18,6 +18,8 @@ from headway.config.load import parse_override, set_entry
 from headway.core.errors import ConfigError
 
 SUITES = Path(__file__).parent / "suites"
+#: Added to the description of a suite of which `on_cpu` is taken.
+ON_CPU = "shapes for a machine without accelerator"
 STRATEGIES: tuple[str, ...] = get_args(ParallelConfig.model_fields["strategy"].annotation)
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -181,8 +183,8 @@ def load_suite(name: str, overrides: Sequence[str] = (), *, accelerator: bool = 
     on_cpu_suite, suite = _validated(variants[0]), _validated(variants[-1])
     if accelerator or on_cpu is None:
         return suite
-    said = f"{suite.description}; shapes for a machine without accelerator"
-    return on_cpu_suite.model_copy(update={"description": said})
+    said = [suite.description, ON_CPU] if suite.description else [ON_CPU]
+    return on_cpu_suite.model_copy(update={"description": "; ".join(said)})
 
 
 def _routed(key: str) -> str:

@@ -107,7 +107,7 @@ def run(
     import sys
 
     from headway.bench.runner import Wishes, open_matrix, run_matrix, stoppable
-    from headway.bench.suite import load_suite
+    from headway.bench.suite import ON_CPU, load_suite
     from headway.core.console import notice
     from headway.telemetry.hardware import local_accelerators
 
@@ -117,7 +117,7 @@ def run(
     loaded = load_suite(suite, [*(overrides or []), *options], accelerator=accelerator)
     folder = output or Path("bench") / loaded.name
     matrix = open_matrix(loaded, folder, launcher, Wishes(again, failed_again))
-    if not accelerator:
+    if loaded.description.endswith(ON_CPU):
         notice("no accelerator here: what the suite has for processors (on_cpu) is measured")
     if dry_run:
         _list_cells(matrix, as_json)

@@ -125,7 +125,9 @@ def test_machines_without_accelerator_have_shapes_of_their_own(tmp_path: Path) -
     text = "model: 7b\nprecision: bf16\non_cpu: {model: 1m, precision: fp32}"
     assert suite(tmp_path, text).model == ["7b"]
     small = suite(tmp_path, text, accelerator=False)
-    assert small.model == ["1m"] and "without accelerator" in small.description
+    assert small.model == ["1m"] and small.description == "shapes for a machine without accelerator"
+    assert suite(tmp_path, f"description: why\n{text}", accelerator=False).description.startswith("why; shapes")
+    assert suite(tmp_path, "model: 1m", accelerator=False).description == "", "it has nothing else for processors"
     assert suite(tmp_path, text, "model=4m", accelerator=False).model == ["4m"], "what is typed comes last"
 
 
