@@ -272,8 +272,8 @@ def other_conditions(before: Sequence[CellResult], after: Sequence[CellResult]) 
             continue
         old, new = a.known_conditions, b.known_conditions
         for key in dict.fromkeys([*old, *new]):
-            if (was := old.get(key)) != (now := new.get(key)):
-                found.setdefault(key, []).append(f"{key}: {_plain(was)} before, {_plain(now)} now")
+            if (was := _plain(old.get(key))) != (now := _plain(new.get(key))):
+                found.setdefault(key, []).append(f"{key}: {was} before, {now} now")
     if not found:
         return None
     said = [texts[0] for key, texts in found.items() if key != "source"]

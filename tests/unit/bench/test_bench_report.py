@@ -165,6 +165,11 @@ def test_a_comparison_pairs_like_with_like_and_says_what_else_differs() -> None:
         "Not only time has passed between the two; they differ in hardware.cpu: A before, B now;"
         " steps: 10 before, 20 now; Headway's own code."
     )
+    without, compiled = ({**on("A", 100.0).settings, "config": value} for value in ({}, {"train": {"compile": True}}))
+    found = [on("A", 100.0).model_copy(update={"settings": settings}) for settings in (without, compiled)]
+    assert other_conditions(found[:1], found[1:]) == (
+        "Not only time has passed between the two; they differ in config.train.compile: none before, True now."
+    )
     both = changes([on("A", 100.0), on("B", 200.0)], [on("B", 220.0), on("A", 110.0)])
     assert [row[-1] for row in both] == ["10 % faster than before"] * 2
     assert len({row[0] for row in both}) == 2 and all(row[0].startswith("ddp-w2-1m-fp32-b1-t64 [") for row in both)
