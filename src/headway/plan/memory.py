@@ -140,8 +140,9 @@ class _Step(Passes):
         if optimizer.offload and not self.on_cpu:
             return 0
         updated = stage.largest_share(owners) if owners > 1 else stage.all
+        largest = stage.largest_in_8_bits if optimizer.name == "adamw8bit" else stage.largest
         return update_bytes(
-            optimizer.name, updated, stage.largest, stage.largest_hidden, elastic=self.layout.elastic, cpu=self.on_cpu
+            optimizer.name, updated, largest, stage.largest_hidden, elastic=self.layout.elastic, cpu=self.on_cpu
         )
 
     # Weights cut between workers --------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def update_bytes(optimizer: str, updated: int, largest: int, largest_hidden: int
 
     Args:
         updated: Parameters that the worker updates, in fp32.
-        largest: Of them, in fp32.
+        largest: Of them, in fp32; with `adamw8bit` of those that have moments in 8 bits.
         largest_hidden: Of their matrices between layers, in fp32.
         elastic: Whether the bits must not depend on where a matrix is cut.
     """

@@ -9,6 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+from headway.core.eight_bit import block_size
 from headway.models.facts import parameter_shapes, part_costs
 from headway.parallel.stages import plan_stages
 from headway.plan.moments import FP32_BYTES, moment_bytes
@@ -188,6 +189,11 @@ class Stage:
     def largest_hidden(self) -> int:
         """The largest matrix between layers."""
         return max(count for name, count in self.bytes.items() if name.startswith("layers."))
+
+    @property
+    def largest_in_8_bits(self) -> int:
+        """The largest parameter whose moments `adamw8bit` keeps in 8 bits; 0 without one."""
+        return max((self.bytes[name] for name, size in self.shapes.items() if block_size(size)), default=0)
 
     def owners(self, workers: int) -> list[list[str]]:
         """The parameters of each worker, as `parallel/ownership.py` deals them out."""

@@ -38,7 +38,7 @@ def benchmark(name: str) -> ModuleType:
     ("precision", "checkpointing", "micro_batches", "optimizer"),
     [("fp32", "none", 1, "adamw"), ("fp32", "full", 2, "adamw"), ("bf16", "full", 1, "adamw"),
      ("fp32", "full", 1, "muon"), ("fp32", "selective", 1, "lion"), ("fp32", "selective", 1, "adafactor"),
-     ("fp8", "none", 1, "adamw")],
+     ("fp32", "full", 1, "adamw8bit"), ("fp8", "none", 1, "adamw")],
 )  # fmt: skip
 def test_one_worker_takes_what_is_planned(
     precision: str, checkpointing: str, micro_batches: int, optimizer: str
