@@ -227,6 +227,9 @@ class _UnitJob:
         self._kept: list[NDArray[np.bool_]] = []
         self._prints: list[DocumentPrints] = []
         self._writers: dict[str, ShardWriter] = {}
+        pieces = outcome.unit.pieces
+        # Of a unit in which its source's limit was reached a survey has read, and a verdict judges, only so many.
+        self._pieces = pieces if verdict is None else pieces[: len(outcome.survey.piece_documents)]
         self._next = 0
         self._ended = False
         if shards_key:
@@ -234,13 +237,13 @@ class _UnitJob:
             self._writers = {split: ShardWriter(folder / split / name, shards_key) for split in SPLITS}
 
     def submit(self, line: Pipeline) -> None:
-        """Have all pieces processed."""
+        """Have the pieces processed."""
         self._builder._open.add(self)
         self._builder.processed[self._outcome.key] = self._outcome.unit.bytes
         self._files = files_of(self._outcome.unit)
         self._stamps = [stamp_of(file) for file in self._files]
         verdicts = self._verdicts()
-        for piece in self._outcome.unit.pieces:
+        for piece in self._pieces:
             line.submit(Work(piece, verdict=next(verdicts, None)), self._accept)
 
     def _verdicts(self) -> Iterator[Verdict]:
@@ -249,7 +252,7 @@ class _UnitJob:
             yield from _cut(self._verdict, self._outcome.survey.piece_documents)
 
     def _accept(self, result: PieceResult) -> None:
-        piece = self._outcome.unit.pieces[self._next]
+        piece = self._pieces[self._next]
         self._next += 1
         if not self._ended:
             if self._verdict is None:
@@ -264,7 +267,8 @@ class _UnitJob:
                 self._writers[split].append(part)
         self._bar.advance(piece.bytes)
         fault_point("data.piece")
-        if self._next == len(self._outcome.unit.pieces):
+        if self._next == len(self._pieces):
+            self._bar.skip(self._outcome.unit.bytes - sum(piece.bytes for piece in self._pieces))
             self._finish()
 
     def _within_budget(self, piece: Any, result: PieceResult) -> PieceResult:

@@ -132,3 +132,16 @@ def test_nothing_left_is_an_error(tmp_path: Path, config: Configs, jsonl: Jsonl)
     jsonl(tmp_path / "a.jsonl", ["short", "shorter"])
     with pytest.raises(DataError, match="cleaning has left nothing of 2 documents"):
         prepare(config("a.jsonl", clean=[{"step": "length", "min_words": 5}]), workers=1)
+
+
+@pytest.mark.parametrize("limit", ["25 documents", "5 kB"])
+def test_a_limit_holds_where_duplicates_are_searched_for(
+    tmp_path: Path, config: Configs, documents: Any, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(source_module, "PIECE_BYTES", 1000)  # so that the limit falls into an early piece of the unit
+    jsonl(tmp_path / "a.jsonl", documents(100))
+    source = {"path": "a.jsonl", "limit": limit}
+    plain = prepare(config([source], store=tmp_path / "plain"), workers=1)
+    report = prepare(config([source], dedup={"documents": True}), workers=1)
+    assert 20 < plain.documents < 40 and report.documents == plain.documents and report.removed == 0
+    assert texts_of(tmp_path / "store") == texts_of(tmp_path / "plain")
