@@ -313,7 +313,7 @@ class _UnitJob:
         join_prints(self._prints, self._recipe.fingerprints).save(builder.records.new_file(self._outcome.key, _PRINTS))
         if _KEPT in names:
             with atomic_write(builder.records.new_file(self._outcome.key, _KEPT)) as file:
-                np.save(file, np.concatenate(self._kept), allow_pickle=False)
+                np.save(file, np.concatenate([np.empty(0, dtype=bool), *self._kept]), allow_pickle=False)
         return names
 
 

@@ -145,3 +145,12 @@ def test_a_limit_holds_where_duplicates_are_searched_for(
     report = prepare(config([source], dedup={"documents": True}), workers=1)
     assert 20 < plain.documents < 40 and report.documents == plain.documents and report.removed == 0
     assert texts_of(tmp_path / "store") == texts_of(tmp_path / "plain")
+
+
+def test_files_without_documents_are_cleaned_and_searched_like_others(
+    tmp_path: Path, config: Configs, documents: Any, jsonl: Jsonl
+) -> None:
+    jsonl(tmp_path / "a.jsonl", documents(20))
+    (tmp_path / "b.jsonl").touch()
+    report = prepare(config_for(config, tmp_path / "store"), workers=1)
+    assert report.documents == 20 and report.files == 2
