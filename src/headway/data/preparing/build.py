@@ -21,12 +21,11 @@ from headway.core.console import Progress, progress
 from headway.core.faults import fault_point
 from headway.core.files import atomic_write
 from headway.data.preparing.encode import SPLITS, PieceResult, PieceWorker, Recipe, Verdict, Work
-from headway.data.preparing.inputs import InputHashes, check_unchanged, files_of
+from headway.data.preparing.inputs import InputHashes, files_of
 from headway.data.preparing.records import WORK, Records, Shards, Survey, key_of
 from headway.data.preparing.shards import ShardWriter
 from headway.data.preparing.units import Unit, units_of
 from headway.data.preparing.workers import Pipeline, pipeline, prepared
-from headway.data.reading.places import stamp_of
 from headway.data.reading.sources import Source
 from headway.data.tokenizing.tokenizer import Tokenizer
 
@@ -240,8 +239,7 @@ class _UnitJob:
         """Have the pieces processed."""
         self._builder._open.add(self)
         self._builder.processed[self._outcome.key] = self._outcome.unit.bytes
-        self._files = files_of(self._outcome.unit)
-        self._stamps = [stamp_of(file) for file in self._files]
+        self._stay()
         verdicts = self._verdicts()
         for piece in self._pieces:
             line.submit(Work(piece, verdict=next(verdicts, None)), self._accept)
@@ -286,7 +284,7 @@ class _UnitJob:
 
     def _finish(self) -> None:
         builder, outcome = self._builder, self._outcome
-        check_unchanged(self._files, self._stamps)
+        self._stay()
         if self._verdict is None:
             builder.records.save_survey(outcome.key, outcome.survey, self._save_for_search())
         if self._key:
@@ -297,6 +295,11 @@ class _UnitJob:
             builder.records.save_shards(self._key, outcome.shards, builder._name(outcome))
         builder._open.discard(self)
         fault_point("data.unit")
+
+    def _stay(self) -> None:
+        """See that the files are what the unit's key says."""
+        for file in files_of(self._outcome.unit):
+            self._builder._hashes.stay(file)
 
     def abandon(self) -> None:
         """Remove what was written of shards that are not whole."""

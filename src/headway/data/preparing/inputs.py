@@ -1,7 +1,8 @@
 """What goes into a store, by content: a hash for every file, or span of one, that units are made of.
 
 Local bytes are hashed; a file whose size, time of change and inode are as they were when it was hashed last is not read
-again. What lies at a URL is known by the version that its server tells.
+again. What lies at a URL is known by the version that its server tells. Results are kept under these names, so a file
+must stay as it was listed and hashed until the last of it is read, which may be hours later: that is seen to here too.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from headway.core.errors import DataError, HeadwayError
 from headway.core.files import atomic_write
 from headway.data.preparing.units import Unit
 from headway.data.reading.pieces import Piece
-from headway.data.reading.places import SourceFile, open_file, stamp_of
+from headway.data.reading.places import SourceFile, open_file, stamp_of, unreadable
 
 _BLOCK = 2**22
 # A file that changed so shortly before it was hashed may change again without its time telling (as in git's index).
@@ -39,6 +40,8 @@ class InputHashes:
         for memory in () if fresh else memories:
             self._known |= _read(memory)
         self._used: dict[str, list[Any]] = {}
+        self._racy: set[str] = set()
+        self._stamps: dict[str, str] = {}
         self._ahead: Future[tuple[Unit, list[dict[str, Any]]] | None] | None = None
 
     def begin(self, unit: Callable[[], Unit | None]) -> None:
@@ -86,26 +89,38 @@ class InputHashes:
         lines = None if whole or file.format != "jsonl" else (facts["span"][0], facts["span"][1])
         return facts | {"sha256": self._hash(file, lines)}
 
+    def stay(self, file: SourceFile) -> str:
+        """See that a file is as it was when it was listed, and whenever this was asked before; returns its stamp.
+
+        Raises:
+            DataError: it has changed, or is gone.
+        """
+        now = stamp_of(file)
+        if self._stamps.setdefault(_place(file), now) != now or not _as_listed(file, now):
+            raise DataError(
+                "an input file changed while it was read", where=file.location, fix="prepare again when it is at rest"
+            )
+        return now
+
     def _hash(self, file: SourceFile, lines: tuple[int, int] | None) -> str:
-        place = str(file.path.absolute()) if file.local else file.location
-        key = place + (f"#{lines[0]}-{lines[1]}" if lines else "")
-        stamp = stamp_of(file)
-        known = self._known.get(key)
-        if known is not None and known[0] == stamp:
-            self._used[key] = known
-            return str(known[1])
-        now = time.time_ns()
-        digest = _hash_lines(file, lines)
-        check_unchanged([file], [stamp])
-        if file.local and now - file.path.stat().st_ctime_ns > _RACY_NS:
-            self._used[key] = [stamp, digest]
-        return digest
+        key = _place(file) + (f"#{lines[0]}-{lines[1]}" if lines else "")
+        stamp = self.stay(file)
+        known = self._used.get(key) or self._known.get(key)
+        if known is None or known[0] != stamp:
+            now = time.time_ns()
+            known = [stamp, _hash_lines(file, lines)]
+            self.stay(file)
+            if not file.local or now - file.path.stat().st_ctime_ns <= _RACY_NS:
+                self._racy.add(key)
+        self._used[key] = known
+        return str(known[1])
 
     def save(self, memory: Path) -> None:
         """Remember the hashes that were asked for, and no others."""
-        if self._used != self._known:
+        remembered = {key: known for key, known in self._used.items() if key not in self._racy}
+        if remembered != self._known:
             with atomic_write(memory, "w") as file:
-                json.dump(self._used, file)
+                json.dump(remembered, file)
 
 
 def files_of(unit: Unit) -> list[SourceFile]:
@@ -113,17 +128,18 @@ def files_of(unit: Unit) -> list[SourceFile]:
     return [file for file in dict.fromkeys(piece.file for piece in unit.pieces) if file.format != "stream"]
 
 
-def check_unchanged(files: Sequence[SourceFile], stamps: Sequence[str]) -> None:
-    """See that files are as they were when `stamp_of` gave these stamps.
+def _place(file: SourceFile) -> str:
+    return str(file.path.absolute()) if file.local else file.location
 
-    Raises:
-        DataError: one has changed, or is gone.
-    """
-    for file, before in zip(files, stamps, strict=True):
-        if stamp_of(file) != before:
-            raise DataError(
-                "an input file changed while it was read", where=file.location, fix="prepare again when it is at rest"
-            )
+
+def _as_listed(file: SourceFile, stamp: str) -> bool:
+    """Whether a stamp can be that of the file as it was listed."""
+    size, _, version = stamp.partition(":")
+    if int(size) != file.bytes:
+        return False
+    # Where a server tells no checksum but a time, listings may tell it less exactly.
+    kinds = {text.partition(":")[0] for text in (version, file.version or "")}
+    return file.local or len(kinds) > 1 or kinds.pop().isdigit() or version == file.version
 
 
 def _hash_texts(pieces: Sequence[Piece]) -> str:
@@ -137,22 +153,30 @@ def _hash_texts(pieces: Sequence[Piece]) -> str:
 def _hash_lines(file: SourceFile, lines: tuple[int, int] | None) -> str:
     """SHA-256 of a file, or of bytes [start, end) of it and on to the end of the line that is cut there."""
     digest = hashlib.sha256()
-    with open_file(file, *(lines or (0, None))) as stream:
-        if lines is None:
-            while block := stream.read(_BLOCK):
+    try:
+        with open_file(file, *(lines or (0, None))) as stream:
+            for block in _blocks(stream, lines):
                 digest.update(block)
-            return digest.hexdigest()
-        # The byte before tells whether the first line begins here.
-        left = lines[1] - stream.seek(max(0, lines[0] - 1))
-        last = b""
-        while left > 0 and (block := stream.read(min(_BLOCK, left))):
-            digest.update(block)
-            left -= len(block)
-            last = block[-1:]
-        while last != b"\n" and (block := stream.readline(_BLOCK)):
-            digest.update(block)
-            last = block[-1:]
+    except OSError as error:
+        raise unreadable(file.location, error) from error
     return digest.hexdigest()
+
+
+def _blocks(stream: BinaryIO, lines: tuple[int, int] | None) -> Iterator[bytes]:
+    if lines is None:
+        while block := stream.read(_BLOCK):
+            yield block
+        return
+    # The byte before tells whether the first line begins here.
+    left = lines[1] - stream.seek(max(0, lines[0] - 1))
+    last = b""
+    while left > 0 and (block := stream.read(min(_BLOCK, left))):
+        yield block
+        left -= len(block)
+        last = block[-1:]
+    while last != b"\n" and (block := stream.readline(_BLOCK)):
+        yield block
+        last = block[-1:]
 
 
 def _read(memory: Path) -> dict[str, list[Any]]:

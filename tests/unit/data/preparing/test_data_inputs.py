@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from headway.core.errors import DataError
 from headway.data.preparing import inputs
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.units import Unit, units_of
+from headway.data.reading import sources as source_module
 from headway.data.reading.sources import find_sources
 
 
@@ -52,3 +55,36 @@ def test_a_failure_waits_until_the_unit_is_asked_for(units: list[Unit]) -> None:
     hashes.begin(lambda: units[0])
     with pytest.raises((DataError, OSError)):
         hashes.of(units[0])
+
+
+def test_a_file_of_many_units_is_read_once(tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.setattr(source_module, "PIECE_BYTES", 100)
+    parquet.write_table(
+        pyarrow.table({"text": [f"text {n}" for n in range(50)]}), tmp_path / "a.parquet", row_group_size=5
+    )
+    source = find_sources([SourceConfig(path=str(tmp_path / "a.parquet"))])[0]
+    parts = list(units_of(0, source, 100))
+    hashes = InputHashes()
+    found = [hashes.of(unit)[0]["sha256"] for unit in parts]
+    assert len(parts) > 5 and hashed == ["a.parquet"] and len(set(found)) == 1
+
+
+def test_a_file_stays_as_it_was_listed(units: list[Unit]) -> None:
+    path = units[0].pieces[0].file.path
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(DataError, match="changed"):
+        InputHashes().of(units[0])
+
+
+def test_a_file_that_cannot_be_read_is_named(units: list[Unit], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(inputs, "open_file", lambda *arguments: Broken())
+    with pytest.raises(DataError, match="an input file cannot be read: Input/output error") as caught:
+        InputHashes().of(units[0])
+    assert caught.value.where == str(units[0].pieces[0].file.path)

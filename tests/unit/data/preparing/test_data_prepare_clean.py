@@ -15,6 +15,7 @@ from tests.support import store_contents
 from headway.config.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.inspect import describe_store
+from headway.data.preparing.build import Builder
 from headway.data.preparing.prepare import prepare
 from headway.data.reading import sources as source_module
 from headway.data.store import TokenStore
@@ -154,3 +155,23 @@ def test_files_without_documents_are_cleaned_and_searched_like_others(
     (tmp_path / "b.jsonl").touch()
     report = prepare(config_for(config, tmp_path / "store"), workers=1)
     assert report.documents == 20 and report.files == 2
+
+
+def test_a_file_that_changes_during_the_search_for_duplicates_is_noticed(
+    tmp_path: Path, config: Configs, documents: Any, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jsonl(tmp_path / "a.jsonl", documents(30, seed=1))
+    data = config(tmp_path / "a.jsonl", dedup={"documents": True})
+    search = Builder._search
+
+    def search_and_change(*arguments: Any) -> Any:
+        found = search(*arguments)
+        jsonl(tmp_path / "a.jsonl", documents(30, seed=2))
+        return found
+
+    monkeypatch.setattr(Builder, "_search", search_and_change)
+    with pytest.raises(DataError, match="changed while it was read"):
+        prepare(data, workers=1)
+    monkeypatch.undo()
+    prepare(data, workers=1)
+    assert sorted(texts_of(tmp_path / "store")) == sorted(documents(30, seed=2))
