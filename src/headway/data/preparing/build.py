@@ -186,7 +186,9 @@ class Builder:
         return key_of("survey", _CODE, how, self._steps, inputs, str(budget), prints)
 
     def _shards_key(self, outcome: Outcome, recipe: Recipe, verdict: Verdict | None) -> str:
-        tokens = (self._tokenizer.fingerprint, recipe.special_tokens_in_text, str(recipe.bound))
+        # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.
+        vocabulary = (self._tokenizer.fingerprint, self._tokenizer.end_of_text_id)
+        tokens = (*vocabulary, recipe.special_tokens_in_text, str(recipe.bound))
         return key_of("shards", _CODE, outcome.key, *tokens, _hash_of(verdict))
 
     def _name(self, outcome: Outcome) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -87,6 +88,22 @@ def test_settings_that_matter_are_seen(update: Callable[..., PrepareReport]) -> 
     assert update(validation=0.3).processed_bytes
     assert update(validation=0.3, bad_documents="skip").processed_bytes
     assert update(validation=0.3, bad_documents="skip", workers=4).up_to_date
+
+
+def test_another_end_of_text_is_seen(tmp_path: Path, config: Configs, corpus: Path) -> None:
+    prepare(config(corpus, store=tmp_path / "first"), workers=1)
+    given = shutil.copytree(tmp_path / "first" / "tokenizer", tmp_path / "given")
+    content = json.loads((given / "tokenizer.json").read_bytes())
+    number = len(content["model"]["vocab"])
+    content["added_tokens"].append({**content["added_tokens"][0], "id": number, "content": "<|im_end|>"})
+    (given / "tokenizer.json").write_text(json.dumps(content))
+    for name in ("<|endoftext|>", "<|im_end|>"):
+        (given / "tokenizer_config.json").write_text(json.dumps({"eos_token": name}))
+        prepare(config(corpus, tokenizer={"path": given}), workers=1)
+        store = TokenStore.open(tmp_path / "store")
+        ends = store.documents("train", "corpus")[1:].astype(int) - 1
+        assert store.manifest["tokenizer"]["end_of_text"] == name
+        assert {int(store.read("train", "corpus", end, 1)[0]) for end in ends.tolist()} == {store.end_of_text_id}
 
 
 def test_a_damaged_shard_is_made_again(tmp_path: Path, update: Callable[..., PrepareReport]) -> None:
