@@ -222,11 +222,19 @@ class TokenStore:
                 progress(size or 0)
         return problems
 
+    def problems_beside_shards(self) -> list[str]:
+        """The same for the files beside the shards alone: the tokenizer, and what went in."""
+        found = ((name, file_problem(self.path / name, None, digest)) for name, digest in self._small_files())
+        return [f"{name}: {problem}" for name, problem in found if problem]
+
+    def _small_files(self) -> list[tuple[str, str]]:
+        """Name and SHA-256 of the files beside the shards."""
+        inputs = [(INPUTS, str(self.manifest["inputs_sha256"]))] if "inputs_sha256" in self.manifest else []
+        return [("tokenizer/tokenizer.json", self.tokenizer_fingerprint), *inputs]
+
     def _files(self) -> list[tuple[str, int | None, str]]:
         """Name, length (of shards and indexes) and SHA-256 of every file."""
-        files: list[tuple[str, int | None, str]] = [("tokenizer/tokenizer.json", None, self.tokenizer_fingerprint)]
-        if "inputs_sha256" in self.manifest:
-            files.append((INPUTS, None, self.manifest["inputs_sha256"]))
+        files: list[tuple[str, int | None, str]] = [(name, None, digest) for name, digest in self._small_files()]
         width = self.dtype.itemsize
         for split, source, shard in self._shards():
             folder = f"{split}/{source}"

@@ -130,7 +130,7 @@ def prepare(
         present = None if force else _present(path)
         hashes = InputHashes(path / _HASHES, folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
-        tokenizer = vocabulary_of(data, sources, folder, present, hashes)
+        tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
         encoder = choose_encoder(
             tokenizer,
             data.tokenizer.encoder,
@@ -153,7 +153,7 @@ def prepare(
         skipped = [bad for outcome in outcomes for bad in outcome.survey.skipped_list][:LISTED]
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
         manifest = manifest_json(_settings(data, steps), tokenizer, bound, sources, outcomes, inputs)
-        up_to_date = present is not None and not builder.processed and present.manifest == manifest
+        up_to_date = present is not None and not builder.processed and _is(present, manifest)
         hashes.save((path if up_to_date else folder) / _HASHES)
         if not up_to_date:
             _write(folder, records, manifest, inputs, skipped)
@@ -233,6 +233,11 @@ def _present(path: Path) -> TokenStore | None:
         return TokenStore.open(path)
     except DataError:
         return None
+
+
+def _is(present: TokenStore, manifest: dict[str, Any]) -> bool:
+    """Whether the store that is there is the wanted one; its shards have been looked at."""
+    return present.manifest == manifest and not present.problems_beside_shards()
 
 
 def _settings(data: DataConfig, steps: Any) -> dict[str, Any]:

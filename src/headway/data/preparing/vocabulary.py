@@ -9,12 +9,13 @@ from typing import Any
 
 from headway.config.data import DataConfig
 from headway.core.console import notice
+from headway.core.errors import DataError
 from headway.core.files import atomic_write, fingerprint
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.records import WORK
 from headway.data.preparing.units import units_of
 from headway.data.reading.sources import Source
-from headway.data.store import TokenStore
+from headway.data.store import TokenStore, file_problem
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_tokenizer
 
@@ -23,40 +24,73 @@ TRAINED = f"{WORK}/vocabulary"
 
 
 def vocabulary_of(
-    data: DataConfig, sources: Sequence[Source], folder: Path, present: TokenStore | None, hashes: InputHashes
+    data: DataConfig,
+    sources: Sequence[Source],
+    folder: Path,
+    present: TokenStore | None,
+    hashes: InputHashes,
+    *,
+    fresh: bool = False,
 ) -> Tokenizer:
     """The vocabulary, saved in `folder`/tokenizer.
 
     A store whose sources have grown keeps the vocabulary that was trained for it: with another one all of it would have
     to be encoded again, and models trained on it would be of no use. So it does while how it is trained and how sources
-    are read stay the same, and something of the input does.
+    are read stay the same, and something of the input does. With `fresh` it is trained anew (or was, by a preparation
+    that was killed).
 
     Raises:
-        DataError: the given tokenizer cannot be used, or there is no text to train one on.
+        DataError: the given tokenizer cannot be used, the store's is damaged, or there is no text to train one on.
     """
     if data.tokenizer.path is not None:
         tokenizer = Tokenizer.load(data.tokenizer.path, data.tokenizer.pattern)
         tokenizer.save(folder / "tokenizer")
         return tokenizer
     how, files = fingerprint(_how(data)), _files(sources)
-    if _record(folder) == {"how": how, "files": files}:  # of a preparation that was killed
-        return Tokenizer.load(folder / "tokenizer")
+    begun = _begun(folder, how, files, fresh)
+    if begun is not None:
+        return begun
     if (
         present is not None
         and _record(present.path).get("how") == how
         and _shares_input(present, data, sources, hashes)
     ):
-        tokenizer = Tokenizer.load(present.tokenizer_folder)
+        tokenizer = _load_kept(present)
         tokenizer.save(folder / "tokenizer")
-        _remember(folder, how, files)
+        _remember(folder, how, files, tokenizer, kept=True)
         return tokenizer
     if present is not None:
         notice("a new vocabulary is trained: data.tokenizer, how sources are read, or all of the input has changed")
     settings = data.tokenizer
     tokenizer = train_tokenizer(sources, settings.vocab_size, settings.training_bytes, settings.pattern)
     tokenizer.save(folder / "tokenizer")
-    _remember(folder, how, files)
+    _remember(folder, how, files, tokenizer, kept=False)
     return tokenizer
+
+
+def _begun(folder: Path, how: str, files: str, fresh: bool) -> Tokenizer | None:
+    """The vocabulary of a preparation that was killed, if it is the one that is wanted."""
+    record = _record(folder)
+    if (record.get("how"), record.get("files")) != (how, files) or (fresh and record.get("kept", True)):
+        return None
+    try:
+        tokenizer = Tokenizer.load(folder / "tokenizer")
+    except DataError:
+        return None
+    # Another preparation may have put its own there since.
+    return tokenizer if tokenizer.fingerprint == record.get("fingerprint") else None
+
+
+def _load_kept(present: TokenStore) -> Tokenizer:
+    file = present.tokenizer_folder / "tokenizer.json"
+    problem = file_problem(file, None, present.tokenizer_fingerprint)
+    if problem:
+        raise DataError(
+            f"the vocabulary that was trained for the store is damaged: {problem}",
+            where=str(file),
+            fix="restore it from a copy, models trained on the store need it; or --force trains another",
+        )
+    return Tokenizer.load(present.tokenizer_folder)
 
 
 def _how(data: DataConfig) -> dict[str, Any]:
@@ -70,9 +104,10 @@ def _files(sources: Sequence[Source]) -> str:
     return fingerprint([[f.name, f.bytes, f.version] for source in sources for f in source.files])
 
 
-def _remember(folder: Path, how: str, files: str) -> None:
+def _remember(folder: Path, how: str, files: str, tokenizer: Tokenizer, *, kept: bool) -> None:
+    record = {"how": how, "files": files, "fingerprint": tokenizer.fingerprint, "kept": kept}
     with atomic_write(folder / TRAINED, "w") as file:
-        json.dump({"how": how, "files": files}, file)
+        json.dump(record, file)
 
 
 def _record(place: Path) -> dict[str, Any]:
@@ -86,7 +121,10 @@ def _record(place: Path) -> dict[str, Any]:
 
 def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:
     """Whether something of what the present store was made from is still there; as a rule the first file tells."""
-    before = [file for source in present.inputs().get("sources", []) for file in source["files"]]
+    try:
+        before = [file for source in present.inputs().get("sources", []) for file in source["files"]]
+    except DataError:  # unknown; what is there is kept
+        return True
     for number, source in enumerate(sources):
         for unit in units_of(number, source, data.shard_bytes):
             if any(file in before for file in hashes.of(unit)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.files import sha256_bytes
+from headway.core.files import atomic_write, sha256_bytes, write_json
 from headway.data.tokenizing import spec as specs
 
 
@@ -162,14 +161,14 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and the `tokenizer_config.json` with which transformers' AutoTokenizer loads it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokenizer.json").write_bytes(self.content)
+        with atomic_write(folder / "tokenizer.json") as file:
+            file.write(self.content)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self.end_of_text,
             "clean_up_tokenization_spaces": False,
         }
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        write_json(folder / "tokenizer_config.json", config)
 
 
 def not_unicode(texts: Sequence[str]) -> DataError:

@@ -143,6 +143,60 @@ def test_another_corpus_gets_a_vocabulary_of_its_own(tmp_path: Path, config: Con
     assert store_contents(tmp_path / "store") == store_contents(tmp_path / "fresh")
 
 
+@pytest.fixture
+def interrupted(tmp_path: Path, config: Configs, corpus: Path) -> Callable[..., None]:
+    """Begin a preparation that ends at its last file, with finished work left for the next."""
+
+    def run(**values: Any) -> None:
+        (corpus / "zz.txt").write_bytes(b"not \xff UTF-8")
+        with pytest.raises(DataError, match="not valid UTF-8"):
+            prepare(config(corpus, shard_bytes=800, **values), workers=1)
+        assert list((tmp_path / ".store.preparing").rglob("*.bin"))
+
+    return run
+
+
+def test_force_trains_a_vocabulary_though_one_was_kept_by_a_preparation_that_was_interrupted(
+    tmp_path: Path, config: Configs, corpus: Path, documents: Texts, interrupted: Callable[..., None]
+) -> None:
+    prepare(config(corpus), workers=1)
+    for number in range(10):
+        (corpus / f"new{number}.txt").write_text("zebra crossing " * 40 + str(number))
+    interrupted()
+    skipping = {"bad_documents": "skip", "shard_bytes": 800}
+    forced = prepare(config(corpus, **skipping), workers=1, force=True)
+    assert forced.fingerprint == prepare(config(corpus, **skipping, store=tmp_path / "fresh"), workers=1).fingerprint
+
+
+def test_a_vocabulary_is_not_taken_for_the_one_of_another_preparation(
+    tmp_path: Path, config: Configs, corpus: Path, interrupted: Callable[..., None]
+) -> None:
+    interrupted()  # trains one
+    prepare(config(corpus, tokenizer={"vocab_size": 270}, store=tmp_path / "other", bad_documents="skip"), workers=1)
+    interrupted(tokenizer={"path": tmp_path / "other" / "tokenizer"})
+    report = prepare(config(corpus, bad_documents="skip"), workers=1)
+    fresh = prepare(config(corpus, bad_documents="skip", store=tmp_path / "fresh"), workers=1)
+    assert report.fingerprint == fresh.fingerprint
+
+
+@pytest.mark.parametrize("file", ["inputs.json", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("given", [True, False])
+def test_what_is_damaged_beside_the_shards_is_made_good(
+    tmp_path: Path, config: Configs, corpus: Path, file: str, given: bool
+) -> None:
+    prepare(config(corpus, store=tmp_path / "first"), workers=1)
+    data = config(corpus, tokenizer={"path": tmp_path / "first" / "tokenizer"} if given else {"vocab_size": 300})
+    before = prepare(data, workers=1)
+    (tmp_path / "store" / file).write_text("{")
+    if not given and file != "inputs.json":
+        with pytest.raises(DataError, match="the vocabulary that was trained for the store is damaged"):
+            prepare(data, workers=1)
+        return
+    again = prepare(data, workers=1)
+    assert again.fingerprint == before.fingerprint and again.processed_bytes == 0 and not again.up_to_date
+    assert TokenStore.open(tmp_path / "store").verify() == []
+
+
 @pytest.mark.parametrize(("limit", "expected"), [("25 documents", 25), ("1000 bytes", None)])
 def test_a_limit_reads_no_further(
     tmp_path: Path, config: Configs, documents: Texts, jsonl: Callable[..., Path], limit: str, expected: int | None
