@@ -31,6 +31,9 @@ def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
     Raises:
         DataError: another process is preparing this store right now, or the folder cannot be made.
     """
+    if store.name in ("", ".."):
+        # It could not be renamed without taking the working directory away from under the user.
+        raise DataError("a store needs a folder of its own", where=str(store), fix="give the folder's name")
     folder = store.with_name(f".{store.name}.preparing")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,8 @@ class Pipeline:
         Raises:
             DataError: an earlier piece has failed, or a worker process died.
         """
-        self._waiting.append((self._pool.submit(_process, work), accept))
+        with _dead_workers_named():
+            self._waiting.append((self._pool.submit(_process, work), accept))
         while len(self._waiting) > self._room:
             self._next()
 
@@ -59,14 +60,20 @@ class Pipeline:
 
     def _next(self) -> None:
         future, accept = self._waiting.popleft()
-        try:
+        with _dead_workers_named():
             result = future.result()
-        except BrokenProcessPool:
-            raise DataError(
-                "a worker process died: killed, for example for want of memory, or it could not start",
-                fix="use fewer workers; a script that calls `prepare` needs an `if __name__ == '__main__':` guard",
-            ) from None
         accept(result)
+
+
+@contextmanager
+def _dead_workers_named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise DataError(
+            "a worker process died: killed, for example for want of memory, or it could not start",
+            fix="use fewer workers; a script that calls `prepare` needs an `if __name__ == '__main__':` guard",
+        ) from None
 
 
 @contextmanager

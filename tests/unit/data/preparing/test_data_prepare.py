@@ -9,7 +9,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from tests.support import store_contents
 from headway.config.schema import DataConfig
 from headway.core.errors import DataError
 from headway.data.preparing.prepare import SKIPPED, prepare
+from headway.data.preparing.workers import Pipeline
 from headway.data.reading import sources as source_module
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
@@ -264,6 +268,14 @@ def test_something_else_in_the_stores_place_is_not_deleted(tmp_path: Path, confi
     assert (tmp_path / "store" / "thesis.tex").read_text() == "years of work"
 
 
+def test_the_working_directory_is_no_store(tmp_path: Path, config: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(DataError, match="a folder of its own"):
+        prepare(config("../a.txt", store="."), workers=1)
+
+
 def test_a_linked_store_is_replaced_where_it_lies(tmp_path: Path, config: Configs) -> None:
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "disk").mkdir()
@@ -348,6 +360,14 @@ def test_a_worker_that_dies_is_reported(
     with pytest.raises(DataError, match="a worker process died"):
         # The reference encoder works in Python, and so in processes.
         prepare(config("a.jsonl", tokenizer={"vocab_size": 300, "encoder": "tokenizers"}), workers=2)
+
+
+def test_a_worker_that_died_while_nothing_was_asked_of_it_is_reported() -> None:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(os._exit, 1).result()
+        with pytest.raises(DataError, match="a worker process died"):
+            Pipeline(1, pool).submit(None, lambda result: None)  # type: ignore[arg-type]
 
 
 def test_importing_the_package_is_light() -> None:
