@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
@@ -61,6 +63,7 @@ class SourceConfig(Section):
 
 def source_name(path: str) -> str:
     """A source's name from the last part of its path that says something: `corpus/*.jsonl` is "corpus"."""
+    path = path.partition("?")[0] if "://" in path else path
     for part in reversed(path.rstrip("/:").split("/")):
         name = part.split("*")[0].split(".")[0].strip("-_ ")
         if name:
@@ -79,6 +82,15 @@ def named_sources(sources: list[SourceConfig]) -> list[SourceConfig]:
         taken.add(name)
         named.append(source.model_copy(update={"name": name}))
     return named
+
+
+def stored_names(sources: Iterable[SourceConfig]) -> list[str]:
+    """What a token store calls the sources: names that can be folders, each another one."""
+    names: list[str] = []
+    for source in sources:
+        base = re.sub(r"[^\w.-]+", "-", source.name or source_name(source.path)).strip(".-") or "source"
+        names.append(base if base not in names else next(f"{base}-{n}" for n in count(2) if f"{base}-{n}" not in names))
+    return names
 
 
 def _source_list(value: Any) -> Any:

@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from headway.config.data import stored_names
 from headway.core.errors import ConfigError, DataError
 from headway.data.feeding.lattice import MAX_ROWS, boundaries, counts_between
 
@@ -133,7 +134,9 @@ class _Planner:
         assert config.train.steps is not None, "the config is resolved"
         self._config, self._sources, self._rows_of, self._where = config, sources, rows_of, where
         self._steps, self._batches = config.train.steps, config.train.batches
-        given = {str(source.name): source for source in config.data.sources}
+        names = stored_names(config.data.sources)
+        given = dict(zip(names, config.data.sources, strict=True))
+        self._stored = {str(source.name): name for name, source in given.items()}
         self._weights = {name: source.weight for name, source in given.items() if source.weight is not None} or None
         self._check_sources()
         caps = [given[name].max_epochs if name in given else None for name in sources]
@@ -153,7 +156,8 @@ class _Planner:
                 break
             self._hold(phase, start, first, target)
             before, start = weights, first
-            weights = weights if stage.weights is None else stage.weights
+            if stage.weights is not None:
+                weights = {self._stored.get(name, name): weight for name, weight in stage.weights.items()}
             length = stage.sequence_length or phase.sequence_length
             if length != phase.sequence_length:
                 phase = self._next_phase(phase, length) if first else self._phase(0, length)
@@ -166,8 +170,7 @@ class _Planner:
         return Mixture(self._sources, tuple(self._segments))
 
     def _check_sources(self) -> None:
-        named = {str(source.name) for source in self._config.data.sources}
-        unknown = sorted(set(self._sources) - named)
+        unknown = sorted(set(self._sources) - set(self._stored.values()))
         if self._weights is not None and unknown:
             raise ConfigError(
                 f"the store has sources that the config gives no weight: {', '.join(unknown)}",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from headway.config.data import SourceConfig, source_name
+from headway.config.data import SourceConfig, source_name, stored_names
 from headway.config.units import Amount
 from headway.core.console import warning
 from headway.core.errors import DataError
@@ -79,9 +78,8 @@ def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] |
     """
     sources: list[Source] = []
     seen: set[str] = set()
-    for config in configs:
+    for config, name in zip(configs, stored_names(configs), strict=True):
         found, ignored = _find(config, iterables or {})
-        name = _unique_name(config, {source.name for source in sources})
         files, stream = [], None
         if callable(found):
             stream = found
@@ -146,17 +144,6 @@ def _format_of(config: SourceConfig, place: Place) -> tuple[str, str | None] | N
     if kind is None or (kind in _TABLES and compression):
         return None
     return kind, compression
-
-
-def _unique_name(config: SourceConfig, taken: set[str]) -> str:
-    """A name that can be a folder and that no earlier source has."""
-    path = config.path.split("?")[0] if is_remote(config.path) else config.path
-    base = re.sub(r"[^\w.-]+", "-", config.name or source_name(path)).strip(".-") or "source"
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}-{number}"
-    return name
 
 
 def _unknown_format(place: Place) -> DataError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from headway.config import Config, load_config
 from headway.core.errors import ConfigError, DataError
 from headway.data.feeding.mixture import RAMP_PARTS, Mixture, is_mixed, plan_mixture, powered
 from headway.data.feeding.plan import MixedPlan
+from headway.data.reading.sources import Source, find_sources
 
 ROWS = {"a": 1000, "b": 300, "c": 50}
 LENGTH = 64
@@ -34,6 +36,13 @@ def config_of(sources: dict[str, dict[str, Any]], train: dict[str, Any] | None =
 def mixture_of(config: Config, rows: dict[str, int] | None = None) -> Mixture:
     rows = rows or {source.name or "": ROWS[source.name or ""] for source in config.data.sources}
     return plan_mixture(config, list(rows), lambda length: [count * LENGTH // length for count in rows.values()])
+
+
+def find_stored(config: Config) -> list[Source]:
+    """The sources as preparation calls them."""
+    for source in config.data.sources:
+        Path(source.path).write_text("text")
+    return find_sources(config.data.sources)
 
 
 def weighted(**weights: float) -> dict[str, dict[str, Any]]:
@@ -60,6 +69,16 @@ def test_weights_are_relative() -> None:
     (segment,) = mixture_of(config_of(weighted(a=3, b=0.1))).segments
     assert segment.shares == (Fraction(30, 31), Fraction(1, 31))
     assert (segment.first_step, segment.last_step, segment.used) == (0, 100, (0, 0))
+
+
+def test_a_source_is_known_by_its_folder_too() -> None:
+    names = {"my corpus": {"weight": 3}, "my-corpus": {"weight": 1, "max_epochs": 0.5}}
+    config = config_of(names, stages=[{"start": 0.5, "weights": {"my corpus": 1, "my-corpus": 1}}])
+    stored = [source.name for source in find_stored(config)]
+    mixture = mixture_of(config, dict.fromkeys(stored, 100))
+    assert stored == ["my-corpus", "my-corpus-2"] == list(mixture.sources)
+    assert mixture.segments[0].shares == (Fraction(3, 4), Fraction(1, 4))
+    assert mixture.counts(0, 100)[1] == 50
 
 
 def test_temperature_flattens_the_shares_of_sources_without_weights() -> None:
