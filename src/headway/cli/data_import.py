@@ -129,6 +129,10 @@ def _print_next(report: ImportReport) -> None:
     if not report.weights:
         print(f"train on it: headway train CONFIG data.store={report.store}")
         return
+    import yaml
+
+    # A name may be what YAML reads as a number, and a weight has as many digits as it has.
+    sources = [{"name": name, "path": name, "weight": weight} for name, weight in report.weights.items()]
+    lines = [yaml.safe_dump(source, default_flow_style=True, sort_keys=False).strip() for source in sources]
     print(f"train on it with:\n\ndata:\n  store: {report.store}\n  sources:")
-    for name, weight in report.weights.items():
-        print(f"    - {{name: {name}, path: {name}, weight: {weight:g}}}")
+    print("\n".join(f"    - {line}" for line in lines))

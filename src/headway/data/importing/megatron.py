@@ -11,13 +11,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.errors import DataError
+from headway.core.errors import ConfigError, DataError
 from headway.data.importing.files import (
     BLOCK_DOCUMENTS,
     Ends,
@@ -43,6 +44,7 @@ def find(paths: Sequence[str]) -> list[ImportSource]:
             weight: `0.3 web_text_document 0.7 code_text_document`.
 
     Raises:
+        ConfigError: a weight is not above 0.
         DataError: a file is missing, cannot be read, or is damaged.
     """
     sources = []
@@ -58,6 +60,13 @@ def _weighted(paths: Sequence[str]) -> list[tuple[float | None, str]]:
     weights = [_number(path) for path in paths]
     if len(paths) % 2 or any(w is None for w in weights[::2]) or any(Path(path).exists() for path in paths[::2]):
         return [(None, path) for path in paths]
+    wrong = next(
+        (text for text, weight in zip(paths[::2], weights[::2], strict=True) if not 0 < (weight or 0) < inf), None
+    )
+    if wrong is not None:
+        raise ConfigError(
+            f"the weight {wrong} is not above 0", where="PATH", fix="leave out what has no weight, or give it one"
+        )
     return [(weight, path) for weight, path in zip(weights[::2], paths[1::2], strict=True)]
 
 
@@ -112,7 +121,7 @@ def open_file(prefix: Path) -> TokenFile:
             f"the file does not hold token ids but numbers of type {code}", where=str(index), fix="check the path"
         )
     expected = _HEADER.size + 12 * sequences + 8 * documents
-    if length == expected + sequences:
+    if sequences and length == expected + sequences:
         raise DataError("a multimodal dataset cannot be imported", where=str(index), fix="give one of text alone")
     if length != expected:
         raise damaged(

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from headway.cli.data_import import _print_next
 from headway.core.errors import ConfigError, DataError
 from headway.data.importing.store import plan_import
 
@@ -102,6 +104,32 @@ def test_a_blend_becomes_sources_with_weights(tmp_path: Path, ids: Any, imported
     assert report.weights == {"web": 0.3, "code": 0.7}
     assert documents_of(store, "train", "web") == [(*d, 0) for d in ids[:20]]
     assert documents_of(store, "train", "code") == [(*d, 0) for d in ids[20:]]
+
+
+def test_the_printed_config_has_names_and_weights_as_they_are(
+    tmp_path: Path, ids: Any, imported: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = {"2024": 0.123456789, "web": 0.7}
+    for name in weights:
+        write_indexed(tmp_path / f"{name}_text_document", [[ids[3]]])
+    blend = [part for name, weight in weights.items() for part in (str(weight), tmp_path / f"{name}_text_document")]
+    _print_next(imported("megatron", *blend)[1])
+    said = yaml.safe_load(capsys.readouterr().out.partition("\n\n")[2])
+    assert {source["name"]: source["weight"] for source in said["data"]["sources"]} == weights
+
+
+@pytest.mark.parametrize("weight", ["0", "nan", "-0.5", "inf"])
+def test_a_weight_that_no_config_takes_is_refused(tmp_path: Path, ids: Any, imported: Any, weight: str) -> None:
+    write_indexed(tmp_path / "web_text_document", [[ids[3]]])
+    with pytest.raises(ConfigError, match="is not above 0"):
+        imported("megatron", weight, tmp_path / "web_text_document")
+
+
+def test_a_part_without_sequences_is_part_of_a_folder(tmp_path: Path, ids: Any, imported: Any) -> None:
+    (tmp_path / "data").mkdir()
+    write_indexed(tmp_path / "data" / "a_document", [[ids[3]]])
+    write_indexed(tmp_path / "data" / "b_document", [])
+    assert imported("megatron", tmp_path / "data")[0].sources("train") == ["a"]
 
 
 def test_a_folder_and_names(tmp_path: Path, ids: Any, imported: Any) -> None:
