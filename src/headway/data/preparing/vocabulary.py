@@ -10,7 +10,7 @@ from typing import Any
 from headway.config.data import DataConfig
 from headway.core.console import notice
 from headway.core.errors import DataError
-from headway.core.files import atomic_write, fingerprint
+from headway.core.files import atomic_write, canonical_json, fingerprint
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.records import WORK
 from headway.data.preparing.units import units_of
@@ -60,7 +60,7 @@ def vocabulary_of(
         _remember(folder, how, files, tokenizer, kept=True)
         return tokenizer
     if present is not None:
-        notice("a new vocabulary is trained: data.tokenizer, how sources are read, or all of the input has changed")
+        notice("a new vocabulary is trained: data.tokenizer, or all of the input or how it is read has changed")
     settings = data.tokenizer
     tokenizer = train_tokenizer(sources, settings.vocab_size, settings.training_bytes, settings.pattern)
     tokenizer.save(folder / "tokenizer")
@@ -95,13 +95,14 @@ def _load_kept(present: TokenStore) -> Tokenizer:
 
 def _how(data: DataConfig) -> dict[str, Any]:
     """What decides how a vocabulary is trained, besides the text itself."""
-    settings = data.tokenizer.model_dump(mode="json", exclude={"path", "encoder", "special_tokens_in_text"})
-    return settings | {"sources": [[s.path, s.format, s.field, s.template] for s in data.sources]}
+    return data.tokenizer.model_dump(mode="json", exclude={"path", "encoder", "special_tokens_in_text"})
 
 
 def _files(sources: Sequence[Source]) -> str:
-    """What tells that the files are those of a preparation that was killed."""
-    return fingerprint([[f.name, f.bytes, f.version] for source in sources for f in source.files])
+    """What tells that the files are those of a preparation that was killed, and read as by it."""
+    return fingerprint(
+        [[s.field, s.template, s.location, [[f.name, f.format, f.bytes, f.version] for f in s.files]] for s in sources]
+    )
 
 
 def _remember(folder: Path, how: str, files: str, tokenizer: Tokenizer, *, kept: bool) -> None:
@@ -122,11 +123,17 @@ def _record(place: Path) -> dict[str, Any]:
 def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:
     """Whether something of what the present store was made from is still there; as a rule the first file tells."""
     try:
-        before = [file for source in present.inputs().get("sources", []) for file in source["files"]]
+        described = present.inputs().get("sources", [])
     except DataError:  # unknown; what is there is kept
         return True
+    before = {_reading(s["field"], s.get("template"), file) for s in described for file in s["files"]}
     for number, source in enumerate(sources):
         for unit in units_of(number, source, data.shard_bytes):
-            if any(file in before for file in hashes.of(unit)):
+            if any(_reading(source.field, source.template, file) in before for file in hashes.of(unit)):
                 return True
     return False
+
+
+def _reading(field: str, template: str | None, file: dict[str, Any]) -> bytes:
+    """A file, or span of one, with how it is read."""
+    return canonical_json([field, template, file])

@@ -134,6 +134,21 @@ def test_lines_added_to_a_large_file_cost_only_its_end(
         }
 
 
+def test_a_vocabulary_stays_when_sources_move_and_others_come(
+    tmp_path: Path, config: Configs, corpus: Path, documents: Texts, jsonl: Callable[..., Path]
+) -> None:
+    prepare(config(corpus), workers=1)
+    before = TokenStore.open(tmp_path / "store").tokenizer_fingerprint
+    moved = corpus.rename(tmp_path / "moved")
+    (moved / "more.txt").write_text("zebra crossing " * 40)
+    jsonl(tmp_path / "others.jsonl", ["a quagga is no zebra " * 20, *documents(5)])
+    report = prepare(config([moved, tmp_path / "others.jsonl"]), workers=1)
+    assert report.documents == 47 and TokenStore.open(tmp_path / "store").tokenizer_fingerprint == before
+    template = {"path": str(tmp_path / "others.jsonl"), "template": "{text}!"}
+    prepare(config([template]), workers=1)
+    assert TokenStore.open(tmp_path / "store").tokenizer_fingerprint != before
+
+
 def test_another_corpus_gets_a_vocabulary_of_its_own(tmp_path: Path, config: Configs, corpus: Path) -> None:
     prepare(config(corpus), workers=1)
     for file in corpus.iterdir():
