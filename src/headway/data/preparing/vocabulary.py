@@ -101,7 +101,15 @@ def _how(data: DataConfig) -> dict[str, Any]:
 def _files(sources: Sequence[Source]) -> str:
     """What tells that the files are those of a preparation that was killed, and read as by it."""
     return fingerprint(
-        [[s.field, s.template, s.location, [[f.name, f.format, f.bytes, f.version] for f in s.files]] for s in sources]
+        [
+            [
+                s.field,
+                s.template,
+                s.location if s.stream else "",
+                [[f.name, f.format, f.bytes, f.version] for f in s.files],
+            ]
+            for s in sources
+        ]
     )
 
 
