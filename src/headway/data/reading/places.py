@@ -83,8 +83,14 @@ def list_places(path: str, options: Mapping[str, Any]) -> Listing:
         places = [Place(f.url, f.name, f.bytes, False, f.version, f.ranges, options) for f in found]
     else:
         kind, local = _local(_without_scheme(path))
-        places = [Place(str(found), name, _size(found)) for found, name in local]
+        places = [Place(str(found), _unicode(name), _size(found)) for found, name in local]
     return Listing(sorted(places, key=lambda place: place.name), kind)
+
+
+def _unicode(name: str) -> str:
+    """A file's name as it can be written down: bytes of it that are no UTF-8, as archives of other days have them, are
+    spelled out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _without_scheme(path: str) -> str:
@@ -114,7 +120,7 @@ def _matches(pattern: Path) -> Iterator[tuple[Path, str]]:
     root = Path(*pattern.parts[:wild])
     # Unlike pathlib's, this glob passes over hidden files.
     for match in map(Path, glob.glob(str(pattern), recursive=True)):  # noqa: PTH207
-        if match.is_file() or _leads_nowhere(match):
+        if _leads_nowhere(match) or (match.is_file() and not _of_a_store(match)):
             yield match, match.relative_to(root).as_posix()
 
 
@@ -145,13 +151,18 @@ def _walk(
     for name, is_folder, is_file in sorted(entries):
         if is_folder and name not in without:
             yield from _walk(folder / name, f"{inside}{name}/", without, (*above, here))
-        elif is_file:
+        elif is_file and not _of_a_store(folder / name):
             yield folder / name, f"{inside}{name}"
 
 
 def _leads_nowhere(path: Path) -> bool:
     """Whether a path is a link to what is not there: a file that is gone, not one to pass over."""
     return path.is_symlink() and not path.exists()
+
+
+def _of_a_store(path: Path) -> bool:
+    """Whether it lists what was left out of a token store, which may lie in the folder of its own sources."""
+    return path.name == "skipped.jsonl" and (path.parent / "inputs.json").exists()
 
 
 def _size(path: Path) -> int:

@@ -231,22 +231,6 @@ def test_skipped_documents_are_counted_and_listed(
     assert "1,502 malformed documents skipped" in report.describe()
 
 
-def test_names_of_files_may_be_no_utf8(tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl) -> None:
-    named = tmp_path / "corpus" / os.fsdecode(b"caf\xe9.jsonl")
-    try:
-        jsonl(named, [*documents(20), ""])
-    except OSError:
-        pytest.skip("this file system has no such names")
-    with named.open("a") as file:
-        file.write("broken\n")
-    prepare(config("corpus", bad_documents="skip"), workers=1)
-    assert prepare(config("corpus", bad_documents="skip"), workers=1).up_to_date
-    (source,) = TokenStore.open(tmp_path / "store").inputs()["sources"]
-    assert [file["path"] for file in source["files"]] == [named.name]
-    (skipped,) = map(json.loads, (tmp_path / "store" / SKIPPED).read_text("utf-8").splitlines())
-    assert named.name in skipped["where"]
-
-
 def test_no_text_at_all_is_an_error(tmp_path: Path, config: Configs) -> None:
     (tmp_path / "a.txt").write_bytes(b"")
     with pytest.raises(DataError, match="holds no text"):
@@ -266,6 +250,28 @@ def test_something_else_in_the_stores_place_is_not_deleted(tmp_path: Path, confi
         with pytest.raises(DataError, match="no token store"):
             prepare(config("a.txt"), workers=1, force=force)
     assert (tmp_path / "store" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("path", ["corpus", "corpus/**/*.jsonl"])
+def test_a_store_among_its_sources_is_no_text(tmp_path: Path, config: Configs, path: str) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.jsonl").write_text('{"text": "some words"}\n{"text": "other words"}\n{broken\n')
+    data = config(path, store=tmp_path / "corpus" / "store", bad_documents="skip")
+    assert prepare(data, workers=1).skipped == 1 and (data.store / SKIPPED).exists()
+    assert prepare(data, workers=1).up_to_date
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
+def test_file_names_that_are_no_utf8(tmp_path: Path, config: Configs) -> None:
+    (tmp_path / "corpus").mkdir()
+    for name, content in ((b"caf\xe9", b"old text " * 9), (b"bad\xff", b"\xff"), (b"plain", b"new text " * 9)):
+        (tmp_path / "corpus" / os.fsdecode(name + b".txt")).write_bytes(content)
+    data = config("corpus", bad_documents="skip", clean=["unicode"], dedup={"near": True})
+    assert prepare(data, workers=1).documents == 2 and prepare(data, workers=1).up_to_date
+    files = TokenStore.open(data.store).inputs()["sources"][0]["files"]
+    assert [file["path"] for file in files] == ["bad\\xff.txt", "caf\\xe9.txt", "plain.txt"]
+    (skipped,) = (data.store / SKIPPED).read_text("utf-8").splitlines()
+    assert Path(json.loads(skipped)["where"]).exists()
 
 
 def test_the_working_directory_is_no_store(tmp_path: Path, config: Configs, monkeypatch: pytest.MonkeyPatch) -> None:
