@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -20,17 +20,19 @@ from headway.core.format import format_bytes, format_count, format_seconds
 
 _CLEAR = "\r\x1b[2K"
 
-_log: IO[str] | None = None
+_log: IO[bytes] | None = None
 _receiver: Callable[[str], None] | None = None
 _live = ""
 
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Also write notices and warnings to a file, for the length of a block."""
+    """Also write notices and warnings to a file, for the length of a block; a full disk costs the log and no more."""
     global _log
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as _log:
+    with ExitStack() as stack:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _log = stack.enter_context(path.open("ab", buffering=0))  # nothing is left to be written when it is closed
         try:
             yield
         finally:
@@ -62,7 +64,8 @@ def warning(text: str) -> None:
 def write_log(text: str) -> None:
     """One line for the log file alone, if there is one (`log_to`)."""
     if _log is not None:
-        print(text, file=_log, flush=True)
+        with suppress(OSError):  # what is said must not end who says it
+            _log.write(f"{text}\n".encode())
 
 
 def show_live(text: str) -> None:
@@ -99,8 +102,9 @@ def say(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    # A run does not end because its onlooker did (`headway train 2>&1 | head`).
-    with suppress(BrokenPipeError):
+    # A run does not end because its onlooker did (`headway train 2>&1 | head`), or because the disk is full that it is
+    # told to (`headway train 2> log`).
+    with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -52,6 +52,10 @@ class LedgerDecision:
     reason: str
 
 
+class UnwritableLedger(CheckpointError):
+    """A line cannot be written, since the disk is full for example."""
+
+
 class Ledger:
     """`ledger.jsonl`: one line per commit, rollback or decision, only ever appended to.
 
@@ -132,7 +136,8 @@ class Ledger:
         """Record that the steps `first_step` to `last_step` (exclusive) are safe in a checkpoint.
 
         Raises:
-            CheckpointError: they do not follow on `committed_step`, or the ledger cannot be written.
+            UnwritableLedger: the line cannot be written.
+            CheckpointError: the steps do not follow on `committed_step`.
         """
         committed = self.committed_step
         if not committed == first_step < last_step:
@@ -149,7 +154,7 @@ class Ledger:
         """Record what was decided about the steps `first_step` to `last_step` (exclusive).
 
         Raises:
-            CheckpointError: the ledger cannot be written.
+            UnwritableLedger: the line cannot be written.
         """
         decision = LedgerDecision(attempt, first_step, last_step, action, reason)
         self._append({"kind": "decision", **vars(decision)})
@@ -158,7 +163,7 @@ class Ledger:
         """Strike the commits beyond `to_step`: the run goes on from an older checkpoint and consumes them again.
 
         Raises:
-            CheckpointError: the ledger cannot be written.
+            UnwritableLedger: the line cannot be written.
         """
         self._append({"kind": "rollback", "to_step": to_step, "reason": reason})
 
@@ -166,7 +171,7 @@ class Ledger:
         try:
             append_json_line(self.path, {**record, "time": time.time()})
         except OSError as error:
-            raise CheckpointError(
+            raise UnwritableLedger(
                 f"the ledger cannot be written: {error.strerror}",
                 where=str(self.path),
                 fix="make room there, then run the same command again; the checkpoint itself is safe",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.supervise.ledger import Ledger, merged_ranges, plan_fingerprint
+from headway.core.console import warning
+from headway.supervise.ledger import Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -45,9 +46,15 @@ class LedgerKeeper(Callback):
                     self._commit(job, info.step, int(info.context.get("attempt", self._attempt)))
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
-        """The steps up to a checkpoint are safe now."""
-        if outcome.error is None:
+        """The steps up to a checkpoint are safe now. A later line makes up for one that cannot be written."""
+        if outcome.error is not None:
+            return
+        try:
             self._commit(job, outcome.step, self._attempt)
+        except UnwritableLedger as error:
+            if outcome.step == job.total_steps:
+                raise
+            warning(f"{error.what}; training goes on, and the line of the next checkpoint makes up for it")
 
     def on_decision(self, job: Job, decision: Decision) -> None:
         """Written down before it is carried out, so that a kill in between changes nothing."""

@@ -16,6 +16,7 @@ import math
 import time
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError
 from headway.core.files import ends_with_newline, parse_json_lines, read_json_lines
 
@@ -39,39 +41,65 @@ _TAIL_BYTES = 256 * 1024
 class MetricsLog:
     """Appends records; every line reaches the operating system at once, so killing the process loses none.
 
+    While that does not go (the disk is full, say) records wait in memory: training goes on without checkpoints then,
+    and is not to end for want of metrics.
+
     Args:
         path: The file; created with its folder when it is not there, continued otherwise.
         attempt: Number of the attempt that writes.
 
     Raises:
-        CheckpointError: the file cannot be opened or written (a full disk, say).
+        CheckpointError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, attempt: int) -> None:
         self._path, self._attempt = path, attempt
+        self._waiting: deque[bytes] = deque()
+        self._trouble: str | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
             if path.stat().st_size and not ends_with_newline(path):
                 self._file.write(b"\n")  # the attempt before was killed in mid-line
         except OSError as error:
-            raise self._failed(error) from error
+            raise CheckpointError(
+                f"metrics cannot be written: {error}",
+                where=str(path),
+                fix="free some disk space, check the folder's permissions, and run the same command again",
+            ) from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of one step. Floats are written with all their digits; NaN and infinities as words."""
         record: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3)}
         for name, value in values.items():
             record[name] = value if math.isfinite(value) else _word(value)
-        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        self._waiting.append(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        self._write_waiting()
+
+    def _write_waiting(self) -> None:
         try:
-            written = self._file.write(line)
+            while self._waiting:
+                written = self._file.write(self._waiting[0])
+                rest = self._waiting.popleft()[written:]
+                if rest:  # the disk has become full in mid-line
+                    self._waiting.appendleft(rest)
         except OSError as error:
-            raise self._failed(error) from error
-        if written != len(line):
-            raise self._failed("only a part of the line could be written")
+            if self._trouble is None:
+                warning(f"metrics cannot be written ({error.strerror}): they are kept in memory, and tried again")
+            self._trouble = error.strerror
+        else:
+            if self._trouble is not None:
+                notice(f"metrics are written again: {self._path}")
+            self._trouble = None
 
     def close(self) -> None:
         """Close the file; more than once does no harm."""
+        if self._waiting:
+            self._write_waiting()
+        if self._waiting:
+            what = "1 record is" if len(self._waiting) == 1 else f"{len(self._waiting):,} records are"
+            warning(f"{what} missing in {self._path}: {self._trouble}")
+            self._waiting.clear()
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -79,13 +107,6 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _failed(self, reason: object) -> CheckpointError:
-        return CheckpointError(
-            f"metrics cannot be written: {reason}",
-            where=str(self._path),
-            fix="free some disk space, check the folder's permissions, and run the same command again",
-        )
 
 
 def _word(value: float) -> str:

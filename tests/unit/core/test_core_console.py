@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_an_onlooker_who_leaves_does_not_end_the_run(tmp_path: Path, monkeypatch
     with console.log_to(tmp_path / "run.log"):
         console.notice("still here")
     assert (tmp_path / "run.log").read_text() == "still here\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", full)
+        with console.log_to(Path("/dev/full")):
+            console.notice("still here")
+        with console.log_to(tmp_path):  # a file that cannot be opened
+            console.notice("still here")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # or closing it would fail
 
 
 def test_only_the_first_worker_talks_but_all_may_warn(

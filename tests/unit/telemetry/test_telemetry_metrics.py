@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import signal
 import subprocess
 import sys
@@ -143,11 +144,28 @@ def test_the_newest_records_of_a_long_history_are_found_quickly(tmp_path: Path) 
     assert 100 < len(steps) < 10_000 and steps.tolist() == list(range(steps[0], 20_001))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_a_clear_error() -> None:
-    log = MetricsLog(Path("/dev/full"), 1)
-    with pytest.raises(CheckpointError, match="No space left"):
+def test_records_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, before = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MetricsLog(path, 1) as log:
         log.write(1, {"train/loss": 1.0})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))  # it ends in mid-line
+        try:
+            log.write(2, {"train/loss": 2.0})
+            log.write(3, {"train/loss": 3.0})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        log.write(4, {"train/loss": 4.0})
+    said = capsys.readouterr().err
+    assert said.count("kept in memory") == 1 and "metrics are written again" in said
+    steps, losses = read_metrics(tmp_path).series("train/loss")
+    assert (steps.tolist(), losses.tolist()) == ([1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_records_that_never_find_a_place_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with MetricsLog(Path("/dev/full"), 1) as log:
+        log.write(1, {"train/loss": 1.0})
+    assert "1 record is missing in /dev/full: No space left" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
