@@ -21,7 +21,7 @@ from typing import IO, Any
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.fence import Fence, Fenced
 from headway.checkpoint.format import Manifest
-from headway.checkpoint.held import HeldStates
+from headway.checkpoint.held import HeldStates, Order
 from headway.checkpoint.images import Image, Piece, plan_images
 from headway.checkpoint.publish import Part, write_part
 from headway.checkpoint.sealing import key_to_encrypt_with
@@ -68,6 +68,8 @@ class WriteProcess:
         self._rank: int = settings["rank"]
         self._workers: int = settings["workers"]
         self._patience_seconds: float = settings["patience_seconds"]
+        self.given_up: set[int] = set()
+        """Numbers of orders that are over for the first worker."""
         self._held, self._newest_saved = HeldStates(Path(settings["directory"]), self._rank, self._workers), -1
 
     def tell(self, kind: str, **content: Any) -> None:
@@ -173,7 +175,7 @@ class WriteProcess:
             path: Which.
             otherwise: What to say if it does not come.
             failure: A file that tells that it will not.
-            order: What it belongs to; it will not come when the first worker is at a later step.
+            order: What it belongs to; it will not come when the first worker has given it up, or is at a later step.
         """
         start = time.monotonic()
         deadline = start + self._patience_seconds
@@ -181,7 +183,9 @@ class WriteProcess:
             if failure is not None and failure.exists():
                 said = failure.read_text(encoding="utf-8") or "it left no reason, as on a full disk"
                 raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
-            if order is not None and self._store.publisher.is_past(order["step"], order["tag"]):
+            if order is not None and (
+                order.get("number") in self.given_up or self._store.publisher.is_past(order["step"], order["tag"])
+            ):
                 raise CheckpointError(f"{otherwise}; it has given up on it", where=str(path.parent))
             alone = os.getppid() != self._worker  # it died, and the others with it perhaps
             if time.monotonic() > (min(deadline, start + _PATIENCE_ALONE_SECONDS) if alone else deadline):
@@ -215,10 +219,16 @@ def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]
     }
 
 
-def _read(lines: IO[str], orders: queue.SimpleQueue[str]) -> None:
+def _read(lines: IO[str], orders: queue.SimpleQueue[Order | None], given_up: set[int]) -> None:
     for line in lines:
-        orders.put(line)
-    orders.put("")
+        if not line.endswith("\n"):  # the worker was killed while it gave this order
+            break
+        order = json.loads(line)
+        if order["kind"] == "give up":  # which is about what may be under way
+            given_up.add(order["number"])
+        else:
+            orders.put(order)
+    orders.put(None)
 
 
 def main() -> None:
@@ -232,9 +242,9 @@ def main() -> None:
     console.hand_over(lambda text: process.tell("said", text=text))
     process.tell("ready")
     # Read in a thread, so that a worker can always hand over an order, however long a write takes or hangs.
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin, orders), daemon=True).start()
-    if all(process.obey(json.loads(line)) for line in iter(orders.get, "")):
+    orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, orders, process.given_up), daemon=True).start()
+    if all(process.obey(order) for order in iter(orders.get, None) if order is not None):
         process.rescue()
     process.close()
 

@@ -55,6 +55,7 @@ class CheckpointWriter:
         self._changed = threading.Condition(threading.RLock())
         self._last_error: CheckpointError | None = None
         self._newest: tuple[int, str] | None = None
+        self._orders = 0
         self._process: ProcessBeside | None = None
         self._ready_process()
 
@@ -108,8 +109,10 @@ class CheckpointWriter:
     def _order(
         self, kind: str, step: int, slot: Slot, cursor: Mapping[str, int], context: Mapping[str, Any]
     ) -> dict[str, Any]:
+        self._orders += 1
         return {
             "kind": kind,
+            "number": self._orders,
             "step": step,
             "descriptor": slot.descriptor,
             "pieces": [piece.record() for piece in self._pieces],
@@ -157,21 +160,19 @@ class CheckpointWriter:
         return [self._uploads.popleft() for _ in range(len(self._uploads))]
 
     def wait(self) -> None:
-        """Return when all that was handed over is on disk.
+        """Return when all that was handed over is on disk. All workers together.
 
         Raises:
             CheckpointError: the newest checkpoint cannot be written.
         """
-        with self._changed:
-            self._wait_for(lambda: not self._outstanding)
+        self._wait_together()
         if self._last_error is not None:
             raise self._last_error
 
     def wants_another_try(self) -> bool:
         """Wait for all that was handed over; whether some worker's process died over the newest state, so that a new
         process may succeed. All workers together."""
-        with self._changed:
-            self._wait_for(lambda: not self._outstanding)
+        self._wait_together()
         wanted = any(self._gather(isinstance(self._last_error, WriterDied)))
         if wanted:
             if self._settings.rank == 0 and self._newest is not None:  # or others would write into the old folder
@@ -202,13 +203,36 @@ class CheckpointWriter:
     def _plan(self, blocks: StateBlocks) -> None:
         """Agree on who writes what; again only when somebody's parts have changed."""
         mine = [Piece.of(name, block) for name, block in blocks.items()]
-        if not any(self._gather(mine != self._mine)):
+        if not any(self._ask_all(mine != self._mine)):
             return
         self._mine = mine
         everyone = self._gather([piece.record() for piece in mine])
         shares = share_out([[Piece.parse(record) for record in worker] for worker in everyone])
         self._pieces = shares[self._settings.rank]
         self._images = plan_images(self._pieces, self._settings.rank, self._settings.max_shard_bytes)
+
+    def _ask_all(self, said: Any) -> list[Any]:
+        """What every worker says. Besides, parts of saves that are over for the first one are given up by the others:
+        where it failed before it made a folder, their processes would wait for that as long as their patience lasts,
+        and training in the end for them."""
+        with self._changed:
+            mine = sorted(self._outstanding)
+        everyone = self._gather([said, mine])
+        with self._changed:
+            for step in set(mine).difference(everyone[0][1]):
+                if step in self._outstanding:
+                    ordered = self._outstanding[step]
+                    ordered.process.tell({"kind": "give up", "number": ordered.order["number"]})
+        return [answer for answer, _ in everyone]
+
+    def _wait_together(self) -> None:
+        """Return when all that was handed over has come to its end on every worker."""
+        left = True
+        while left:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._outstanding, _LOOK_SECONDS)
+                self._give_up_if_stalled()
+            left = any(self._ask_all(bool(self._outstanding)))
 
     def _free_slot(self) -> Slot:
         """One that nothing is written from, and that does not hold the newest state; further ones only if need be,

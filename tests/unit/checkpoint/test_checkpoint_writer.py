@@ -294,6 +294,18 @@ def test_a_state_half_copied_is_no_state(holding: WriterSettings, monkeypatch: p
     assert killed(holding, act) == [2]
 
 
+def test_a_worker_killed_while_it_gives_an_order_loses_no_held_state(holding: WriterSettings) -> None:
+    """Orders of large models are longer than a pipe takes at once."""
+
+    def act(writer: CheckpointWriter) -> None:
+        hold(writer, 1)
+        assert writer._process is not None and writer._process._popen.stdin is not None
+        writer._process._popen.stdin.write('{"kind": "write", "step": 2, "pieces": [{"name": "model.a"')
+        writer._process._popen.stdin.flush()
+
+    assert killed(holding, act) == [1]
+
+
 def test_what_is_older_than_a_checkpoint_is_not_written(holding: WriterSettings) -> None:
     def act(writer: CheckpointWriter) -> None:
         hold(writer, 1)
@@ -410,6 +422,22 @@ def test_several_workers_write_one_checkpoint(settings: WriterSettings) -> None:
     assert names(store.info(2).path) == files
     whole = CheckpointStore(settings.directory.parent / "other").save(2, make_state(2), {"step": 2}, {})
     assert store.info(2).state_sha256 == whole.state_sha256, "the name of a state does not tell who saved it"
+
+
+def test_a_folder_that_cannot_be_made_holds_no_worker_up(settings: WriterSettings) -> None:
+    """The others wait in it for their turn to write, and learn that the first one has given up."""
+    settings.directory.write_text("in the way")
+
+    def save_three(writer: CheckpointWriter, rank: int) -> list[int]:
+        for step in (1, 2, 3):  # the third one needs a slot again
+            writer.submit(step, shard(make_state(step), rank, 2), {"step": step}, {"attempt": 1})
+            with pytest.raises(CheckpointError):
+                writer.wait()
+        return [outcome.step for outcome in writer.outcomes() if outcome.error is not None]
+
+    start = time.monotonic()
+    assert together(replace(settings, patience_seconds=60.0), save_three, workers=2) == [[1, 2, 3]] * 2
+    assert time.monotonic() - start < 30, "and not when their patience is over"
 
 
 @pytest.mark.parametrize("hanging", [0, 1])
