@@ -18,6 +18,7 @@ from headway.core.errors import Preempted
 from headway.core.machine import Machine, Output
 from headway.core.notices import Board, Notice, post, posted
 from headway.core.waiting import wait_until
+from headway.launch.attempt import WorkerDied
 from headway.supervise.notices import watching, watching_for
 from headway.supervise.notices.aws import Aws
 from headway.supervise.notices.azure import Azure
@@ -160,7 +161,9 @@ class Scripted:
 
 def test_a_notice_is_handed_on_once_in_time_and_answered_when_all_is_saved() -> None:
     soon, later = Notice("s", "now", deadline=time.time() + 50), Notice("s", "in an hour", deadline=time.time() + 3600)
-    for error in (Preempted("saved"), RuntimeError("crashed")):
+    of_several = WorkerDied("saved")
+    of_several.exit_code = 75
+    for error in (Preempted("saved"), of_several, WorkerDied("crashed"), RuntimeError("crashed")):
         source = Scripted(later, None, Unavailable("away"), KeyError("nonsense"), soon, soon)
         came: list[Notice] = []
         with pytest.raises(type(error)), watching(PreemptionConfig(), came.append, sources=[source]):
@@ -168,7 +171,7 @@ def test_a_notice_is_handed_on_once_in_time_and_answered_when_all_is_saved() -> 
             assert wait_until(came.__len__, 30)
             raise error
         assert came == [soon], "what is far off may be called off; what is near is said once"
-        assert source.answers == ([soon] if isinstance(error, Preempted) else [])
+        assert source.answers == ([soon] if getattr(error, "exit_code", 1) == 75 else [])
 
 
 def test_a_callback_that_fails_is_called_again(capsys: pytest.CaptureFixture[str]) -> None:
