@@ -12,7 +12,6 @@ from headway.cli.common import JsonOption, print_json, print_table
 if TYPE_CHECKING:
     from headway.checkpoint.format import Manifest
     from headway.checkpoint.registry import Entry
-    from headway.checkpoint.store import CheckpointStore
     from headway.checkpoint.verify import Verification
 
 checkpoints = typer.Typer(no_args_is_help=True, help="List, verify, compare, copy, prune and restore checkpoints.")
@@ -97,25 +96,14 @@ def _verify_url(url: str) -> list[Verification]:
 
 def _verify_path(path: Path) -> list[Verification]:
     from headway.checkpoint.format import MANIFEST, step_of
+    from headway.checkpoint.places import local_folders
     from headway.checkpoint.verify import verify_checkpoint
     from headway.core.console import progress
 
     is_checkpoint = path.is_dir() and (step_of(path.name) is not None or (path / MANIFEST).exists())
-    folders = [path] if is_checkpoint else list(_store(path).folders())
+    folders = [path] if is_checkpoint else list(local_folders(path).values())
     with progress("verifying", _size(folders), "B") as bar:
         return [verify_checkpoint(folder, tensors=True, advance=bar.advance) for folder in folders]
-
-
-def _store(run: Path) -> CheckpointStore:
-    """The checkpoints of a run directory, or of the `checkpoints` folder in one."""
-    from headway.checkpoint.store import CheckpointStore
-    from headway.core.errors import CheckpointError
-
-    if not run.is_dir():
-        raise CheckpointError(
-            f"'{run}' is not a folder", where=str(run.absolute()), fix="headway runs list shows the runs there are"
-        )
-    return CheckpointStore(run if run.name == "checkpoints" else run / "checkpoints")
 
 
 def _size(folders: list[Path]) -> int:

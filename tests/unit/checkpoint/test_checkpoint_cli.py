@@ -90,6 +90,12 @@ def test_verify_one_checkpoint_as_json(run: Path) -> None:
     assert damage["file"] == "shard-00000.safetensors" and damage["tensors"] == ["model.mask"]
 
 
+def test_verify_a_folder_of_copies(run: Path, tmp_path: Path) -> None:
+    assert invoke("copy", run, tmp_path / "backup")[1] is None
+    output, error = invoke("verify", tmp_path / "backup")
+    assert error is None and output.count("good") == 2
+
+
 def test_verify_of_nothing_is_no_success(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing", tmp_path / "step-00000001"):
         assert isinstance(invoke("verify", path)[1], CheckpointError)
