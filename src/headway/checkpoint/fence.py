@@ -114,7 +114,8 @@ def wait_for_writers(run: Path, seconds: float) -> bool:
     def all_have_ended() -> bool:
         if not path.exists():
             return True
-        with path.open("rb") as file, suppress(BlockingIOError):
+        # On NFS, whose locks are of another kind, nobody has a file for himself who has not opened it to write.
+        with path.open("r+b") as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         return False

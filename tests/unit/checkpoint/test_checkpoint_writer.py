@@ -1,5 +1,7 @@
 """The process beside a worker: training goes on while it writes, and whatever happens to it."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -16,7 +18,7 @@ import pytest
 import torch
 
 from headway.checkpoint.beside import WriterSettings
-from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner, wait_for_writers
+from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner, open_writers_lock, wait_for_writers
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.core.errors import CheckpointError
@@ -352,6 +354,23 @@ def test_a_run_is_not_taken_over_while_the_last_state_is_written(settings: Write
     threading.Timer(0.3, writer.close).start()
     assert wait_for_writers(tmp_path, 60)
     assert CheckpointStore(settings.directory).verify(1).good
+
+
+def test_writers_are_waited_for_on_nfs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """flock(2): there it takes a file that is open for writing to have it for oneself."""
+    flock = fcntl.flock
+
+    def as_on_nfs(file: Any, operation: int) -> None:
+        number = file if isinstance(file, int) else file.fileno()
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(number, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    lock = open_writers_lock(tmp_path)
+    assert not wait_for_writers(tmp_path, 0)
+    os.close(lock)
+    assert wait_for_writers(tmp_path, 0)
 
 
 def test_who_lost_the_run_writes_nothing_and_stops(settings: WriterSettings, tmp_path: Path) -> None:
