@@ -44,5 +44,9 @@ def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path])
     for url, why in (("runs/there", "is no URL"), ("https://there", "nothing can be written to a web address")):
         refused = headway("chaos", tiny(), "--remote", url)
         assert refused.returncode == 2 and why in refused.stderr and "without a disturbance" not in refused.stderr
+    refused = headway("chaos", tiny(), "--output", tiny().parent)
+    assert refused.returncode == 2 and "the folder is not empty" in refused.stderr, "kills of before would be counted"
+    refused = headway("chaos", tiny(), "train.steps=3")
+    assert refused.returncode == 2 and "train.steps=4 at least" in refused.stderr
     refused = headway("chaos", tiny(), "--workers", "one")
     assert refused.returncode == 2 and "--workers 1,2,4" in refused.stderr

@@ -22,6 +22,8 @@ SAVE_POINTS = ("shard", "manifest", "rename", "prune", "discard")
 #: Moments of an upload, in the same process, and of a download, in the first worker before its first step.
 UPLOAD_POINTS, BRING_POINTS = ("file", "manifest"), ("part", "rename")
 
+#: With fewer there is a phase that no step before the last one has.
+FEWEST_STEPS = 4
 KILLS_PER_LEG = 4
 LEGS = 3
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.chaos.campaign import Shape, plan_campaign
+from headway.chaos.campaign import FEWEST_STEPS, Shape, plan_campaign
 from headway.chaos.controls import CONTROLS
 from headway.chaos.trial import SEED, Runs, TrialResult
 from headway.checkpoint.places import remote_manifests
@@ -99,7 +99,7 @@ def run_campaign(
             too then, and checkpoints here are lost. The config's own remote tier is not used.
 
     Raises:
-        ConfigError: the config cannot keep the promise that is tested.
+        ConfigError: the config cannot keep the promise that is tested, or the folder holds something.
         HeadwayError: the run without kills does not work.
     """
     config = override(config, ["checkpoint.remote=null"])
@@ -111,6 +111,14 @@ def run_campaign(
             where="determinism",
             fix="determinism=elastic" if len(set(worker_counts)) > 1 else "determinism=run",
         )
+    if config.train.steps < FEWEST_STEPS:
+        raise ConfigError(
+            f"{config.train.steps} steps are too few to be killed in every phase",
+            where="train.steps",
+            fix=f"train.steps={FEWEST_STEPS} at least; 40 are a good number",
+        )
+    if folder.is_dir() and any(folder.iterdir()):  # what was killed there before would be taken for this campaign's
+        raise ConfigError("the folder is not empty", where=str(folder.absolute()), fix="choose a new one: --output")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.yaml"
     file.write_text(dump_config(config), encoding="utf-8")

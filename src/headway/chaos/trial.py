@@ -22,6 +22,7 @@ from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.core.errors import HeadwayError
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.files import append_json_line, read_json_lines
+from headway.core.signals import handled
 from headway.supervise.ledger_proof import prove
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 from headway.telemetry.record import open_run
@@ -147,15 +148,17 @@ class Runs:
         }
         with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-            deadline = time.monotonic() + _LEG_SECONDS
-            while process.poll() is None:
-                time.sleep(_LOOK_SECONDS)
-                over = leg.supervisor_at is not None and read_metrics(run, newest=True).last_step >= leg.supervisor_at
-                if over or time.monotonic() > deadline:
-                    if over:
-                        append_json_line(log_of_faults, {"time": time.time(), "order": SUPERVISOR})
-                    process.send_signal(signal.SIGKILL)
-                    process.wait()
+            deadline, last = time.monotonic() + _LEG_SECONDS, leg.supervisor_at
+            try:
+                with handled((signal.SIGTERM,), signal.default_int_handler):
+                    while process.poll() is None and time.monotonic() < deadline:
+                        time.sleep(_LOOK_SECONDS)
+                        if last is not None and read_metrics(run, newest=True).last_step >= last:
+                            append_json_line(log_of_faults, {"time": time.time(), "order": SUPERVISOR})
+                            break
+            finally:  # also when the campaign is stopped: nobody else would end what it has started
+                process.kill()
+                process.wait()
             return process.returncode
 
     def _count_kills(self, run: Path, result: TrialResult) -> None:

@@ -53,7 +53,7 @@ def chaos(
     controls: Annotated[bool, typer.Option(help="Also make sure that losses are found out.")] = True,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for runs, logs and chaos.json; kept.", show_default=False),
+        typer.Option("--output", "-o", help="New folder for runs, logs and chaos.json; kept.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -72,7 +72,12 @@ def chaos(
     if not counts or min(counts) < 1:
         raise ConfigError(f"'{workers}' is no list of numbers of workers", where="--workers", fix="--workers 1,2,4")
     loaded = load(config, overrides)
-    kept = nullcontext(str(output)) if output else tempfile.TemporaryDirectory(prefix="headway-chaos-")
+    # What was killed last may still be writing when a temporary folder goes.
+    kept = (
+        nullcontext(str(output))
+        if output
+        else tempfile.TemporaryDirectory(prefix="headway-chaos-", ignore_cleanup_errors=True)
+    )
     with kept as folder:
         result = run_campaign(
             loaded, Path(folder), kills=kills, seed=seed, worker_counts=counts, controls=controls, remote=remote

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections import Counter
 from dataclasses import replace
 from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from headway.chaos.campaign import (
     BRING_POINTS,
     EVALUATION,
+    FEWEST_STEPS,
     SAVE_POINTS,
     STAGE,
     STEP_PHASES,
@@ -17,7 +24,7 @@ from headway.chaos.campaign import (
     plan_campaign,
 )
 from headway.chaos.report import CampaignResult, render
-from headway.chaos.trial import TrialResult
+from headway.chaos.trial import Runs, TrialResult
 from headway.core import faults
 
 SHAPE = Shape(steps=40, save_every=5, evaluate_every=6, micro_batches=2, worker_counts=(1, 2, 4))
@@ -27,6 +34,29 @@ def test_a_campaign_follows_from_its_seed() -> None:
     first, again, other = (list(islice(plan_campaign(SHAPE, seed), 10)) for seed in (7, 7, 8))
     assert first == again != other
     assert all(trial.kills >= 12 for trial in first)
+
+
+def test_the_fewest_steps_have_every_phase() -> None:
+    shape = replace(SHAPE, steps=FEWEST_STEPS, save_every=2, evaluate_every=3)
+    orders = [order for t in islice(plan_campaign(shape, 1), 99) for leg in t.legs for order in leg.orders]
+    assert not any("=0" in order for order in orders if order.startswith(("kill@evaluation", "kill@checkpoint=")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_campaign_that_is_stopped_leaves_no_run_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("headway.chaos.trial.time.sleep", lambda _: signal.raise_signal(number))
+    processes, popen = [], subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        processes.append(popen(["sleep", "60"], **options))
+        return processes[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(KeyboardInterrupt):
+        Runs(tmp_path / "config.yaml", [], tmp_path, 10).reference(1)
+    assert processes[0].returncode == -signal.SIGKILL
 
 
 def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
