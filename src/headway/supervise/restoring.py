@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.bring import bring
+from headway.checkpoint.bring import bring, newest_of_tiers
 from headway.checkpoint.folders import checkpoint_folders, discard
 from headway.checkpoint.format import Manifest, read_manifest, step_name
 from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_folders, remote_manifests, remote_tier
@@ -53,9 +54,9 @@ def restore(
 
     Args:
         run: The run; with a `source` its directory may be new.
-        step: The checkpoint's; the newest that verifies when not given.
-        source: A run, a checkpoint, a folder of copies, or a URL of one; the run itself and then its remote tier when
-            not given.
+        step: The checkpoint's; the newest that verifies when not given, as training would take it.
+        source: A run, a checkpoint, a folder of copies, or a URL of one; the run itself and its remote tier when not
+            given.
         options: What `fsspec` needs to reach a URL.
         command: For the record of attempts.
 
@@ -158,10 +159,13 @@ def _bring(
         (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options)
         return found.manifest
     remote = config.checkpoint.remote if config is not None else None
+    url = f"{remote.url}/{run.path.resolve().name}" if remote is not None else ""
+    options = remote.options if remote is not None else {}
     if step is None:
-        here = store.newest()
-        if here is not None:
-            return here.manifest
+        open_tier = partial(remote_tier, url, options) if remote is not None else None
+        newest = newest_of_tiers(store, open_tier, usable=partial(_goes_on, Ledger(run.ledger_path)))
+        if newest is not None:
+            return newest.manifest
     else:
         folder = checkpoint_folders(run.checkpoints).get(step)
         checked = verify_checkpoint(folder) if folder is not None else None
@@ -169,18 +173,22 @@ def _bring(
             return checked.manifest
         if checked is not None:
             console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
-    if remote is not None:
-        url = f"{remote.url}/{run.path.resolve().name}"
-        wanted = _newest_step(url, remote.options) if step is None else step
-        for there in remote_manifests(url, remote.options):
-            if there.manifest.step == wanted:
-                bring(store, remote_tier(url, remote.options), there.manifest)
+        for there in remote_manifests(url, options) if remote is not None else ():
+            if there.manifest.step == step:
+                bring(store, remote_tier(url, options), there.manifest)
                 return there.manifest
     raise CheckpointError(
         "there is no checkpoint that verifies" if step is None else f"no checkpoint of step {step} verifies",
         where=str(run.checkpoints) + (f", {remote.url}" if remote else ""),
         fix="headway checkpoints list and verify tell which there are; --from brings one from elsewhere",
     )
+
+
+def _goes_on(ledger: Ledger, manifest: Manifest) -> bool:
+    """Whether a run would go on from it, and not remove it since rows were left out after it was made."""
+    from headway.supervise.rewind import decided, is_outdated  # PyTorch, which nothing else here needs
+
+    return not is_outdated(manifest, decided(ledger))
 
 
 def _newest_step(source: str, options: dict[str, Any]) -> int:

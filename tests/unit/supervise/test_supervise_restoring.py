@@ -80,6 +80,17 @@ def test_a_step_that_is_only_in_the_remote_tier_comes_back(run: RunDirectory) ->
     assert CheckpointStore(run.checkpoints).verify(2).good
 
 
+@pytest.mark.parametrize("left", [(), (1, 2)])
+def test_the_newest_of_both_tiers_is_restored(run: RunDirectory, tmp_path: Path, left: tuple[int, ...]) -> None:
+    """What is here may all be damaged, or older; nothing newer is set aside for it."""
+    for path in run.checkpoints.glob("*/shard-*"):
+        if int(path.parent.name[5:]) not in left:
+            path.write_bytes(b"damaged")
+    found = restore(run)
+    assert found.step == 3 and found.set_aside == (str(run.path / "set-aside" / "002" / "step-00000004"),)
+    assert [manifest.step for manifest in remote_of(tmp_path).manifests()] == [1, 2, 3]
+
+
 def test_a_lost_run_comes_back_from_a_url(run: RunDirectory, tmp_path: Path) -> None:
     back = RunDirectory(tmp_path / "elsewhere" / "tiny")
     found = restore(back, source=f"file://{tmp_path}/remote/tiny")
