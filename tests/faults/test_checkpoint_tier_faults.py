@@ -89,6 +89,26 @@ def test_a_kill_while_removing_what_is_too_old(tier: RemoteTier, run: Path, tmp_
     assert names(Path(tier.url.removeprefix("file://"))) == ["newest.json", "owners", "step-00000002"]
 
 
+def test_what_will_not_be_finished_is_removed(tier: RemoteTier, run: Path, tmp_path: Path) -> None:
+    """An upload and a removal that were killed, once a newer checkpoint is there; not what was set aside."""
+    save(CheckpointStore(run / "checkpoints", keep=9), 4)
+    send(tier, run, 3)
+    assert tier.set_aside(3)
+    assert in_child(lambda: send(tier, run, 2), "kill@upload.manifest") == -signal.SIGKILL
+    assert in_child(lambda: tier.discard(1), "kill@upload.discard") == -signal.SIGKILL
+    remote = {"url": f"file://{tmp_path}/remote"}
+    config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
+    for step in (4, 6):
+        AfterSave(AfterSave.settings(config, 1)).close(60)  # sends the newest one
+        folders = [name for name in names(Path(tier.url.removeprefix("file://"))) if name.startswith("step-")]
+        assert folders == ["step-00000003", *(step_name(s) for s in (4, 6) if s <= step)]
+        assert not list((run / ".uploads").iterdir())
+        if step == 4:
+            for later in (5, 6):
+                save(CheckpointStore(run / "checkpoints", keep=9), later)
+            assert in_child(lambda: send(tier, run, 5), "kill@upload.manifest") == -signal.SIGKILL
+
+
 def test_a_zombie_cannot_publish_remove_or_hide(tier: RemoteTier, run: Path, tmp_path: Path) -> None:
     """Claimed by a newer attempt while the old one was sending: its manifest does not come."""
     put = Objects.put

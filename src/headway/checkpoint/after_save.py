@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.folders import checkpoint_folders
-from headway.checkpoint.format import Manifest, read_manifest, step_name
+from headway.checkpoint.format import Manifest, read_manifest, step_name, step_of
+from headway.checkpoint.objects import UnreachableError
 from headway.checkpoint.pruning import Pruner, candidate_of
 from headway.checkpoint.registry import LOCAL, Registry
-from headway.checkpoint.remote import FencedError, RemoteTier, place_of, read_claim
+from headway.checkpoint.remote import UPLOADS, FencedError, RemoteTier, place_of, read_claim
 from headway.checkpoint.retention import Candidate, Every, Rules, outdated
 from headway.checkpoint.uploader import Uploader
 from headway.core.console import warning
@@ -60,6 +61,7 @@ class AfterSave:
         self._last_full: tuple[int, float] | None = None
         self._last_ordered: tuple[int, float] | None = None
         self._remote_steps: dict[int, Candidate] | None = None
+        self._cleared = False
         self._stopping, self._finished = threading.Event(), False
         self._uploader = self._start_uploader() if self._remote else None
         self._prune = Pruner(
@@ -212,9 +214,45 @@ class AfterSave:
                 continue
             del self._remote_steps[step]
             self._registry.forget(REMOTE, step)
+        self._clear_remains(tier, manifest.step)
+
+    def _clear_remains(self, tier: RemoteTier, newest: int) -> None:
+        """Remove what lies of older checkpoints that have no manifest: an upload that failed, or was cut off before a
+        newer one, or a removal that a kill came into. Each may be as large as a whole one, and no rule knows of it.
+
+        Looked for once in an attempt, and again when an upload has left its journal.
+        """
+        journals = [path for path in self.run.glob(UPLOADS) if (step_of(path.stem) or newest) < newest]
+        if self._cleared and not journals:
+            return
+        try:
+            for step in tier.steps():
+                if step < newest and _is_remains(tier, step):
+                    tier.discard(step)
+        except FencedError:
+            raise
+        except CheckpointError as error:
+            warning(f"what is left of unfinished uploads cannot be removed from {tier.url}: {error.what}")
+            return
+        for path in journals:
+            path.unlink(missing_ok=True)
+        self._cleared = True
 
     def _pinned(self) -> set[int]:
         return self._uploader.pinned() if self._uploader is not None else set()
+
+
+def _is_remains(tier: RemoteTier, step: int) -> bool:
+    """Whether a step has files there and no manifest, be it set aside or encrypted."""
+    try:
+        if tier.manifest(step) is not None:
+            return False
+    except UnreachableError:
+        raise
+    except CheckpointError:
+        return False
+    names = tier.objects.at(step_name(step)).folders()
+    return bool(names) and not any(name.startswith("manifest.") for name in names)
 
 
 def _batches(settings: Mapping[str, Any]) -> Batches:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 CLAIM_FILE = "remote.json"
 RESTARTED_FILE = ".restarted"
 _JOURNALS = ".uploads"
+#: The journals of uploads, in the run directory.
+UPLOADS = f"{_JOURNALS}/step-*.jsonl"
 _NEWEST = "newest.json"
 _ASIDE = "manifest.set-aside.json"
 
