@@ -116,6 +116,8 @@ class ProcessBeside:
             answer = json.loads(line)
             if answer["kind"] == "said":
                 console.say(answer["text"])
+            elif answer["kind"] == "logged":
+                console.write_log(answer["text"])
             elif answer["kind"] == "uploaded":
                 self._uploaded(Upload(answer["step"], answer["seconds"]))
             elif answer["kind"] == "saved":

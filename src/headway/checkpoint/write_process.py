@@ -239,7 +239,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     process = WriteProcess(json.loads(sys.stdin.readline()), answers)
-    console.hand_over(lambda text: process.tell("said", text=text))
+    console.hand_over(lambda text, only_log: process.tell("logged" if only_log else "said", text=text))
     process.tell("ready")
     # Read in a thread, so that a worker can always hand over an order, however long a write takes or hangs.
     orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()

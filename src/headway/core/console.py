@@ -21,7 +21,7 @@ from headway.core.format import format_bytes, format_count, format_seconds
 _CLEAR = "\r\x1b[2K"
 
 _log: IO[bytes] | None = None
-_receiver: Callable[[str], None] | None = None
+_receiver: Callable[[str, bool], None] | None = None
 _live = ""
 
 
@@ -39,8 +39,12 @@ def log_to(path: Path) -> Iterator[None]:
             _log = None
 
 
-def hand_over(receiver: Callable[[str], None]) -> None:
-    """Give lines to somebody else from now on: two processes on one terminal would spoil each other's live line."""
+def hand_over(receiver: Callable[[str, bool], None]) -> None:
+    """Give lines to somebody else from now on: two processes on one terminal would spoil each other's live line.
+
+    Args:
+        receiver: Takes a line, and whether it is for the log file alone.
+    """
     global _receiver
     _receiver = receiver
 
@@ -63,6 +67,8 @@ def warning(text: str) -> None:
 
 def write_log(text: str) -> None:
     """One line for the log file alone, if there is one (`log_to`)."""
+    if _receiver is not None:
+        _receiver(text, True)
     if _log is not None:
         with suppress(OSError):  # what is said must not end who says it
             _log.write(f"{text}\n".encode())
@@ -94,7 +100,7 @@ def _fitted(text: str) -> str:
 def say(text: str) -> None:
     """One line as it is, from whom it was handed over (`hand_over`)."""
     if _receiver is not None:
-        _receiver(text)
+        _receiver(text, False)
         return
     # One write, so that a notice from another thread does not end up inside the live line.
     _write(f"{_CLEAR}{text}\n{_fitted(_live)}" if _live else f"{text}\n")

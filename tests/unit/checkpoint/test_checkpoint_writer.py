@@ -17,10 +17,13 @@ from typing import Any
 import pytest
 import torch
 
+from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner, open_writers_lock, wait_for_writers
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
+from headway.config import Config, TrainConfig
+from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.types import Block, StateBlocks
 from headway.core.waiting import wait_until
@@ -306,6 +309,17 @@ def test_a_worker_killed_while_it_gives_an_order_loses_no_held_state(holding: Wr
         writer._process._popen.stdin.flush()
 
     assert killed(holding, act) == [1]
+
+
+def test_what_the_process_logs_is_in_its_workers_log(tmp_path: Path) -> None:
+    remote = {"url": f"file://{tmp_path}/remote"}
+    config = Config(name="tiny", runs=tmp_path, train=TrainConfig(steps=1), checkpoint={"remote": remote})
+    directory = tmp_path / "tiny" / "checkpoints"
+    with console.log_to(tmp_path / "log"):
+        writer = CheckpointWriter(WriterSettings(directory, after_save=AfterSave.settings(config, 1)))
+        submit(writer, 1)
+        writer.close()
+    assert "step 1 is at file://" in (tmp_path / "log").read_text()
 
 
 def test_what_is_older_than_a_checkpoint_is_not_written(holding: WriterSettings) -> None:
