@@ -83,7 +83,7 @@ class ProcessBeside:
                 os.close(descriptor)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
-        self.tell(settings.record())
+        self.tell({**settings.record(), "lock": lock[0] if lock else None})
 
     def tell(self, record: Mapping[str, Any]) -> None:
         """Send a line."""

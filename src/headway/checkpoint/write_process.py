@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,8 +37,8 @@ from headway.core.signals import STOPPING
 #: How often the first worker's process looks for what the others have written, and the least time between two words to
 #: the worker that this process gets on.
 _LOOK_SECONDS, _TELL_SECONDS = 0.02, 0.2
-#: How long it waits for others when the worker is gone.
-_PATIENCE_ALONE_SECONDS = 5.0
+#: How long it waits for others when the worker is gone, if they have not begun, or have and do not get on.
+_PATIENCE_ALONE_SECONDS, _PATIENCE_BEGUN_SECONDS = 5.0, 60.0
 
 
 class WriteProcess:
@@ -45,7 +46,8 @@ class WriteProcess:
 
     Args:
         settings: What does not change: `directory`, `keep`, `max_shard_bytes`, `fence`, `rank`, `workers`,
-            `patience_seconds`, `after_save`, `sign`, `encrypt`.
+            `patience_seconds`, `after_save`, `sign`, `encrypt`, and `lock`, the descriptor that stands for this process
+            (`fence.open_writers_lock`).
         answers: Where outcomes go, as JSON lines.
     """
 
@@ -68,6 +70,7 @@ class WriteProcess:
         self._rank: int = settings["rank"]
         self._workers: int = settings["workers"]
         self._patience_seconds: float = settings["patience_seconds"]
+        self._lock: int | None = settings["lock"]
         self.given_up: set[int] = set()
         """Numbers of orders that are over for the first worker."""
         self._held, self._newest_saved = HeldStates(Path(settings["directory"]), self._rank, self._workers), -1
@@ -134,7 +137,10 @@ class WriteProcess:
         self._held.rescue(self._newest_saved, self.write)
 
     def close(self) -> None:
-        """Let what follows saves come to its end."""
+        """Let what follows saves come to its end. Nobody needs to wait for that: it is here what there is to save."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         if self._after_save is not None:
             self._after_save.close()
 
@@ -161,13 +167,20 @@ class WriteProcess:
     def _part_of(self, folder: Path, rank: int) -> Part:
         """What another worker has written, when it has."""
         note, failure = folder / _note(rank), folder / _failure(rank)
-        self._wait_for(note, f"worker {rank} has not written its part", failure)
+        self._wait_for(
+            note, f"worker {rank} has not written its part", failure, written=partial(_bytes_of, folder, rank)
+        )
         part = Part.parse(json.loads(note.read_bytes()))
         note.unlink()
         return part
 
     def _wait_for(
-        self, path: Path, otherwise: str, failure: Path | None = None, order: Mapping[str, Any] | None = None
+        self,
+        path: Path,
+        otherwise: str,
+        failure: Path | None = None,
+        order: Order | None = None,
+        written: Callable[[], int] = lambda: 0,
     ) -> None:
         """Return when a file is there.
 
@@ -176,9 +189,10 @@ class WriteProcess:
             otherwise: What to say if it does not come.
             failure: A file that tells that it will not.
             order: What it belongs to; it will not come when the first worker has given it up, or is at a later step.
+            written: How much of it there is so far.
         """
-        start = time.monotonic()
-        deadline = start + self._patience_seconds
+        start = grew = time.monotonic()
+        deadline, size = start + self._patience_seconds, 0
         while not path.exists():
             if failure is not None and failure.exists():
                 said = failure.read_text(encoding="utf-8") or "it left no reason, as on a full disk"
@@ -187,8 +201,12 @@ class WriteProcess:
                 order.get("number") in self.given_up or self._store.publisher.is_past(order["step"], order["tag"])
             ):
                 raise CheckpointError(f"{otherwise}; it has given up on it", where=str(path.parent))
-            alone = os.getppid() != self._worker  # it died, and the others with it perhaps
-            if time.monotonic() > (min(deadline, start + _PATIENCE_ALONE_SECONDS) if alone else deadline):
+            until = deadline
+            if os.getppid() != self._worker:  # it died, and the others with it perhaps
+                if (now_there := written()) != size:
+                    size, grew = now_there, time.monotonic()
+                until = min(deadline, grew + (_PATIENCE_BEGUN_SECONDS if size else _PATIENCE_ALONE_SECONDS))
+            if time.monotonic() > until:
                 raise CheckpointError(f"{otherwise} in time", where=str(path.parent))
             self._get_on()
             time.sleep(_LOOK_SECONDS)
@@ -199,6 +217,12 @@ def leave_failure(folder: Path, rank: int, why: str) -> None:
     path = folder / _failure(rank)
     path.touch()
     path.write_text(why, encoding="utf-8")
+
+
+def _bytes_of(folder: Path, rank: int) -> int:
+    with suppress(OSError):
+        return sum(path.stat().st_size for path in folder.glob(f"shard-{rank:05d}*"))
+    return 0
 
 
 def _note(rank: int) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoint.fence import wait_for_writers
 from headway.config import Config
 from headway.core.console import clear_line, log_to, notice, warning
 from headway.core.faults import RESTARTS_VARIABLE
@@ -64,6 +65,7 @@ class WatchedAttempt:
         self._told: dict[str, Any] | None = None
         self._workers = _Workers()
         self._facts: dict[str, Any] = {}
+        self._told_to_wait = False
 
     def begin(self, lock: OwnerLock | None, started: float | None = None, restarts: int = 0) -> Attempt:
         """Take the run directory: from here on, what is left of earlier attempts cannot publish anything."""
@@ -95,11 +97,21 @@ class WatchedAttempt:
         finally:
             self._look()
             leaders = {leader.pid, *(reading.pid for reading in self._workers.readings.values())}
-            left = end_all(leaders, os.getpid() if self._own_process else None)
+            left = end_all(leaders, os.getpid() if self._own_process else None, self._still_saving)
             leader.wait(_GIVE_UP_SECONDS)
             leader.channel.end.close()
             if left:
                 warning(f"processes {left} of this attempt do not go; they can no longer publish anything")
+
+    def _still_saving(self) -> bool:
+        """Whether a checkpoint is being written that the next attempt can begin from; says so, once."""
+        run = self.config.run_directory
+        if self.record is None or self._interrupted or wait_for_writers(run, 0.0):
+            return False
+        if not self._told_to_wait:
+            self._told_to_wait = True
+            self._say("workers are gone; waiting for the checkpoint that is still being written")
+        return True
 
     def conclude(self, ending: Ending, decision: Decision) -> None:
         """Write down why it ended, and say so when the run goes on."""

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ FINISHES_ITS_WORK = "headway.checkpoint.write_process"
 
 #: How long it may take, and how long killed processes may take to go.
 GRACE_SECONDS, GONE_SECONDS = 5.0, 30.0
+#: How long it may do nothing that can be seen while it is not finished: it may wait for the disk.
+IDLE_SECONDS = 60.0
 
 STOPPED, TRACED, DEAD, UNINTERRUPTIBLE = "T", "t", "Z", "D"
 _LINUX = sys.platform == "linux"
@@ -93,14 +95,18 @@ def members(
     return [p for p in processes if p.pid in found]
 
 
-def end_all(leaders: Collection[int], descendants_of: int | None = None) -> list[int]:
+def end_all(
+    leaders: Collection[int], descendants_of: int | None = None, unfinished: Callable[[], bool] = lambda: False
+) -> list[int]:
     """Kill every process of an attempt, and wait until all are gone.
 
-    One that finishes what it writes (`FINISHES_ITS_WORK`) has a few seconds for that.
+    One that finishes what it writes (`FINISHES_ITS_WORK`) has a few seconds for that, and more while it gets on with
+    what the next attempt is to begin from: a large state takes long to write, and far longer to be computed again.
 
     Args:
         leaders: Workers and whatever has started them; each leads a session.
         descendants_of: A process all of whose descendants belong to the attempt.
+        unfinished: Asked when the few seconds are over: whether there is still something to begin from.
 
     Returns:
         Those that do not go, in an uninterruptible call to a driver or a file system.
@@ -111,20 +117,36 @@ def end_all(leaders: Collection[int], descendants_of: int | None = None) -> list
                 os.killpg(leader, signal.SIGKILL)
         return []
     start, killed = time.monotonic(), set[int]()
+    spared, seen = start, dict[int, tuple[object, float]]()
     while True:
         processes = all_processes()
         left = members(processes, leaders, descendants_of)
         _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
-        waited = time.monotonic() - start
-        if not left or waited > GONE_SECONDS:
+        now = time.monotonic()
+        if not left or now - spared > GONE_SECONDS:
             return [p.pid for p in left]
-        writers = {p.pid for p in left if waited < GRACE_SECONDS and FINISHES_ITS_WORK in _command(p.pid)}
+        writers = {p.pid for p in left if p.pid not in killed and FINISHES_ITS_WORK in _command(p.pid)}
+        if writers and now - start >= GRACE_SECONDS:
+            writers = {pid for pid in writers if _gets_on(pid, now, seen)} if unfinished() else set()
+        spared = now if writers else spared
         for process in left:
             if process.pid not in writers:
                 killed.add(process.pid)
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _gets_on(pid: int, now: float, seen: dict[int, tuple[object, float]]) -> bool:
+    """Whether a process has computed or written anything lately; `seen` keeps what it had done, and since when."""
+    done: object = None
+    with suppress(OSError):
+        # User and system time (proc_pid_stat(5), fields 14 and 15), and bytes given to files.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        done = fields[11:13], Path(f"/proc/{pid}/io").read_text(encoding="utf-8").splitlines()[1]
+    if pid not in seen or seen[pid][0] != done:
+        seen[pid] = done, now
+    return now - seen[pid][1] < IDLE_SECONDS
 
 
 def _reap(processes: Iterable[ProcessState]) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway.checkpoint import write_process
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner, open_writers_lock, wait_for_writers
@@ -368,6 +370,38 @@ def test_a_run_is_not_taken_over_while_the_last_state_is_written(settings: Write
     threading.Timer(0.3, writer.close).start()
     assert wait_for_writers(tmp_path, 60)
     assert CheckpointStore(settings.directory).verify(1).good
+
+
+def test_nobody_waits_for_an_upload_as_for_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "remote").write_text("in the way, so it is tried again and again")
+    remote = {"url": f"file://{tmp_path}/remote"}
+    config = Config(name="tiny", runs=tmp_path, train=TrainConfig(steps=9), checkpoint={"remote": remote})
+    run = tmp_path / "tiny"
+    run.mkdir()
+    settings = WriterSettings(run / "checkpoints", fence=owned(run), after_save=AfterSave.settings(config, 1))
+    writer = CheckpointWriter(settings)
+    submit(writer, 1)
+    assert writer._process is not None
+    writer._process.finish(tell_end=True)
+    assert wait_for_writers(run, 15) and CheckpointStore(run / "checkpoints").verify(1).good
+    assert writer._process._popen.poll() is None, "it goes on trying for a while"
+    writer._process.kill()
+    writer.close()
+
+
+def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(
+    settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_process, "_PATIENCE_ALONE_SECONDS", 0.1)
+    settings.directory.mkdir()
+    process = write_process.WriteProcess({**settings.record(), "workers": 3, "lock": None}, io.StringIO())
+    process._worker = -1  # somebody else is the parent now
+    (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
+    note = settings.directory / write_process._note(1)
+    threading.Timer(0.5, note.write_text, ('{"files": {}, "pieces": []}',)).start()
+    assert process._part_of(settings.directory, 1).files == {}
+    with pytest.raises(CheckpointError, match="worker 2 has not written its part in time"):
+        process._part_of(settings.directory, 2)
 
 
 def test_writers_are_waited_for_on_nfs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
