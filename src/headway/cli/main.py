@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,6 +11,7 @@ from typing import Any
 import typer
 import typer.core
 
+from headway.core.console import open_streams, say, settle_streams
 from headway.core.errors import HeadwayError
 
 #: The order of `headway --help`: from text to model to what comes after.
@@ -87,21 +87,27 @@ def _wanted(words: Sequence[str]) -> Sequence[str]:
 
 def main() -> None:
     """Entry point; deliberate errors become three lines and an exit code, never a traceback."""
+    open_streams()
     # What is imported stays: looking through it for garbage again and again would take a tenth of a short command.
     gc.set_threshold(100_000, 20, 20)
+    code = _run()
+    gc.freeze()
+    lost = settle_streams()
+    if lost is not None and not isinstance(lost, BrokenPipeError):  # `headway ... | head`: the reader has had enough
+        say(f"error: the result cannot be written to standard output: {lost.strerror}")
+    sys.exit(code or int(lost is not None))
+
+
+def _run() -> int | str | None:
+    """Do what the command line says; returns the exit code."""
     try:
-        try:
-            application(_wanted(sys.argv[1:]))()
-        finally:
-            gc.freeze()
-            sys.stdout.flush()
+        application(_wanted(sys.argv[1:]))()
+    except SystemExit as end:  # how click ends
+        return end.code
     except HeadwayError as error:
-        print(error.render(), file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
+        say(error.render())
+        return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        # `headway ... | head`: the reader has had enough. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        say("interrupted")
+        return 130
+    return 0

@@ -74,6 +74,34 @@ def write_log(text: str) -> None:
             _log.write(f"{text}\n".encode())
 
 
+def open_streams() -> None:
+    """Give a process that was started without some of its streams (`2>&-`, a daemon's) ones that lead nowhere: else the
+    next file that is opened would be taken for them, and get what is printed."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: its own
+            os.set_inheritable(descriptor, True)
+            stream = os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+
+
+def settle_streams() -> OSError | None:
+    """Write what is left for standard output and error; what they do not take is dropped, since Python would try it
+    again at its exit and end with another exit code.
+
+    Returns:
+        What is wrong with standard output, if results are lost.
+    """
+    lost = None
+    for stream in (sys.stderr, sys.stdout):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            lost = error if stream is sys.stdout else None
+    return lost
+
+
 def show_live(text: str) -> None:
     """Replace the live line at the bottom of the terminal; notices appear above it. An empty text takes it away.
 
@@ -108,8 +136,8 @@ def say(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    # A run does not end because its onlooker did (`headway train 2>&1 | head`), or because the disk is full that it is
-    # told to (`headway train 2> log`).
+    # A run does not end because its onlooker did: `headway train 2>&1 | head`, a terminal that was closed over a run in
+    # the background, a log on a full disk.
     with suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()

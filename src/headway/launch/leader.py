@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from headway.config import Config
+from headway.core.console import say
 from headway.core.errors import HeadwayError, Preempted
 from headway.launch.agent import ONE_THREAD, run_agent
 from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible
@@ -82,7 +83,7 @@ def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = 
     except KeyboardInterrupt:
         return 130  # what shells say of Ctrl-C
     except BaseException as error:
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip())
         channel.say("error", **error_record(error, 0), traceback=traceback.format_exc())
         return 1
     return 0

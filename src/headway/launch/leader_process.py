@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from headway.config import Config
+from headway.core.console import settle_streams
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.object_storage import load_filesystem
 from headway.core.signals import STOPPING
@@ -107,7 +109,8 @@ def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Ch
     """
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # what is in their buffers would be written twice
+        with suppress(OSError):
+            stream.flush()  # what is in their buffers would be written twice
     # A signal in between would be taken by this process's handlers in the other one.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     pid = os.fork()
@@ -122,11 +125,7 @@ def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Ch
             die_with_parent()
             code = lead(Channel(theirs), config, wishes, number)
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                try:
-                    stream.flush()
-                except (OSError, ValueError):
-                    code = code or 1
+            settle_streams()
             os._exit(code)  # the frames above belong to the supervisor
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     theirs.close()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from headway.core.console import warning
+from headway.core.console import say, warning
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
 from headway.core.heartbeat import current_step, open_heartbeat
@@ -50,11 +50,11 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         yield
     except HeadwayError as error:
         if rank > 0:
-            print(error.render(), file=sys.stderr)
+            say(error.render())
         _report(folder, error_record(error, rank))
         sys.exit(error.exit_code)
     except Exception as error:
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip())
         # Often this only says that another worker is gone. The first one to end has all others stopped, so let the one
         # that met the reason write it down.
         time.sleep(1.0)
@@ -105,7 +105,7 @@ def _report(folder: Path, record: dict[str, Any]) -> None:
     try:
         write_json(folder / f"error-{record['rank']}.json", record)
     except OSError as error:
-        print(f"worker {record['rank']} cannot leave its reason: {error}: {record}", file=sys.stderr)
+        say(f"worker {record['rank']} cannot leave its reason: {error}: {record}")
 
 
 def die_with_parent() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,10 +54,13 @@ def test_results_stay_alone_on_standard_output(capsys: pytest.CaptureFixture[str
     assert err == "hello\nwarning: careful\n"
 
 
-def test_an_onlooker_who_leaves_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])  # a reader, a terminal, a disk
+def test_an_onlooker_who_leaves_does_not_end_the_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
-            raise BrokenPipeError
+            raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(sys, "stderr", Closed())
     with console.log_to(tmp_path / "run.log"):
@@ -72,6 +77,26 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
         with console.log_to(tmp_path):  # a file that cannot be opened
             console.notice("still here")
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # or closing it would fail
+
+
+@pytest.mark.parametrize("stream", [">&- 2>&-", "2> >(:); sleep 0.2", "2>/dev/full"])
+def test_the_exit_code_arrives_though_nobody_reads_the_error(stream: str) -> None:
+    """Schedulers go by it: 75 is to be started again, 2 is not."""
+    if "full" in stream and not Path("/dev/full").exists():
+        pytest.skip("Linux has this device")
+    command = [sys.executable, "-m", "headway", "config", "show", "no-such-config"]
+    done = subprocess.run(["bash", "-c", f'exec {stream}; "$@"', "bash", *command], check=False, timeout=60)
+    assert done.returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+def test_a_result_that_cannot_be_written_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "headway", "--version"]
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: the result cannot be written to standard output: No space left on device\n"
 
 
 def test_only_the_first_worker_talks_but_all_may_warn(
