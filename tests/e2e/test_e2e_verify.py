@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,33 @@ def test_a_comparison_that_would_show_nothing_is_refused(
 ) -> None:
     result = headway("verify", tiny(), *arguments)
     assert result.returncode == 2 and said in result.stderr
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"checkpoint": {"remote": {"url": "file:///mnt/shared"}}},
+        {"checkpoint": {"every": "2 steps", "keep_best": 1}, "evaluation": {"every": "2 steps"}},
+        {"checkpoint": {"every": "auto", "failures_per_day": 3}},
+        {"determinism": "elastic", "parallel": {"workers": 2, "min_workers": 2}},
+    ],
+)
+def test_what_a_config_says_of_saving_is_not_in_the_way_of_its_trainings(
+    sections: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remote tier least of all: the next check would go on with what this one has left there."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("headway.verify.reproducibility.subprocess.run", run)
+    _Trainings(load_config(tiny(**sections)), steps=4, folder=tmp_path)._train("workers", "", workers=1)
+    (command,) = commands
+    loaded = load_config(command[command.index("train") + 1], command[command.index("train") + 2 :])
+    assert loaded.checkpoint.remote is None
+    assert loaded.run_directory == tmp_path / "workers"
 
 
 def hashes(folder: Path, steps: Iterable[int]) -> None:

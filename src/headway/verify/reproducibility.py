@@ -144,7 +144,9 @@ class _Trainings:
             *(sys.executable, "-m", "headway", "train", str(self._file)),
             *(f"name={name}", f"runs={self._folder}", "telemetry.state_hash_every=1", "telemetry.report=false"),
             *("evaluation.every=null", f"checkpoint.every={max(1, self._steps // 4)} steps"),
-            *("supervise.enabled=true", "supervise.max_failures=0"),
+            # No trace elsewhere, and nothing that goes with how often the config itself evaluates and saves.
+            *("checkpoint.remote=null", "checkpoint.keep_best=0", "checkpoint.failures_per_day=null"),
+            *("supervise.enabled=true", "supervise.max_failures=0", "parallel.min_workers=null"),
             f"parallel.workers={workers or self._config.parallel.workers}",
         ]
         with (self._folder / f"{name}.log").open("ab") as log:
