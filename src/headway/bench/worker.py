@@ -90,8 +90,8 @@ def measure(spec: Spec) -> None:
     """Join the other workers, train, and tell what was found, or why nothing was."""
     told = False
     try:
+        from headway.core.launched import world_size_from_environment
         from headway.launch.join import join_workers
-        from headway.parallel.world import world_size_from_environment
 
         config, size = spec.config, world_size_from_environment() or 1
         if size != spec.result.cell.workers:

@@ -5,7 +5,6 @@ A problem is a `ConfigError` whose `where` is the dotted key it is about, or a f
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
@@ -19,6 +18,7 @@ from headway.config.lanes import divisors, nearest, resolve_lanes
 from headway.config.mesh import resolve_mesh
 from headway.config.pipeline import micro_batch_problem
 from headway.core.errors import ConfigError
+from headway.core.launched import world_size_from_environment
 
 if TYPE_CHECKING:
     from headway.config.schema import Config
@@ -128,8 +128,8 @@ def _stage_weights(config: Config, weights: dict[str, float], key: str) -> Itera
 
 def _workers(config: Config) -> Iterator[ConfigError]:
     # An agent that has started this process (torchrun, Ray) says how many there are; else they will be started here.
-    workers = int(os.environ.get("WORLD_SIZE", config.parallel.workers))
     try:
+        workers = world_size_from_environment() or config.parallel.workers
         mesh = resolve_mesh(config, workers)
         grid = resolve_lanes(config, mesh.data)
     except ConfigError as error:

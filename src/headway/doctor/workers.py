@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.files import write_json
+from headway.core.launched import world_size_from_environment
 from headway.doctor.bandwidth import Communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.launch.agent import start_workers
-from headway.parallel.world import pick_device, world_size_from_environment
+from headway.parallel.world import pick_device
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from headway.config import Config
 from headway.core.console import is_first_worker, notice
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
+from headway.core.launched import world_size_from_environment
 from headway.launch.completed import completed
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
 
     wishes = Wishes(restart, accept_changes, leave_finished=True)
     several = config.parallel.workers > 1
-    alone = "WORLD_SIZE" not in os.environ
+    alone = world_size_from_environment() is None
     if alone and several and not config.supervise.enabled:
         raise ConfigError(
             "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
@@ -137,7 +137,6 @@ class Trainer:
         """Train to the last step, going on from the newest checkpoint of the run directory if there is one."""
         from headway.launch.attempt import Wishes
         from headway.launch.session import run_in_this_process
-        from headway.parallel.world import world_size_from_environment
 
         if world_size_from_environment() is None and self.config.parallel.workers > 1:
             raise ConfigError(

@@ -20,6 +20,7 @@ from headway.config import Config, changes, dump_config, identity, load_resolved
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
+from headway.core.launched import world_size_from_environment
 from headway.core.signals import handled, held
 from headway.supervise.ledger import Ledger
 from headway.supervise.notices import watching_for
@@ -112,7 +113,7 @@ def preemptible() -> Iterator[None]:
 
     A worker among others keeps the default, which also ends it while it waits for them.
     """
-    if "WORLD_SIZE" in os.environ:
+    if world_size_from_environment() is not None:
         yield
         return
 

@@ -10,10 +10,11 @@ import torch
 
 from headway.core.console import notice
 from headway.core.errors import ConfigError
+from headway.core.launched import world_size_from_environment
 from headway.core.machine import Machine
 from headway.parallel.interconnect import read_interconnect
 from headway.parallel.nccl import PROFILES, Profile, choose_profile
-from headway.parallel.world import World, pick_device, world_size_from_environment
+from headway.parallel.world import World, pick_device
 
 
 def apply_nccl_profile(

@@ -39,13 +39,14 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
 from headway.core.garbage import resume_collection
+from headway.core.launched import world_size_from_environment
 from headway.launch.assemble import assemble
 from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
 from headway.launch.compiled import settle_compiled
 from headway.launch.grid import settle_micro_batch
 from headway.launch.join import join_workers
 from headway.parallel.strategy import Strategy
-from headway.parallel.world import World, world_size_from_environment
+from headway.parallel.world import World
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.notices import watching_for

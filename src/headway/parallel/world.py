@@ -18,6 +18,7 @@ import torch.distributed as dist
 from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError
 from headway.core.heartbeat import exchanging
+from headway.core.launched import world_size_from_environment
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -206,11 +207,6 @@ class World:
     def barrier(self) -> None:
         """Wait for every worker."""
         self.gather([0.0])
-
-
-def world_size_from_environment() -> int | None:
-    """Number of workers when an agent (torchrun, or Ray with its variables) started this process, else None."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
 
 
 def pick_device(wanted: str, local_rank: int = 0) -> torch.device:

@@ -14,12 +14,13 @@ from headway.config import Config, Interval, dump_config
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files import atomic_write, write_json
+from headway.core.launched import world_size_from_environment
 from headway.launch.agent import first_killed, start_workers
 from headway.launch.attempt import Wishes
 from headway.launch.completed import completed
 from headway.launch.local import check_local
 from headway.launch.worker import first_record
-from headway.parallel.world import pick_device, world_size_from_environment
+from headway.parallel.world import pick_device
 from headway.profiling.page import render_page
 from headway.profiling.profiler import Plan
 from headway.profiling.record import Profile, WorkerRecord
