@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -16,11 +18,50 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _empty_sections_are_left_out(cls, values: Any) -> Any:
-        """`train:` with nothing under it (or only comments) reads as null in YAML."""
+        """`train:` or `clean:` with nothing under it (or only comments) reads as null in YAML."""
         if not isinstance(values, dict):
             return values
-        sections = {key for key, info in cls.model_fields.items() if isinstance(info.default, Section)}
-        return {key: value for key, value in values.items() if value is not None or key not in sections}
+        empty = {
+            key
+            for key, info in cls.model_fields.items()
+            if info.default in ([], {}) or isinstance(info.default, Section)
+        }
+        return {key: value for key, value in values.items() if value is not None or key not in empty}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_no_switches(cls, values: Any) -> Any:
+        """To Python `true` is 1: `keep: true` would remove all checkpoints but one."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, bool) and key in cls.model_fields and _is_number(cls.model_fields[key].annotation):
+                raise conflict(f"{key} is a number, not {str(value).lower()}", key)
+        return values
+
+
+def _is_number(annotation: Any) -> bool:
+    kinds = list(_kinds(annotation))
+    return bool not in kinds and (int in kinds or float in kinds)
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The types that a field may have, by itself or as one of several."""
+    if arguments := get_args(annotation):
+        for argument in arguments:
+            yield from _kinds(argument)
+    else:
+        yield annotation
+
+
+def _expanded(path: Path) -> Path:
+    """A shell expands `~` only at the beginning of a word, and not at all in a file: there would be a folder `~`."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"'{path}' has no meaning here: {error}") from None
+
+
+#: A file or folder of this machine.
+LocalPath = Annotated[Path, AfterValidator(_expanded)]
 
 
 def conflict(text: str, *keys: str) -> PydanticCustomError:

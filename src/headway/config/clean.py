@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from headway.config.base import Section, Share, conflict
+from headway.config.base import LocalPath, Section, Share, conflict
 
 
 class UnicodeStep(Section):
@@ -135,7 +134,7 @@ class C4Step(Section):
     """Drop pages with the phrase "lorem ipsum"."""
     curly_brackets: bool = True
     """Drop pages with a curly bracket."""
-    blocked_words: Path | None = None
+    blocked_words: LocalPath | None = None
     """Drop pages with any word of this file: one a line, UTF-8, whatever the case."""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,13 +16,21 @@ from headway.config.reference import sections_of
 from headway.config.schema import Config
 from headway.core.errors import ConfigError
 
+#: Names that differ by a letter or so: a mistake in typing is likelier than one about the section.
+_ALL_BUT_THE_SAME = 0.85
+
 
 def complaints(tree: Entry, error: ValidationError, model: type[BaseModel] = Config) -> list[ConfigError]:
     """One problem for each key of a model that is wrong, in the order of its schema; `where` holds dotted keys."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for detail in error.errors(include_url=False):
         by_key.setdefault(_key_of(tree, detail), []).append(detail)
-    return [_complaint(key, details, model) for key, details in by_key.items()]
+    return [_complaint(tree, key, details, model) for key, details in by_key.items()]
+
+
+def quoted_override(key: str, text: str) -> str:
+    """An override whose value is this text, whatever YAML would take it for, to be typed in a shell."""
+    return shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -45,7 +55,7 @@ def _key_of(tree: Entry, detail: Mapping[str, Any]) -> str:
     return ".".join(key)
 
 
-def _complaint(key: str, details: list[Mapping[str, Any]], model: type[BaseModel]) -> ConfigError:
+def _complaint(tree: Entry, key: str, details: list[Mapping[str, Any]], model: type[BaseModel]) -> ConfigError:
     kind, context = details[0]["type"], details[0].get("ctx", {})
     if kind == "extra_forbidden":
         return ConfigError(f"unknown key '{key}'", where=key, fix=suggestion(key, model))
@@ -67,13 +77,24 @@ def _complaint(key: str, details: list[Mapping[str, Any]], model: type[BaseModel
     first, *others = dict.fromkeys(_wanted(detail) for detail in details)
     wanted = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
     shown = f" (given: {given!r})" if isinstance(given, (str, int, float)) and str(given) not in wanted else ""
-    fix = f'quote it: "{given}"' if kind == "string_type" and isinstance(given, (int, float)) else None
+    fix = _as_text(key, tree.nearest(key)) if kind in ("string_type", "path_type") else None
     return ConfigError(f"{key or 'the config'}: {wanted}{shown}", where=key, fix=fix)
+
+
+def _as_text(key: str, given: Entry) -> str | None:
+    """How to say that a plain value is text, just as it was written; None where there is none."""
+    if not given.text:
+        return None
+    if given.place.startswith("override "):
+        return f"quote it for YAML too: {quoted_override(key, given.text)}"
+    return f'quote it: "{given.text}"'
 
 
 def _wanted(detail: Mapping[str, Any]) -> str:
     if detail["type"] in ("model_type", "dict_type"):
         return "must be a section with keys of its own"
+    if detail["type"] == "path_type":
+        return "should be a path"
     message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     # "Input should be a valid integer, unable to parse string as an integer": the first half says it all.
     return re.sub(r"^Input should (.*?)(, (unable|got) .*)?$", r"should \1", message)
@@ -81,13 +102,14 @@ def _wanted(detail: Mapping[str, Any]) -> str:
 
 def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     """What an unknown key was probably meant to be: the section it belongs to, or the key with the nearest name."""
-    known = list(known_keys(model))
-    path = [part for part in key.split(".") if not part.isdecimal()]
-    section, last = ".".join(path[:-1]), path[-1]
-    elsewhere = [other for other in known if other.rpartition(".")[2] == last]
-    if elsewhere:
-        return f"it lives at {' or '.join(elsewhere)}"
+    known = list(dict.fromkeys(known_keys(model)))  # sections of several kinds have keys in common
+    *path, last = key.split(".")
+    section = ".".join(part for part in path if not part.isdecimal())
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
+    elsewhere = [other for other in known if other.rpartition(".")[2] == last]
+    mistyped = difflib.get_close_matches(last, siblings, n=1, cutoff=_ALL_BUT_THE_SAME)
+    if elsewhere and not mistyped:
+        return f"it lives at {' or '.join(elsewhere)}"
     near = difflib.get_close_matches(last, siblings, n=1)
     if near:
         return f"did you mean {'.'.join(filter(None, (section, near[0])))}?"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
-from headway.config.base import Section, Share, conflict
+from headway.config.base import LocalPath, Section, Share, conflict
 from headway.config.batches import Batches
 from headway.config.clean import CleanStep, step_list
 from headway.config.template import parse_template
@@ -95,14 +95,14 @@ def stored_names(sources: Iterable[SourceConfig]) -> list[str]:
 
 def _source_list(value: Any) -> Any:
     """Accept one source, or paths in place of sources: `sources: corpus/*.jsonl`."""
-    values = value if isinstance(value, list) else [value]
+    values = value if isinstance(value, list) else [] if value is None else [value]
     return [{"path": item} if isinstance(item, str) else item for item in values]
 
 
 class TokenizerConfig(Section):
     """The vocabulary: an existing one, or one trained on the sources."""
 
-    path: Path | None = None
+    path: LocalPath | None = None
     """A `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file, or a folder with one. When not given, a
     byte-level BPE is trained."""
     vocab_size: Annotated[int, Field(ge=258)] = 8192
@@ -206,7 +206,7 @@ class DataConfig(Section):
         SourceConfig(path="stdlib:")
     ]
     """Where the text comes from: a list of sources or paths."""
-    store: Path = Path("data/{name}")
+    store: LocalPath = Path("data/{name}")
     """Folder of the token store; `{name}` is the run's name."""
     remote: str | None = None
     """URL of a prepared store to train from (`s3://`, `https://`, ...); shards come to `store` as they are needed."""

@@ -7,7 +7,7 @@ YAML 1.1 sees text, false, 750 and a date.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -21,6 +21,8 @@ class Entry:
 
     value: Any
     place: str
+    text: str | None = None
+    """Of a plain value, as it was written."""
 
     def plain(self) -> Any:
         """The values alone."""
@@ -37,15 +39,19 @@ class Entry:
             return item
         return self.value.get(part) if isinstance(self.value, dict) else None
 
-    def place_of(self, key: str) -> str:
-        """Where a dotted key was given; for one that is not there, the nearest section above it that is."""
+    def nearest(self, key: str) -> Entry:
+        """The entry under a dotted key; for one that is not there, the nearest section above it that is."""
         entry = self
         for part in key.split("."):
             below = entry.child(part)
             if below is None:
                 break
             entry = below
-        return entry.place
+        return entry
+
+    def place_of(self, key: str) -> str:
+        """Where a dotted key was given, or the nearest section above it."""
+        return self.nearest(key).place
 
 
 def merged(below: Entry, above: Entry) -> Entry:
@@ -111,7 +117,7 @@ _SCALARS = {
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     "int": (r"[-+]?(?:0|[1-9][0-9_]*)", list("-+0123456789")),
     "float": (
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        r"(?![-+]?0[0-9]+$)[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         list("-+.0123456789"),
     ),
     "merge": (r"<<", ["<"]),
@@ -128,7 +134,11 @@ def _entry(loader: _Loader, node: yaml.Node, name: str, lines: bool) -> Entry:
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
         return Entry([_entry(loader, item, name, lines) for item in node.value], place)
     if isinstance(node, yaml.ScalarNode):
-        return Entry(loader.construct_object(node), place)
+        try:
+            return Entry(loader.construct_object(node), place, node.value)
+        except (ValueError, KeyError, OverflowError):  # `!!int abc`, or a number with thousands of digits
+            what = f"'{node.value:.40}' is no {node.tag.removeprefix('tag:yaml.org,2002:')}"
+            raise ConfigError(what, where=place, fix="correct it, or quote it if it is text") from None
     raise ConfigError(f"a config holds plain data only, not {node.tag}", where=place, fix="remove the tag")
 
 
@@ -148,4 +158,4 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, name: str, lines: bool) ->
     loader.flatten_mapping(node)
     # Own keys come after those of `<<` and win; an alias brings the node here again, so its keys must be unique then.
     node.value = list({key.value: (key, value) for key, value in node.value}.values())
-    return {key.value: Entry(_entry(loader, value, name, lines).value, place(key)) for key, value in node.value}
+    return {key.value: replace(_entry(loader, value, name, lines), place=place(key)) for key, value in node.value}

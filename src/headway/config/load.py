@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headway.config.checks import combined, find_problems
-from headway.config.complaints import complaints
+from headway.config.complaints import complaints, quoted_override
 from headway.config.document import Entry, merged, parse, to_yaml
 from headway.config.schema import Config
 from headway.config.shapes import SHAPES
@@ -159,7 +159,11 @@ def parse_override(text: str) -> tuple[str, Entry]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise ConfigError("an override has the form key.path=value", where=place, fix="for example train.steps=50")
-    return key.strip(), parse(value, place, lines=False)
+    try:
+        return key.strip(), parse(value, place, lines=False)
+    except ConfigError as error:
+        fix = f"if it is text, quote it for YAML too: {quoted_override(key.strip(), value)}"
+        raise ConfigError(error.what, where=place, fix=fix) from None
 
 
 def set_entry(tree: Entry, key: str, value: Entry) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import PositiveInt, model_validator
 
-from headway.config.base import Section, conflict
+from headway.config.base import LocalPath, Section, conflict
 
 
 class ParallelConfig(Section):
@@ -46,7 +45,7 @@ class ParallelConfig(Section):
     keeps what they miss outside of checkpoints, so it takes `determinism: off`."""
     powersgd_rank: PositiveInt = 4
     """Columns of a factor."""
-    deepspeed_config: Path | None = None
+    deepspeed_config: LocalPath | None = None
     """A DeepSpeed JSON with what else a `deepspeed_` strategy shall know; it must not contradict this config."""
     reshard_after_forward: bool = True
     """With `zero3` and `hsdp`: let go of a layer's weights between its forward and its backward pass. Keeping them
@@ -83,6 +82,9 @@ class ParallelConfig(Section):
     def _range_of_workers(cls, values: Any) -> Any:
         if isinstance(values, dict) and isinstance(values.get("workers"), str) and ":" in values["workers"]:
             fewest, _, most = values["workers"].partition(":")
+            if not (fewest.strip().isdecimal() and most.strip().isdecimal()):
+                text = f"'{values['workers']}' is no range of workers; write the fewest and the most, for example 1:8"
+                raise conflict(text, "workers")
             return {**values, "workers": most, "min_workers": fewest}
         return values
 

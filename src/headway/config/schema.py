@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from headway.config.base import Section, Share, conflict
+from headway.config.base import LocalPath, Section, Share, conflict
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.checkpoint import CheckpointConfig
 from headway.config.checks import combined, find_problems
@@ -36,7 +36,7 @@ class ModelConfig(Section):
 
     preset: str | None = None
     """A named shape (`headway models` lists them); keys given beside it win."""
-    from_pretrained: Path | None = None
+    from_pretrained: LocalPath | None = None
     """Folder of a Hugging Face Llama or Mistral checkpoint: shape and first weights come from it."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the token store's vocabulary, rounded up to a multiple of 64, when not given."""
@@ -219,12 +219,11 @@ class OptimizerConfig(Section):
     offload: bool = False
     """Keep moments in host memory and compute updates there: slower steps, and no optimizer memory on the GPU."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_betas(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("name") == "lion" and "betas" not in values:
-            return {**values, "betas": (0.9, 0.99)}
-        return values
+    @model_validator(mode="after")
+    def _fill_betas(self) -> Self:
+        if self.name == "lion" and "betas" not in self.model_fields_set:
+            self.__dict__["betas"] = (0.9, 0.99)  # not as if it were given: under another name it is not wanted
+        return self
 
 
 # The share comes first, so that 1.0 stays the whole run; in the other order it would be read as one step.
@@ -282,7 +281,7 @@ class Config(Section):
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `<runs>/<name>`."""
-    runs: Path = Path("runs")
+    runs: LocalPath = Path("runs")
     """Folder that holds run directories."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of everything random: first weights, order of the data, dropout."""
@@ -320,13 +319,13 @@ class Config(Section):
         model = self.model
         if model.from_pretrained is None:
             assert model.dim and model.heads
-            model = model.model_copy(
-                update={
-                    "kv_heads": model.kv_heads or model.heads,
-                    "head_dim": model.head_dim or model.dim // model.heads,
-                    **resolved_balance(model),
-                }
-            )
+            follows = {
+                "kv_heads": model.kv_heads or model.heads,
+                "head_dim": model.head_dim or model.dim // model.heads,
+                **resolved_balance(model),
+            }
+            # Not as if they were given: when `override` changes the shape, others follow from it.
+            model = ModelConfig.model_construct(set(model.model_fields_set), **{**dict(model), **follows})
         ramp = [
             BatchStage(global_batch=rows, until=Interval(end, "steps"))
             for (_, rows), (end, _) in pairwise(train.batches.parts)

@@ -110,6 +110,8 @@ class Interval:
     def _positive(cls, amount: int | Decimal, unit: Literal["steps", "tokens", "seconds"], value: Any) -> Interval:
         if amount < 1:
             raise ValueError(f"'{value}' must be at least one {unit.rstrip('s')}")
+        if amount != int(amount):
+            raise ValueError(f"'{value}' is not a whole number of {unit}")
         return cls(int(amount), unit)
 
     def __str__(self) -> str:
@@ -195,10 +197,13 @@ def share_or_interval(value: Any) -> float | Interval:
     """A number up to 1 with a point is a share; whole numbers are steps ('1' is one step, '1.0' is all).
 
     Raises:
-        ValueError: not an amount of steps or tokens.
+        ValueError: not an amount of steps or tokens, or more than all of them.
     """
     if isinstance(value, str) and value.strip().endswith("%"):
-        return float(Decimal(value.strip()[:-1]) / 100)
+        percent, *words = _split(value.strip()[:-1])
+        if any(words) or percent > 100:
+            raise ValueError(f"'{value}' is no share; write for example '2 %'")
+        return float(percent / 100)
     if isinstance(value, float) or value == 0:
         return float(value)
     return _is_no_time(Interval.parse(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -185,6 +186,9 @@ def test_an_unknown_key_in_an_override_is_told_with_the_override(write: Any) -> 
         ("optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
         ("model.lerning_rate", "did you mean optimizer.learning_rate?"),
         ("evaluation.zzz", "known keys here: every, rows"),
+        ("train.step", "did you mean train.steps?"),
+        ("data.step", "it lives at data.clean.step"),
+        ("evaluation.5", "known keys here: every, rows"),
     ],
 )
 def test_where_an_unknown_key_belongs(write: Any, key: str, fix: str) -> None:
@@ -254,6 +258,16 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
         ("train: {steps: 1}\ndata: {sources: []}", "at least 1 item"),
         ("train: {steps: 1}\nname: ../up", "match"),
         ("train: {steps: 1}\nname: 2024", "valid string"),
+        ("1: 2", "unknown key '1'"),
+        ("train: {steps: true}", "steps is a number, not true"),
+        ("train: {steps: 1}\ncheckpoint: {keep: true}", "keep is a number, not true"),
+        ("train: {steps: 1}\ntelemetry: {usd_per_hour: false}", "usd_per_hour is a number, not false"),
+        ("train: {steps: 1}\nschedule: {warmup: x%}", "'x' is not a quantity"),
+        ("train: {steps: 1}\nschedule: {warmup: 500 %}", "'500 %' is no share"),
+        ("train: {steps: 1}\ncheckpoint: {every: 1.5 s}", "not a whole number of seconds"),
+        ("train: {steps: 1}\nparallel: {workers: ':2'}", "':2' is no range of workers"),
+        ("train: {steps: 1}\ndata: {sources: }", "at least 1 item"),
+        ("train: {steps: 1}\nruns: ~nobody.here/runs", "'~nobody.here/runs' has no meaning here"),
     ],
 )
 def test_what_cannot_be_is_refused(write: Any, text: str, what: str) -> None:
@@ -268,6 +282,57 @@ def test_a_pretrained_checkpoint_brings_its_own_longest_sequence(write: Any) -> 
 
 def test_a_number_as_a_name_is_to_be_quoted(write: Any) -> None:
     assert refusal(write("train: {steps: 1}\nname: 2024")).fix == 'quote it: "2024"'
+    assert refusal(write("train: {steps: 1}\nname: 1e4")).fix == 'quote it: "1e4"', "as it was written"
+
+
+@pytest.mark.parametrize("value", ["1e4", "007.0", "true", "*.jsonl", "{question} {answer}", "{name}/x", "'"])
+def test_text_in_an_override_is_quoted_for_yaml_and_the_shell(write: Any, value: str) -> None:
+    """What the fix says, typed as it stands, gives the text."""
+    path, key = write("train: {steps: 1}\ndata: {sources: [a]}"), "data.sources.0.subset"
+    fix = refusal(path, f"{key}={value}").fix
+    assert fix is not None
+    (argument,) = shlex.split(fix.partition(": ")[2])
+    assert load_config(path, [argument]).data.sources[0].subset == value
+
+
+def test_leading_zeros_stay_text(write: Any) -> None:
+    assert load_config(write("train: {steps: 1}\nname: 007")).name == "007"
+
+
+def test_what_holds_nothing_but_comments_is_left_out(write: Any) -> None:
+    text = "train: {steps: 1, batch_ramp: }\ndata:\n  clean:\n    # - unicode\n  mixture: {stages: }"
+    config = load_config(write(text))
+    assert config.data.clean == config.data.mixture.stages == config.train.batch_ramp == []
+
+
+def test_a_home_folder_is_meant(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    config = load_config(write("train: {steps: 1}\nruns: ~/runs"), ["data.store=~/stores/{name}"])
+    assert config.runs == Path("/home/ada/runs")
+    assert config.data.store == Path("/home/ada/stores/run")
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("optimizer.name=lion", "optimizer.name=adamw"),
+        ("optimizer.name=adamw", "optimizer.name=lion"),
+        ("model.preset=4m", "model.heads=3"),
+        ("model.preset=8x7b", "model.preset=16m-moe"),
+    ],
+)
+def test_what_followed_from_a_value_goes_with_it(write: Any, first: str, then: str) -> None:
+    path = write("train: {steps: 1}")
+    assert override(load_config(path, [first]), [then]) == load_config(path, [first, then])
+
+
+@pytest.mark.parametrize("workers", ["", "many", "0"])
+def test_a_world_without_a_size_is_refused(write: Any, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("train: {steps: 1}")
+    monkeypatch.setenv("WORLD_SIZE", workers)
+    assert load_config(path).parallel.workers == 1, "without a rank nobody has started this process as one of several"
+    monkeypatch.setenv("RANK", "0")
+    assert "no number of workers" in refusal(path).what
 
 
 @pytest.mark.parametrize(
@@ -280,6 +345,8 @@ def test_a_number_as_a_name_is_to_be_quoted(write: Any) -> None:
         ("name: !!python/name:os.system", "not YAML", ":1:7"),
         ("name: !!python/object/apply:os.system ['true']", "plain data only", ":1"),
         ("name: !!set {a, b}", "plain data only", ":1"),
+        ("seed: !!int abc", "'abc' is no int", ":1"),
+        ("seed: " + "9" * 5000, "is no int", ":1"),
         ("name: x\n---\nname: y", "not YAML", ":2:1"),
         ("? [a]\n: b", "a key must be a word", ":1"),
         ("a: &a [*a]", "alias", ""),
