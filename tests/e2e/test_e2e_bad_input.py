@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from tests.support import headway, state_hash, write_config, write_corpus
 
+from headway.config import load_config
+from headway.core.errors import HeadwayError
+from headway.launch.attempt import Wishes
+from headway.launch.preview import preview
 from headway.supervise.ownership import OwnerLock
 
 SOUND = "".join(json.dumps({"text": f"{number}: red green blue stone " * 9}) + "\n" for number in range(20))
@@ -166,6 +170,32 @@ def test_a_run_that_is_in_use_is_left_alone(place: Path) -> None:
     finally:
         lock.release()
     assert state_hash(run) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["train.precision=fp8", "name=other"], "'fp8' needs a CUDA GPU"),
+        (["checkpoint.sign=true"], "there is no key"),
+        (["name=store", "runs={place}"], "not a run directory"),
+        (["runs={place}/config.yaml"], "Not a directory"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(place: Path, overrides: list[str], says: str) -> None:
+    given = [text.replace("{place}", str(place)) for text in overrides]
+    with pytest.raises(HeadwayError, match=says):
+        preview(load_config(place / "config.yaml", given), Wishes())
+
+
+def test_a_dry_run_says_what_becomes_of_the_run_that_is_there(place: Path) -> None:
+    config = place / "config.yaml"
+    before = sorted(place.rglob("*"))
+    refused(
+        "train", config, "--dry-run", "train.global_batch=16", code=2, says="train.global_batch was 8 and is now 16"
+    )
+    assert "tiny (finished, step 10)" in preview(load_config(config), Wishes())
+    assert "starts anew" in preview(load_config(config, ["train.global_batch=16"]), Wishes(restart=True))
+    assert sorted(place.rglob("*")) == before
 
 
 def test_a_step_that_was_not_saved_and_a_damaged_checkpoint(place: Path) -> None:

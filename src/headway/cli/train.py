@@ -58,9 +58,10 @@ def train(
         load_libraries_ahead()
     loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers is not None else [])])
     if dry_run:
+        from headway.launch.attempt import Wishes
         from headway.launch.preview import preview
 
-        print(preview(loaded))
+        print(preview(loaded, Wishes(restart, accept_changes)))
         return
     from headway.launch.api import train as run
 

@@ -68,6 +68,19 @@ def make_way(config: Config, wishes: Wishes) -> RunDirectory:
     return run
 
 
+def refuse_run(config: Config, wishes: Wishes) -> None:
+    """Refuse what `make_way` and a claim would refuse, and touch nothing. Whether the run is in use is not asked.
+
+    Raises:
+        CheckpointError: the place cannot become a run directory.
+        ConfigError: the run there was made by another config.
+    """
+    run = RunDirectory(config.run_directory)
+    run.refuse_unusable()
+    if not wishes.restart:
+        _refuse_changes(run, config, wishes)
+
+
 def note_restart(run: Path, config: Config, wishes: Wishes) -> None:
     """What is in the remote tier is of the run before, when this one starts anew; for whoever has begun an attempt."""
     if wishes.restart and config.checkpoint.remote is not None and not (run / CLAIM_FILE).exists():

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from headway.checkpoint.signing import key_to_sign_with
 from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
 from headway.config.pipeline import idle_share
+from headway.core.console import warning
 from headway.core.cores import usable_cores
 from headway.core.format import format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
+from headway.launch.attempt import Wishes, refuse_run
 from headway.launch.completed import completed
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
 from headway.telemetry.record import is_run, open_run
+from headway.training.available import emulated, refuse_unavailable
 
 # Segments of a mixture that are listed.
 _SEGMENTS = 8
 
 
-def preview(config: Config) -> str:
+def preview(config: Config, wishes: Wishes | None = None) -> str:
     """Check a resolved config against this machine and its data, and describe the run in a few lines.
+
+    Args:
+        wishes: About the run directory; without them it is not looked at, since nothing would be trained there.
 
     Raises:
         HeadwayError: whatever would have stopped the run.
@@ -28,19 +35,22 @@ def preview(config: Config) -> str:
     assert train.steps is not None
     grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
     config, store = completed(config)
+    device = pick_device(train.device)
+    refuse_unavailable(config, device)
+    slow = emulated(config, device)
+    if slow:
+        warning(slow)
+    if config.checkpoint.sign:
+        key_to_sign_with()
     model = config.model
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(train.steps)
     epochs = tokens / (feed.rows * train.sequence_length)
     parameters = count_parameters(model)
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
-    where = config.run_directory
-    state = (
-        f"goes on: {open_run(where).outcome}, step {open_run(where).metrics.last_step:,}" if is_run(where) else "new"
-    )
     return "\n".join(
         [
-            f"run        {where} ({state})",
+            *_run(config, wishes),
             f"model      {format_count(parameters.total)} parameters{active},"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
             f"data       {config.data.store}: {format_count(feed.rows)} rows of {train.sequence_length} tokens",
@@ -49,13 +59,30 @@ def preview(config: Config) -> str:
             f" {format_count(tokens)} tokens, {epochs:.2f} epochs",
             *([f"batches    {train.batches.in_words(train.steps)}"] if train.batch_ramp else []),
             f"grid       {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows",
-            f"workers    {workers} on {pick_device(train.device).type},"
+            f"workers    {workers} on {device.type},"
             f" {resolve_threads(config, workers, grid.lanes, usable_cores())} threads each"
             + (f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""),
             *_pipeline(config, model, grid.micro_batches),
             f"promise    determinism {config.determinism}",
         ]
     )
+
+
+def _run(config: Config, wishes: Wishes | None) -> list[str]:
+    """Where the run is, and how it stands; nothing without wishes about it."""
+    if wishes is None:
+        return []
+    refuse_run(config, wishes)
+    where = config.run_directory
+    if not is_run(where):
+        state = "new"
+    elif wishes.restart:
+        state = "starts anew, the earlier run is moved aside"
+    else:
+        run = open_run(where)
+        step, last = run.metrics.last_step, config.train.steps or 0
+        state = f"{'goes on: ' if step < last else ''}{run.outcome}, step {step:,}"
+    return [f"run        {where} ({state})"]
 
 
 def _pipeline(config: Config, model: ModelConfig, micro_batches: int) -> list[str]:

@@ -72,17 +72,32 @@ class RunDirectory:
         Raises:
             CheckpointError: it is in use, cannot be written, or is a folder of something else.
         """
+        self.refuse_unusable()
         try:
             new = not self.path.exists()
-            if not (new or self.path.is_dir()):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
             self.path.mkdir(parents=True, exist_ok=True)
             if new:
                 sync_folder(self.path.parent)
-            self._refuse_foreign_folder()
         except OSError as error:
             raise self._unusable(error) from error
         return OwnerLock.take(self.path)
+
+    def refuse_unusable(self) -> None:
+        """Refuse a place that cannot become a run directory; touches nothing.
+
+        Raises:
+            CheckpointError: it cannot be written, or is a folder of something else.
+        """
+        try:
+            there = next(place for place in (self.path, *self.path.parents) if place.exists())
+            if not there.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+            if not os.access(there, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+            if there == self.path:
+                self._refuse_foreign_folder()
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def begin_attempt(
         self, command: str, claimed: OwnerLock | None = None, started: float | None = None, **facts: Any
