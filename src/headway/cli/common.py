@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,8 +62,21 @@ def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Con
 
 
 def print_json(value: Any) -> None:
-    """Result for programs, on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Result for programs, on standard output. NaN and infinities, which JSON does not have, become null."""
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # another locale, or the name of a file that is no UTF-8
+        text = json.dumps(json.loads(text), indent=2)
+    print(text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Iterable[int] = ()) -> None:

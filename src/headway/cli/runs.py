@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -33,7 +32,7 @@ def list_(
 
     found = list_runs(folder)
     if json:
-        print_json([_plain(item) for item in found])
+        print_json([asdict(item) for item in found])
     elif not found:
         notice(f"no runs in {folder}")
     else:
@@ -71,11 +70,11 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     record = open_run(run)
     summary, good = summarize(record), goodput_of(record)
     if json:
-        attempts = [{**_plain(attempt), "seconds": attempt.seconds} for attempt in record.attempts]
-        checkpoints = [_plain(checkpoint) for checkpoint in record.checkpoints]
-        time_spent = None if good is None else {**_plain(good), "ratio": good.ratio}
+        attempts = [{**asdict(attempt), "seconds": attempt.seconds} for attempt in record.attempts]
+        checkpoints = [asdict(checkpoint) for checkpoint in record.checkpoints]
+        time_spent = None if good is None else {**asdict(good), "ratio": good.ratio}
         lists = {"attempt_list": attempts, "checkpoint_list": checkpoints}
-        print_json({**_plain(summary), "goodput": time_spent, **lists})
+        print_json({**asdict(summary), "goodput": time_spent, **lists})
         return
     print_table(["run", summary.name], result_rows([summary]))
     if good is not None:
@@ -121,7 +120,7 @@ def compare(
     if json:
         print_json(
             {
-                "runs": [_plain(summary) for summary in comparison.summaries],
+                "runs": [asdict(summary) for summary in comparison.summaries],
                 "differences": comparison.differences,
             }
         )
@@ -141,14 +140,6 @@ def _step(step: int, total: int | None) -> str:
 
 def _known(value: int | None) -> str:
     return "n/a" if value is None else f"{value:,}"
-
-
-def _plain(item: Any) -> dict[str, Any]:
-    """A dataclass for JSON, which has no NaN and no infinity: they become null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in asdict(item).items()
-    }
 
 
 def register(app: typer.Typer) -> None:

@@ -6,6 +6,7 @@ than the first are silent; their full logs are under the attempt's folder.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -75,14 +76,20 @@ def write_log(text: str) -> None:
 
 
 def open_streams() -> None:
-    """Give a process that was started without some of its streams (`2>&-`, a daemon's) ones that lead nowhere: else the
-    next file that is opened would be taken for them, and get what is printed."""
+    """Standard streams that can be written to.
+
+    Gives a process that was started without some of its streams (`2>&-`, a daemon's) ones that lead nowhere: else the
+    next file that is opened would be taken for them, and get what is printed.
+    """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: its own
             os.set_inheritable(descriptor, True)
             stream = os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # As standard error has it: what a locale cannot write is no reason to lose a result.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def settle_streams() -> OSError | None:

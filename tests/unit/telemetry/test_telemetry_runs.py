@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from typer.testing import CliRunner
 
 from headway.cli import report as report_verb
 from headway.cli import runs as runs_verb
+from headway.cli.common import print_json
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.telemetry.runs import compare, differences, list_runs, write_comparison
 
@@ -128,3 +133,26 @@ def test_the_report_command(folder: Path) -> None:
     assert invoke("report", str(folder / "a")).strip() == str(folder / "a" / "report.html")
     with pytest.raises(CheckpointError, match="is not a run directory"):
         invoke("report", str(folder))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_name_is_told_in_any_locale(encoding: str, tmp_path: Path) -> None:
+    name = os.fsdecode("läuft…".encode() + b"\xff") if sys.platform == "linux" else "läuft…"
+    write_metrics(tmp_path / name, [record(500, 9)])
+    command = [sys.executable, "-m", "headway", "runs", "list", str(tmp_path)]
+    strict = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+    table = subprocess.run(command, capture_output=True, env=strict, check=True).stdout.decode(encoding)
+    assert "uft" in table
+    told = subprocess.run([*command, "--json"], capture_output=True, env=strict, check=True).stdout
+    assert json.loads(told.decode(encoding))[0]["name"] == name
+
+
+def test_json_has_no_number_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that has diverged is one that programs look at too."""
+    print_json({"loss": math.nan, "rows": [{"perplexity": math.inf, "path": Path("a")}], "pair": (1.5, -math.inf)})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    told = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert told == {"loss": None, "rows": [{"perplexity": None, "path": "a"}], "pair": [1.5, None]}
