@@ -29,6 +29,8 @@ from headway.telemetry.provenance import provenance
 
 #: Set by the local launcher for its workers: the number of the attempt that it owns.
 ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
+#: In an attempt's record: what its machines cost. A later one may have other machines.
+PRICE_KEY = "usd_per_hour"
 
 
 class WorkerDied(HeadwayError):
@@ -110,7 +112,8 @@ def write_config(config: Config, *folders: Path) -> None:
 
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
     """Take ownership of the run directory and write down what is about to run."""
-    attempt = make_way(config, wishes).begin_attempt(" ".join(sys.argv))
+    price = {PRICE_KEY: config.telemetry.usd_per_hour}
+    attempt = make_way(config, wishes).begin_attempt(" ".join(sys.argv), None, None, **price)
     try:
         note_restart(attempt.run, config, wishes)
         describe(attempt, config, fingerprints, facts)

@@ -41,7 +41,7 @@ from headway.core.format import format_count
 from headway.core.garbage import resume_collection
 from headway.core.launched import world_size_from_environment
 from headway.launch.assemble import assemble
-from headway.launch.attempt import ATTEMPT_VARIABLE, Wishes, is_finished, own_attempt
+from headway.launch.attempt import ATTEMPT_VARIABLE, PRICE_KEY, Wishes, is_finished, own_attempt
 from headway.launch.compiled import settle_compiled
 from headway.launch.grid import settle_micro_batch
 from headway.launch.join import join_workers
@@ -309,12 +309,11 @@ def _recorders(
 ) -> list[Callback]:
     recorders: list[Callback] = []
     if world.is_first:
-        earlier = [a.seconds or 0.0 for a in open_run(run.path).attempts if a.number < attempt.number]
         recorders += [
             Recorder(
                 run.metrics_path,
                 attempt.number,
-                sum(earlier),
+                _spent_usd(run, attempt, config.telemetry.usd_per_hour),
                 load_seconds if start is not None else None,
                 attempt.assert_current,
             ),
@@ -325,6 +324,19 @@ def _recorders(
     if config.telemetry.state_hash_every:
         recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
     return recorders
+
+
+def _spent_usd(run: RunDirectory, attempt: Attempt, usd_per_hour: float | None) -> float:
+    """What the run has cost until now: each attempt at its own price, this one from where its first process began."""
+    found = open_run(run.path)
+    spent = 0.0
+    for one in found.attempts:
+        ended = time.time() if one.number == attempt.number else one.ended
+        price = found.attempt_records[one.number].get(PRICE_KEY)
+        price = price if isinstance(price, (int, float)) else usd_per_hour
+        if one.started is not None and ended is not None and price is not None:
+            spent += price * max(0.0, ended - one.started) / 3600
+    return spent
 
 
 def _batch(job: Job) -> str:

@@ -18,7 +18,7 @@ from headway.config import Config
 from headway.core.console import clear_line, log_to, notice, warning
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.heartbeat import Reading, read_heartbeat
-from headway.launch.attempt import Wishes, make_way, note_restart, write_config
+from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
 from headway.launch.leader_process import Leader, load_ahead
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Decision, Ending, frames_of_dump
@@ -71,7 +71,8 @@ class WatchedAttempt:
         """Take the run directory: from here on, what is left of earlier attempts cannot publish anything."""
         run = make_way(self.config, self._wishes) if not lock else RunDirectory(self.config.run_directory)
         self.lock = lock or run.claim()
-        facts = {"workers": self.config.parallel.workers, "restarts": restarts}
+        price = {PRICE_KEY: self.config.telemetry.usd_per_hour}
+        facts = {"workers": self.config.parallel.workers, "restarts": restarts, **price}
         self.record = run.begin_attempt(" ".join(sys.argv), self.lock, started, **facts)
         note_restart(run.path, self.config, self._wishes)
         return self.record

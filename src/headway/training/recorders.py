@@ -25,7 +25,7 @@ class Recorder(Callback):
     """`metrics.jsonl` and the line on the screen; for the first worker only.
 
     Args:
-        spent_seconds: Run time of earlier attempts, so that cost covers the whole run.
+        spent_usd: What the run has cost until now; 0 when that is unknown.
         load_seconds: What it took to find the newest good checkpoint and to load it, if there was one; told with the
             attempt's first step.
         may_write: Called before a step is recorded; raises when another attempt has the run by now.
@@ -35,12 +35,12 @@ class Recorder(Callback):
         self,
         metrics_path: Path,
         attempt: int,
-        spent_seconds: float = 0.0,
+        spent_usd: float = 0.0,
         load_seconds: float | None = None,
         may_write: Callable[[], None] = lambda: None,
     ) -> None:
         self._path, self._attempt, self._may_write = metrics_path, attempt, may_write
-        self._spent_seconds, self._load_seconds = spent_seconds, load_seconds
+        self._spent_usd, self._load_seconds, self._made = spent_usd, load_seconds, time.monotonic()
 
     def on_start(self, job: Job) -> None:
         """Open the files."""
@@ -48,7 +48,7 @@ class Recorder(Callback):
         self._log = MetricsLog(self._path, self._attempt)
         work = job.config.train.batches.rows_before
         self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour, work)
-        self._start, self._has_steps = time.monotonic(), False
+        self._has_steps = False
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """One record and perhaps one line."""
@@ -58,8 +58,7 @@ class Recorder(Callback):
         metrics.update(job.task.feed.metrics(step - 1))
         price = job.config.telemetry.usd_per_hour
         if price is not None:
-            hours = (self._spent_seconds + time.monotonic() - self._start) / 3600
-            metrics["cost/spent_usd"] = price * hours
+            metrics["cost/spent_usd"] = self._spent_usd + price * (time.monotonic() - self._made) / 3600
         self._write(step, metrics)
         self._line.step(step, metrics)
 

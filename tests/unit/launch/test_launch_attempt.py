@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from headway.launch import attempt as attempts
 from headway.launch.api import train
 from headway.launch.assemble import _updates
 from headway.launch.attempt import Wishes, own_attempt, preemptible
-from headway.launch.session import _refuse_other_run
+from headway.launch.session import _refuse_other_run, _spent_usd
 from headway.parallel.world import World
+from headway.supervise.run_directory import RunDirectory
 from headway.telemetry.record import open_run
 from states import save
 
@@ -102,3 +104,17 @@ def test_a_restarted_run_is_marked_as_one_for_the_remote_tier(tmp_path: Path) ->
     for restart in (False, True):
         with own_attempt(config, {}, {}, Wishes(restart=restart)):
             assert (config.run_directory / ".restarted").exists() is restart
+
+
+def test_each_attempt_costs_what_its_machines_did(tiny: Callable[..., Path]) -> None:
+    """A run that goes on where an hour costs another price; the start of an attempt is paid for too."""
+    config = load_config(tiny(), ["telemetry.usd_per_hour=2"])
+    with own_attempt(config, {}, {}, Wishes()) as first:
+        pass
+    record = json.loads((first.directory / "attempt.json").read_bytes())
+    (first.directory / "attempt.json").write_text(json.dumps({**record, "ended": record["started"] + 3600}))
+    with own_attempt(override(config, ["telemetry.usd_per_hour=10"]), {}, {}, Wishes()) as second:
+        record = json.loads((second.directory / "attempt.json").read_bytes())
+        (second.directory / "attempt.json").write_text(json.dumps({**record, "started": time.time() - 1800}))
+        run = RunDirectory(config.run_directory)
+        assert _spent_usd(run, second, 10.0) == pytest.approx(2.0 + 5.0, abs=0.1)
