@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,15 +26,15 @@ headway quickstart train.steps=100 name=tiny
 
 PROMPTS = ("def ", "class ", "import os\n\n")
 
-#: Commands for later, `{run}` in place of the run directory, and what each is for.
+#: Commands for later, and what each is for; `{run}`, `{store}` and `{overrides}` are this run's.
 NEXT = (
     ("open {run}/report.html", "the report: curves, data, environment"),
     ('headway generate {run} --prompt "def main("', "sample from the model"),
     ("headway eval {run}", "loss on the whole validation split"),
     ("headway runs show {run}", "the run in a few lines"),
     ("headway checkpoints list {run}", "what can be resumed from"),
-    ("headway verify quickstart", "prove that kills do not change a bit"),
-    ("headway train quickstart name=longer data.store={store} train.steps=4000", "train for longer"),
+    ("headway verify quickstart{overrides}", "prove that kills do not change a bit"),
+    ("headway train quickstart{overrides} name=longer {store} train.steps=4000", "train for longer"),
 )
 
 
@@ -47,7 +48,8 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     from headway.config import load_config
     from headway.data.preparing.prepare import prepare
 
-    config = load_config("quickstart", [*_without_bf16(), *(overrides or [])])
+    wanted = [*_without_bf16(), *(overrides or [])]
+    config = load_config("quickstart", wanted)
     _stage(1, "preparing text")
     prepare(config.data)
     _stage(2, "training")
@@ -56,10 +58,20 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     train(config, own_process=True)
     _after_training(config)
     print("\nDone. What you may want next:\n")
-    commands = [command.format(run=config.run_directory, store=config.data.store) for command, _ in NEXT]
+    commands = _next_commands(config, wanted)
     width = max(map(len, commands))
     for command, (_, purpose) in zip(commands, NEXT, strict=True):
         print(f"  {command.ljust(width)}  {purpose}")
+
+
+def _next_commands(config: Config, overrides: list[str]) -> list[str]:
+    """`NEXT` as it can be typed: what this machine or the user wanted otherwise than the preset holds there too."""
+    values = {
+        "run": shlex.quote(str(config.run_directory)),
+        "store": shlex.quote(f"data.store={config.data.store}"),
+        "overrides": "".join(f" {shlex.quote(text)}" for text in overrides),
+    }
+    return [command.format(**values) for command, _ in NEXT]
 
 
 def _without_bf16() -> list[str]:
