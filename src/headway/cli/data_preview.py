@@ -50,9 +50,10 @@ def preview(
 
 
 def _print(view: StepView, characters: int) -> None:
-    from headway.core.format import UNKNOWN
+    from headway.core.format import UNKNOWN, counted
 
-    size = f"{view.lanes} lanes of {view.micro_batches} micro-batches of {view.micro_batch} rows"
+    lane_size = f"{counted(view.micro_batches, 'micro-batch')} of {counted(view.micro_batch, 'row')}"
+    size = f"{counted(view.lanes, 'lane')} of {lane_size}"
     print(f"step {view.step:,} of {view.steps:,}: {size} of {view.sequence_length:,} tokens")
     if len(view.sources) > 1:
         print(f"shares of steps {view.first_step:,} to {view.last_step - 1:,}:")

@@ -105,6 +105,8 @@ def _examine(examination: Examination, as_json: bool) -> None:
 
 
 def _print(examined: list[Examined], profile: Profile | None) -> None:
+    from headway.core.format import counted
+
     for subject in examined:
         print(subject.subject)
         for finding in subject.findings:
@@ -116,7 +118,7 @@ def _print(examined: list[Examined], profile: Profile | None) -> None:
                 print(f"{_INDENT}left open  {left}")
     levels = [finding.level for subject in examined for finding in subject.findings]
     errors, warnings = levels.count("error"), levels.count("warning")
-    print(f"\n{_counted(errors, 'error')}, {_counted(warnings, 'warning')}, {_counted(levels.count('note'), 'note')}")
+    print(f"\n{counted(errors, 'error')}, {counted(warnings, 'warning')}, {counted(levels.count('note'), 'note')}")
 
 
 def _print_finding(finding: Finding) -> None:
@@ -126,10 +128,6 @@ def _print_finding(finding: Finding) -> None:
     for label, text in (("seen", finding.where), ("do", finding.fix), ("run", finding.command)):
         if text:
             print(f"{_INDENT}{label + ':':<6}{text}")
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _export(profile: Profile) -> None:

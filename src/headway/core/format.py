@@ -10,10 +10,17 @@ def format_count(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
+        # What would be rounded to "1000.0k" is "1.0M".
+        if abs(value) >= (limit if suffix == "k" else limit * 0.99995):
             scale = 1e3 if suffix == "k" else limit
             return f"{value / scale:.1f}{suffix}"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.2f}"
+
+
+def counted(number: int, word: str) -> str:
+    """1 -> "1 row"; 1234 -> "1,234 rows"; 2 -> "2 micro-batches"."""
+    ending = "" if number == 1 else "es" if word.endswith("ch") else "s"
+    return f"{number:,} {word}{ending}"
 
 
 def format_bytes(value: float | None) -> str:
@@ -21,7 +28,7 @@ def format_bytes(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
+        if abs(value) < (1024 if unit == "B" else 1023.95):
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"

@@ -7,7 +7,7 @@ from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, reso
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.cores import usable_cores
-from headway.core.format import format_count
+from headway.core.format import counted, format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
 from headway.launch.attempt import Wishes, refuse_run
@@ -58,7 +58,8 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
             f"training   {train.steps:,} steps of {train.tokens_per_step:,} tokens:"
             f" {format_count(tokens)} tokens, {epochs:.2f} epochs",
             *([f"batches    {train.batches.in_words(train.steps)}"] if train.batch_ramp else []),
-            f"grid       {grid.lanes} lanes of {grid.micro_batches} micro-batches of {grid.micro_batch} rows",
+            f"grid       {counted(grid.lanes, 'lane')} of {counted(grid.micro_batches, 'micro-batch')}"
+            f" of {counted(grid.micro_batch, 'row')}",
             f"workers    {workers} on {device.type},"
             f" {resolve_threads(config, workers, grid.lanes, usable_cores())} threads each"
             + (f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""),

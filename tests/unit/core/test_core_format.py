@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.format import counted, format_bytes, format_count, format_seconds
 from headway.core.random import derive_seed
 
 
@@ -23,6 +23,9 @@ from headway.core.random import derive_seed
         (2_000_000_000, "2.0B"),
         (3e12, "3.0T"),
         (-41_200, "-41.2k"),
+        (999_949, "999.9k"),
+        (999_950, "1.0M"),
+        (999_960_000, "1.0B"),
     ],
 )
 def test_counts(value: float | None, text: str) -> None:
@@ -31,10 +34,24 @@ def test_counts(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "n/a"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**30, "1.0 GiB"), (5 * 2**50, "5120.0 TiB")],
+    [
+        (None, "n/a"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (2**30, "1.0 GiB"),
+        (5 * 2**50, "5120.0 TiB"),
+        (2**20 - 60, "1023.9 KiB"),
+        (2**20 - 1, "1.0 MiB"),
+    ],
 )
 def test_bytes(value: float | None, text: str) -> None:
     assert format_bytes(value) == text
+
+
+def test_things_that_are_counted() -> None:
+    assert [counted(n, "micro-batch") for n in (0, 1, 2)] == ["0 micro-batches", "1 micro-batch", "2 micro-batches"]
+    assert [counted(n, "lane") for n in (1, 1234)] == ["1 lane", "1,234 lanes"]
 
 
 @pytest.mark.parametrize(
