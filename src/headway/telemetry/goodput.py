@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.core.files import read_json_lines
 from headway.core.format import format_seconds
-from headway.telemetry.metrics import FILE_NAME
+from headway.telemetry.metrics import read_records
 from headway.telemetry.record import FINISHED, Attempt, Run, as_int, as_text
 
 #: Causes, in the order in which they are told.
@@ -115,7 +114,7 @@ def goodput(
 
 def goodput_of(run: Run) -> Goodput | None:
     """The same from a run directory."""
-    return goodput(run.attempts, run.attempt_records, read_json_lines(run.path / FILE_NAME))
+    return goodput(run.attempts, run.attempt_records, read_records(run.path))
 
 
 def _left(attempt: Attempt, ending: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -167,7 +168,7 @@ class Metrics:
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in the next record of the file; what is not a record of a step is passed over."""
         step, attempt = record.get("step"), record.get("attempt", 0)
-        if not isinstance(step, int) or not isinstance(attempt, int) or step < 0:
+        if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
             return
         if attempt < self._attempt:
             return
@@ -221,16 +222,23 @@ class Metrics:
 
 
 def read_metrics(run_dir: Path, *, newest: bool = False) -> Metrics:
-    """The history of a run directory; empty when nothing was recorded yet.
+    """The history of a run directory; empty when nothing was recorded yet, or it cannot be read.
 
     Args:
         run_dir: The run directory.
         newest: Read the last few hundred records only, which is quick for any length.
     """
-    path, metrics = run_dir / FILE_NAME, Metrics()
-    for record in _tail(path) if newest else read_json_lines(path):
+    metrics = Metrics()
+    for record in read_records(run_dir, newest=newest):
         metrics.add(record)
     return metrics
+
+
+def read_records(run_dir: Path, *, newest: bool = False) -> Iterator[dict[str, Any]]:
+    """The records as they were written, superseded ones included; none where they cannot be read."""
+    path = run_dir / FILE_NAME
+    with suppress(OSError):
+        yield from _tail(path) if newest else read_json_lines(path)
 
 
 def _tail(path: Path) -> Iterator[dict[str, Any]]:

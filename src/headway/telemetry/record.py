@@ -206,7 +206,10 @@ def open_run(path: Path) -> Run:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory (rather than, say, a token store, which has no `config.yaml`)."""
-    return (path / "config.yaml").is_file() or (path / FILE_NAME).is_file()
+    try:
+        return (path / "config.yaml").is_file() or (path / FILE_NAME).is_file()
+    except OSError:  # a folder of somebody else's
+        return False
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -221,7 +224,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         value = yaml.safe_load(path.read_bytes())
-    except (OSError, yaml.YAMLError):
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):  # such as a date that there is not
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -17,6 +17,8 @@ from headway.cli import report as report_verb
 from headway.cli import runs as runs_verb
 from headway.cli.common import print_json
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.telemetry.goodput import goodput_of
+from headway.telemetry.record import open_run
 from headway.telemetry.runs import compare, differences, list_runs, write_comparison
 
 from .conftest import MakeRun, record, write_metrics
@@ -156,3 +158,25 @@ def test_json_has_no_number_for_what_is_not_finite(capsys: pytest.CaptureFixture
 
     told = json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert told == {"loss": None, "rows": [{"perplexity": None, "path": "a"}], "pair": [1.5, None]}
+
+
+def test_one_run_that_cannot_be_read_does_not_hide_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("foreign", "unreadable", "nested", "dated"):
+        (folder / name).mkdir()
+        (folder / name / "config.yaml").write_text("train: {steps: 5}\n")
+    (folder / "unreadable" / "metrics.jsonl").mkdir()
+    (folder / "nested" / "config.yaml").write_text("a: " + "[" * 3000 + "]" * 3000)
+    (folder / "dated" / "config.yaml").write_text("name: 2024-13-45\n")
+    write_metrics(folder / "dated", [record(10**30, 1), record(2, 1)])
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "foreign":
+            raise PermissionError(path)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    found = {item.name: item for item in list_runs(folder)}
+    assert found.keys() == {"a", "b", "unreadable", "nested", "dated"}
+    assert found["dated"].step == 2 and found["unreadable"].total_steps == 5
+    assert goodput_of(open_run(folder / "unreadable")) is None
