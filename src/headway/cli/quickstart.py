@@ -57,11 +57,9 @@ def quickstart(overrides: OverridesArgument = None) -> None:
 
     train(config, own_process=True)
     _after_training(config)
-    print("\nDone. What you may want next:\n")
-    commands = _next_commands(config, wanted)
-    width = max(map(len, commands))
-    for command, (_, purpose) in zip(commands, NEXT, strict=True):
-        print(f"  {command.ljust(width)}  {purpose}")
+    print("\nDone. What you may want next:")
+    for command, (_, purpose) in zip(_next_commands(config, wanted), NEXT, strict=True):
+        print(f"\n  # {purpose}\n  {command}")
 
 
 def _next_commands(config: Config, overrides: list[str]) -> list[str]:
