@@ -24,9 +24,9 @@ from headway.core.format import format_seconds
 #: Signals that only a scheduler, a person or the operating system sends: SIGHUP, SIGINT, SIGUSR1, SIGTERM, SIGPWR.
 _FROM_OUTSIDE = (1, 2, 10, 15, 30) if sys.platform == "linux" else (1, 2, 15, 30)
 
-#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged,
-#: budget reached.
-_FINAL = (2, 3, 4, 5, 6)
+#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint,
+#: diverged.
+_FINAL = (2, 3, 4, 5)
 _PREEMPTED = 75
 
 #: Modules of `headway.launch` that are on the way from a command to a worker.
