@@ -32,8 +32,8 @@ class ParallelConfig(Section):
     workers: PositiveInt = 1
     """Worker processes on this machine (`--workers` on the command line); `1:8` is 8, with `min_workers: 1`."""
     min_workers: PositiveInt | None = None
-    """With as few the run goes on when workers are lost for good, until they are back ([supervision.md](
-    supervision.md)); for `determinism: elastic`, or `off`."""
+    """With as few the run goes on when workers are lost for good, until they are back
+    ([supervision.md](supervision.md)); for `determinism: elastic`, or `off`."""
     replicate: PositiveInt | None = None
     """Groups of workers that hold copies of each other: for `hsdp` each is a whole copy cut into shards (2 when not
     given); for `ddp` gradients are summed within each group first, then between them."""

@@ -140,6 +140,8 @@ def _type(annotation: Any) -> str:
         inner = ", ".join(dict.fromkeys(_type(a) for a in typing.get_args(annotation) if a is not Ellipsis))
         return f"list of {inner}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if kind := annotation.model_fields.get("step"):
+            return f"`{kind.default}`"
         return annotation.__name__.removesuffix("Config").removesuffix("Step").lower()
     names = {int: "integer", float: "number", bool: "boolean", str: "text", Interval: "interval"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
@@ -157,7 +159,10 @@ def _default(info: FieldInfo) -> str:
         return "none"
     if isinstance(value, list) and all(isinstance(item, BaseModel) for item in value):
         return "`" + ", ".join(str(getattr(item, "path", item)) for item in value) + "`"
-    return f"`{value}`"
+    # As a config or an override has it: `false`, `[0.9, 0.95]`.
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{list(value) if isinstance(value, tuple) else value}`"
 
 
 def _meaning(info: FieldInfo, text: str | None) -> str:

@@ -89,6 +89,18 @@ def test_the_reference_explains_every_key() -> None:
     assert len(unexplained) <= 1, unexplained
 
 
+def test_the_reference_has_names_and_defaults_that_can_be_typed() -> None:
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in run("schema", "--markdown").splitlines()]
+    defaults = {row[0].strip("| `"): row[2].strip("`") for row in rows if len(row) > 3 and row[2].startswith("`")}
+    kinds = next(row[1] for row in rows if row[0] == "| `data.clean`")
+    assert "`gopher_quality`" in kinds
+    simple = [key for key in defaults if key.split(".")[0] in ("optimizer", "schedule", "supervise", "health")]
+    given = load_config("laptop", [f"{key}={defaults[key]}" for key in simple])
+    assert len(simple) > 25
+    assert given.optimizer == type(given.optimizer)() and given.supervise == type(given.supervise)()
+    assert defaults["supervise.load_ahead"] == "true"
+
+
 def test_the_json_schema_knows_what_the_loader_knows() -> None:
     schema = json.loads(run("schema"))
     assert schema["properties"].keys() == {"base", *Config.model_fields}
