@@ -16,8 +16,25 @@ from headway.config.reference import sections_of
 from headway.config.schema import Config
 from headway.core.errors import ConfigError
 
-#: Names that differ by a letter or so: a mistake in typing is likelier than one about the section.
-_ALL_BUT_THE_SAME = 0.85
+#: What other trainers call these keys.
+FOREIGN = {
+    "train.steps": ("max_steps", "num_steps", "iterations", "max_iters", "epochs", "num_epochs", "num_train_epochs"),
+    "train.sequence_length": ("seq_len", "seq_length", "max_seq_len", "block_size", "context_length"),
+    "train.global_batch": ("batch_size", "global_batch_size", "train_batch_size", "gradient_accumulation_steps"),
+    "train.micro_batch": ("micro_batch_size", "per_device_train_batch_size", "mbs"),
+    "train.precision": ("dtype", "bf16", "fp16", "mixed_precision"),
+    "train.activation_checkpointing": ("gradient_checkpointing",),
+    "train.max_grad_norm": ("grad_clip", "gradient_clipping", "clip_grad", "max_norm"),
+    "model.dim": ("hidden_size", "d_model", "n_embd"),
+    "model.layers": ("num_layers", "n_layer", "n_layers", "num_hidden_layers"),
+    "model.heads": ("num_heads", "n_head", "n_heads", "num_attention_heads"),
+    "optimizer.learning_rate": ("lr", "max_lr"),
+    "schedule.warmup": ("warmup_steps", "warmup_ratio", "warmup_iters"),
+    "checkpoint.every": ("save_steps", "save_interval", "save_every", "interval"),
+    "evaluation.every": ("eval_steps", "eval_interval", "eval_every"),
+    "parallel.workers": ("gpus", "devices", "nproc_per_node", "num_gpus"),
+}
+OURS = {theirs: ours for ours, names in FOREIGN.items() for theirs in names}
 
 
 def complaints(tree: Entry, error: ValidationError, model: type[BaseModel] = Config) -> list[ConfigError]:
@@ -102,17 +119,19 @@ def _wanted(detail: Mapping[str, Any]) -> str:
 
 def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     """What an unknown key was probably meant to be: the section it belongs to, or the key with the nearest name."""
-    known = list(dict.fromkeys(known_keys(model)))  # sections of several kinds have keys in common
-    *path, last = key.split(".")
-    section = ".".join(part for part in path if not part.isdecimal())
+    known = list(dict.fromkeys(known_keys(model)))  # sections of several kinds share names
+    path = [part for part in key.split(".") if not part.isdecimal()]
+    section, last = ".".join(path[:-1]), path[-1]
+    if model is Config and last in OURS:
+        return f"did you mean {OURS[last]}?"
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
     elsewhere = [other for other in known if other.rpartition(".")[2] == last]
-    mistyped = difflib.get_close_matches(last, siblings, n=1, cutoff=_ALL_BUT_THE_SAME)
-    if elsewhere and not mistyped:
-        return f"it lives at {' or '.join(elsewhere)}"
-    near = difflib.get_close_matches(last, siblings, n=1)
+    # `train.step` is a slip of the pen in the right section, though a cleaning step has a key of that name.
+    near = difflib.get_close_matches(last, siblings, n=1, cutoff=0.85 if elsewhere else 0.6)
     if near:
         return f"did you mean {'.'.join(filter(None, (section, near[0])))}?"
+    if elsewhere:
+        return f"it lives at {' or '.join(elsewhere)}"
     near = difflib.get_close_matches(last, [other.rpartition(".")[2] for other in known], n=1)
     if near:
         return f"did you mean {' or '.join(other for other in known if other.rpartition('.')[2] == near[0])}?"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config, Interval, ModelConfig, TrainConfig, load_config, override
+from headway.config.complaints import FOREIGN, OURS, known_keys
 from headway.config.load import PRESETS
 from headway.core.errors import ConfigError
 
@@ -182,6 +183,10 @@ def test_an_unknown_key_in_an_override_is_told_with_the_override(write: Any) -> 
     [
         ("train.learning_rate", "it lives at optimizer.learning_rate"),
         ("workers", "it lives at data.workers or parallel.workers"),
+        ("train.step", "did you mean train.steps?"),  # though cleaning steps have a key of that name
+        ("step", "it lives at data.clean.step"),  # said once, not for each of them
+        ("train.batch_size", "did you mean train.global_batch?"),  # as others call it
+        ("lr", "did you mean optimizer.learning_rate?"),
         ("data.sources.0.formt", "did you mean data.sources.format?"),
         ("optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
         ("model.lerning_rate", "did you mean optimizer.learning_rate?"),
@@ -415,3 +420,9 @@ def test_python_users_are_told_too() -> None:
 def test_reading_a_config_does_not_import_torch() -> None:
     code = "import sys, headway.config as c; c.load_config('quickstart'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_names_of_other_trainers_lead_to_keys_that_there_are() -> None:
+    known = set(known_keys())
+    assert known.issuperset(FOREIGN)
+    assert not {key.rpartition(".")[2] for key in known} & set(OURS)
