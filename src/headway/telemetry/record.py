@@ -196,10 +196,11 @@ def open_run(path: Path) -> Run:
     """
     if not is_run(path):
         what = "is not a run directory" if path.exists() else "does not exist"
+        near = Path("runs") / path  # the run's name alone, where runs are by default
         raise CheckpointError(
             f"'{path}' {what}",
             where=str(path.absolute()),
-            fix=f"headway runs list {path.parent} shows the runs there",
+            fix=f"did you mean {near}?" if is_run(near) else f"headway runs list {path.parent} shows the runs there",
         )
     return Run(path)
 

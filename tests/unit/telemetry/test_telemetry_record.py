@@ -122,6 +122,16 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         open_run(tmp_path / "nothing")
 
 
+def test_the_name_of_a_run_leads_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("name: mine\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as refused:
+        open_run(Path("mine"))
+    assert refused.value.fix == f"did you mean {Path('runs', 'mine')}?"
+
+
 def test_ages_in_words() -> None:
     assert [ago_text(1000.0 - age, now=1000.0) for age in (5, 120, 7200, 200_000)] == [
         "just now",
