@@ -45,6 +45,17 @@ class InOrder(typer.core.TyperGroup):
         """Names for the help page."""
         return list(VERBS)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb. `--train.steps=50` is answered with what overrides look like."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Told by what it knows: depending on typer's version it is of click, or of typer's own copy of it.
+            name = getattr(error, "option_name", None) or ""
+            if "." in name and hasattr(error, "message"):
+                error.message += f". Overrides have no dashes: {name.lstrip('-')}=VALUE"
+            raise
+
 
 def _version(wanted: bool) -> None:
     if wanted:

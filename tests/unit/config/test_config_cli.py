@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,12 @@ def test_check_as_json() -> None:
 def test_check_of_a_model_whose_shape_comes_from_files() -> None:
     assert json.loads(run("check", "quickstart", "model.from_pretrained=x", "--json"))["parameters"] is None
     assert "n/a parameters" in run("check", "quickstart", "data.tokenizer.path=x")
+
+
+def test_an_override_with_dashes_is_answered_with_one_without() -> None:
+    result = CliRunner().invoke(application(), ["config", "check", "quickstart", "--train.steps=50"])
+    assert result.exit_code == 2
+    assert "Overrides have no dashes: train.steps=VALUE" in " ".join(re.sub("[│╭╮╰╯─]", "", result.output).split())
 
 
 def test_check_refuses() -> None:
