@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from tests.support import store_contents
 
+from headway.config import load_config
 from headway.config.schema import DataConfig
 from headway.core.errors import DataError
 from headway.data.preparing.prepare import SKIPPED, prepare
@@ -229,6 +230,20 @@ def test_skipped_documents_are_counted_and_listed(
     assert len(listed) == 1000
     assert listed[0]["where"] == "a.jsonl:22" and "did you mean" not in listed[5]["reason"]
     assert "1,502 malformed documents skipped" in report.describe()
+
+
+@pytest.mark.parametrize("preset", ["quickstart", "laptop"])
+def test_presets_take_the_standard_library_with_its_malformed_files(
+    tmp_path: Path, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library").mkdir()
+    for number in range(20):
+        (tmp_path / "library" / f"{number}.py").write_text(f"def f{number}(): return {number}\n")
+    (tmp_path / "library" / "test_bad.py").write_bytes(b"# -*- coding: latin-1 -*-\n# caf\xe9\n")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path / "library")})
+    config = load_config(preset, [f"data.store={tmp_path / 'store'}", "data.tokenizer.vocab_size=300"])
+    report = prepare(config.data)
+    assert (report.documents, report.skipped) == (20, 1)
 
 
 def test_no_text_at_all_is_an_error(tmp_path: Path, config: Configs) -> None:
