@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import key_to_sign_with
 from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
 from headway.config.pipeline import idle_share
@@ -42,6 +43,8 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
         warning(slow)
     if config.checkpoint.sign:
         key_to_sign_with()
+    if config.checkpoint.encrypt:
+        key_to_encrypt_with("checkpoint.encrypt")
     model = config.model
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(train.steps)
@@ -61,7 +64,7 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
             f"grid       {counted(grid.lanes, 'lane')} of {counted(grid.micro_batches, 'micro-batch')}"
             f" of {counted(grid.micro_batch, 'row')}",
             f"workers    {workers} on {device.type},"
-            f" {resolve_threads(config, workers, grid.lanes, usable_cores())} threads each"
+            f" {counted(resolve_threads(config, workers, grid.lanes, usable_cores()), 'thread')} each"
             + (f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""),
             *_pipeline(config, model, grid.micro_batches),
             f"promise    determinism {config.determinism}",

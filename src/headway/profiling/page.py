@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.format import UNKNOWN, format_bytes, format_count
+from headway.core.format import UNKNOWN, counted, format_bytes, format_count
 from headway.profiling.charts import memory_chart, roofline_chart, step_chart
 from headway.profiling.record import MEANINGS, Profile
 from headway.profiling.roofline import ceiling_text, seconds_text
@@ -83,7 +83,7 @@ def _facts(found: Profile) -> list[tuple[str, str]]:
     worker = found.workers[found.slowest]
     ceilings = worker.ceilings
     facts = [
-        ("workers", f"{len(found.workers)} on {worker.device_name}, {worker.threads} threads each"),
+        ("workers", f"{len(found.workers)} on {worker.device_name}, {counted(worker.threads, 'thread')} each"),
         ("steps", f"{found.warmup_steps} to warm up, {len(worker.steps)} timed, {len(worker.traced_steps)} traced"),
         ("profiler", f"{profiler_text(found)}; times in tables of parts are without it"),
         ("ceiling", ceiling_text(worker)),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.core.format import format_seconds
+from headway.core.format import counted, format_seconds
 from headway.telemetry.metrics import read_records
 from headway.telemetry.record import FINISHED, Attempt, Run, as_int, as_text
 
@@ -50,7 +50,7 @@ class Goodput:
         causes = sorted(self.lost_seconds.items(), key=lambda item: -item[1])
         lost = " · ".join(f"{cause} {format_seconds(seconds)}" for cause, seconds in causes if seconds >= 0.05)
         steps = sum(self.lost_steps.values())
-        again = f" · {steps:,} steps computed again" if steps else ""
+        again = f" · {counted(steps, 'step')} computed again" if steps else ""
         return f"goodput {self.ratio:.1%} of {format_seconds(self.wall_seconds)}{f' · {lost}' if lost else ''}{again}"
 
 

@@ -204,6 +204,7 @@ def test_a_dry_run_lists_the_mixture(store: TokenStore) -> None:
     text = preview(config_of(store, STAGES[1:]))
     assert "mixture    step 0: first 75.0%, second 25.0%, rows of 16 tokens\n" in text
     assert "           step 20: first 75.0%, second 25.0%, rows of 8 tokens\n" in text
+    assert "grid       1 lane of 3 micro-batches of 8 rows\n" in text
     many = preview(config_of(store))
     assert "... 10 changes of shares between ..." in many
     assert "mixture" not in preview(config_of(store, [], None))
