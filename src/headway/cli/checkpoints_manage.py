@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,9 +121,9 @@ def restore(
     headway checkpoints restore runs/lost --from s3://bucket/runs/lost
     """
     from headway.supervise.restoring import restore as restore_run
-    from headway.supervise.run_directory import RunDirectory
+    from headway.supervise.run_directory import RunDirectory, command_line
 
-    found = restore_run(RunDirectory(_run_of(run)), step, source, command=" ".join(sys.argv))
+    found = restore_run(RunDirectory(_run_of(run)), step, source, command=command_line())
     if json:
         print_json(
             {

@@ -24,7 +24,7 @@ from headway.core.launched import world_size_from_environment
 from headway.core.signals import handled, held
 from headway.supervise.ledger import Ledger
 from headway.supervise.notices import watching_for
-from headway.supervise.run_directory import Attempt, RunDirectory
+from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
 
 #: Set by the local launcher for its workers: the number of the attempt that it owns.
@@ -113,7 +113,7 @@ def write_config(config: Config, *folders: Path) -> None:
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
     """Take ownership of the run directory and write down what is about to run."""
     price = {PRICE_KEY: config.telemetry.usd_per_hour}
-    attempt = make_way(config, wishes).begin_attempt(" ".join(sys.argv), None, None, **price)
+    attempt = make_way(config, wishes).begin_attempt(command_line(), None, None, **price)
     try:
         note_restart(attempt.run, config, wishes)
         describe(attempt, config, fingerprints, facts)

@@ -24,7 +24,7 @@ from headway.supervise.crew import Crew
 from headway.supervise.endings import Decision, Ending, frames_of_dump
 from headway.supervise.ownership import OwnerLock
 from headway.supervise.processes import STOPPED, ProcessState, ask_for_stacks, end_all, process_state, reap_orphans
-from headway.supervise.run_directory import Attempt, RunDirectory
+from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.supervise.watchdog import Finding, Watchdog, in_words
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
@@ -73,7 +73,7 @@ class WatchedAttempt:
         self.lock = lock or run.claim()
         price = {PRICE_KEY: self.config.telemetry.usd_per_hour}
         facts = {"workers": self.config.parallel.workers, "restarts": restarts, **price}
-        self.record = run.begin_attempt(" ".join(sys.argv), self.lock, started, **facts)
+        self.record = run.begin_attempt(command_line(), self.lock, started, **facts)
         note_restart(run.path, self.config, self._wishes)
         return self.record
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +25,11 @@ from headway.supervise.ownership import OwnerLock
 _ATTEMPT_FILE = "attempt.json"
 #: How long processes of an earlier attempt may take to end the checkpoints that they have begun.
 _WRITERS_SECONDS = 5.0
+
+
+def command_line() -> str:
+    """This process's command as it can be typed again: `checkpoint.every='3 steps'` keeps its quotes."""
+    return shlex.join(sys.argv)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -251,13 +252,13 @@ def _checkpoints(run: Run) -> str:
 
 def _environment(run: Run) -> list[tuple[str, str]]:
     environment, hardware = run.facts.get("environment"), run.facts.get("hardware")
-    git = run.facts.get("git")
+    git, words = run.facts.get("git"), run.facts.get("command")
     packages, variables = dig(environment, "packages"), dig(environment, "variables")
     accelerators = dig(hardware, "accelerators")
     names = [as_text(dig(item, "name")) or UNKNOWN for item in accelerators] if isinstance(accelerators, list) else []
     memory = dig(hardware, "memory_gib")
     return [
-        ("Command", as_text(run.facts.get("command")) or UNKNOWN),
+        ("Command", shlex.join(words) if isinstance(words, list) else UNKNOWN),
         (
             "Processor",
             f"{_plain(dig(hardware, 'cpu'))}, {_plain(dig(hardware, 'cores_usable'))} usable cores",

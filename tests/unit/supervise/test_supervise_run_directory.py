@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.supervise.ledger import Ledger
 from headway.supervise.ownership import OwnerLock
-from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
+from headway.supervise.run_directory import Attempt, RunDirectory, command_line, what_to_do
 from states import names, save
 
 
@@ -337,3 +339,8 @@ def test_a_run_whose_checkpoints_are_damaged_never_starts_over(
     (run.checkpoints / "step-00000010" / "shard-00000.safetensors").unlink()
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints verifies"):
         what_to_do(run, store)
+
+
+def test_a_command_is_written_down_as_it_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["headway", "train", "my run.yaml", "checkpoint.every=3 steps"])
+    assert shlex.split(command_line()) == sys.argv

@@ -123,6 +123,14 @@ def test_every_text_is_escaped(make_run: MakeRun) -> None:
     assert "script" not in page.tags and page.text.count(evil) >= 8
 
 
+def test_the_command_can_be_typed_again(make_run: MakeRun) -> None:
+    run = make_run()
+    facts = json.loads((run / "run.json").read_text())
+    facts["command"] = ["headway", "train", "a.yaml", "checkpoint.every=3 steps"]
+    (run / "run.json").write_text(json.dumps(facts))
+    assert "headway train a.yaml 'checkpoint.every=3 steps'" in Page(write_report(run).read_text()).text
+
+
 def test_charts_take_their_colours_from_the_page(make_run: MakeRun) -> None:
     chart = loss_chart(open_run(make_run()))
     assert chart is not None
