@@ -26,6 +26,7 @@ $(VENV)/.ready: pyproject.toml
 
 quickstart: setup
 	$(BIN)/headway quickstart
+	@echo "headway is in $(BIN); for commands without the folder: source $(BIN)/activate"
 
 lint: setup
 	$(BIN)/ruff check src tests examples benchmarks
