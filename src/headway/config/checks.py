@@ -23,7 +23,7 @@ from headway.core.launched import world_size_from_environment
 if TYPE_CHECKING:
     from headway.config.schema import Config
 
-REFERENCE = "see docs/config-reference.md"
+REFERENCE = "see docs/config-reference.md, or headway config schema --markdown"
 
 
 def find_problems(config: Config) -> list[ConfigError]:

@@ -8,6 +8,9 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_
 
 from headway.config.base import LocalPath, Section, Share, conflict
 
+#: A place in Python's modules.
+FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+
 
 class UnicodeStep(Section):
     """Normalise Unicode, repair mojibake, take out control characters."""
@@ -186,7 +189,7 @@ class PythonStep(Section):
     """A function of yours, called with each document's text."""
 
     step: Literal["python"] = "python"
-    function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+    function: Annotated[str, Field(pattern=FUNCTION_PATTERN)]
     """`package.module:function`, importable from here. It returns the new text; or true to keep the text as it is, and
     false or null to drop the document. Equal texts must give equal results."""
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from headway.config.clean import FUNCTION_PATTERN
 from headway.config.document import Entry
 from headway.config.reference import sections_of
-from headway.config.schema import Config
+from headway.config.schema import NAME_PATTERN, Config
 from headway.core.errors import ConfigError
 
 #: What other trainers call these keys.
@@ -35,6 +36,12 @@ FOREIGN = {
     "parallel.workers": ("gpus", "devices", "nproc_per_node", "num_gpus"),
 }
 OURS = {theirs: ours for ours, names in FOREIGN.items() for theirs in names}
+
+#: What a pattern asks for.
+_PATTERNS = {
+    NAME_PATTERN: "should be letters, digits, '.', '_' and '-', the first a letter or digit",
+    FUNCTION_PATTERN: "should be package.module:function",
+}
 
 
 def complaints(tree: Entry, error: ValidationError, model: type[BaseModel] = Config) -> list[ConfigError]:
@@ -112,6 +119,8 @@ def _wanted(detail: Mapping[str, Any]) -> str:
         return "must be a section with keys of its own"
     if detail["type"] == "path_type":
         return "should be a path"
+    if detail["type"] == "string_pattern_mismatch":
+        return _PATTERNS[detail["ctx"]["pattern"]]
     message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
     # "Input should be a valid integer, unable to parse string as an integer": the first half says it all.
     return re.sub(r"^Input should (.*?)(, (unable|got) .*)?$", r"should \1", message)

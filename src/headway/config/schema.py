@@ -30,6 +30,9 @@ from headway.config.shapes import SHAPES
 from headway.config.supervise import SuperviseConfig
 from headway.config.units import Interval, StepInterval, Tokens, share_or_interval
 
+#: Of a run, which is the name of its folder too.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
 
 class ModelConfig(Section):
     """The native decoder of the Llama family, or a Hugging Face checkpoint of that family to start from."""
@@ -279,7 +282,7 @@ class TelemetryConfig(Section):
 class Config(Section):
     """One training run."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="run", pattern=NAME_PATTERN)
     """Name of the run; its folder is `<runs>/<name>`."""
     runs: LocalPath = Path("runs")
     """Folder that holds run directories."""

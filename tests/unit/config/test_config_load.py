@@ -261,7 +261,7 @@ def test_sections_that_contradict_each_other_are_both_told(write: Any) -> None:
         ("train: {steps: 1}\noptimizer: {learning_rate: .inf}", "finite"),
         ("train: 5", "must be a section"),
         ("train: {steps: 1}\ndata: {sources: []}", "at least 1 item"),
-        ("train: {steps: 1}\nname: ../up", "match"),
+        ("train: {steps: 1}\nname: ../up", "letters, digits"),
         ("train: {steps: 1}\nname: 2024", "valid string"),
         ("1: 2", "unknown key '1'"),
         ("train: {steps: true}", "steps is a number, not true"),
@@ -426,3 +426,10 @@ def test_names_of_other_trainers_lead_to_keys_that_there_are() -> None:
     known = set(known_keys())
     assert known.issuperset(FOREIGN)
     assert not {key.rpartition(".")[2] for key in known} & set(OURS)
+
+
+def test_a_name_that_is_none_is_answered_in_words(write: Any) -> None:
+    error = refusal(write("train: {steps: 1}"), "name=my run")
+    assert error.what.startswith("name: should be letters, digits, '.', '_' and '-'")
+    step = "data.clean=[{step: python, function: strip}]"
+    assert "data.clean.0.function: should be package.module:function" in refusal(write("train: {steps: 1}"), step).what
