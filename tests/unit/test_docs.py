@@ -229,3 +229,5 @@ def test_links_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
             found += 1
     assert found > 70
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"(docs/{page.name})" in readme for page in (ROOT / "docs").glob("*.md"))
