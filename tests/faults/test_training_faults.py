@@ -155,3 +155,5 @@ def test_another_token_store_is_refused(tiny: Callable[..., Path], tmp_path: Pat
     assert headway("data", "prepare", config, f"data.store={other}", "data.validation=0.3").returncode == 0
     result = headway("train", config, f"data.store={other}", "--accept-changes")
     assert result.returncode == 3 and "fingerprint" in result.stderr
+    # And leaves the run as it was, or its model would be evaluated, and its ledger proven, with the other store.
+    assert str(other) not in (tmp_path / "runs" / "tiny" / "config.yaml").read_text(encoding="utf-8")

@@ -13,12 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headway.checkpoint.format import read_manifest
 from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
-from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
 from headway.core.console import notice, warning
-from headway.core.errors import ConfigError, HeadwayError, Preempted
+from headway.core.errors import CheckpointError, ConfigError, DataError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
 from headway.core.signals import handled, held
@@ -83,6 +84,37 @@ def refuse_run(config: Config, wishes: Wishes) -> None:
         _refuse_changes(run, config, wishes)
 
 
+def refuse_other_data(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> None:
+    """Refuse data that the newest checkpoint here was not made with, before an attempt writes down its own config: what
+    is refused must leave the run as it was.
+
+    Raises:
+        DataError: the data or the tokenizer are others.
+    """
+    if wishes.restart:
+        return
+    for folder in reversed(CheckpointStore(RunDirectory(config.run_directory).checkpoints).folders()):
+        with suppress(CheckpointError):  # what cannot be read is passed over, and said, when the attempt begins
+            check_data(fingerprints, CheckpointInfo(folder, read_manifest(folder)))
+            return
+
+
+def check_data(fingerprints: Mapping[str, str], start: CheckpointInfo) -> None:
+    """Compare the fingerprints of data and tokenizer with those that a checkpoint was made with.
+
+    Raises:
+        DataError: they differ.
+    """
+    for kind, value in fingerprints.items():
+        before = start.context.get(kind)
+        if before is not None and before != value:
+            raise DataError(
+                f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
+                where=str(start.path),
+                fix="restore the token store it was made with, or choose another name=... for a new run",
+            )
+
+
 def note_restart(run: Path, config: Config, wishes: Wishes) -> None:
     """What is in the remote tier is of the run before, when this one starts anew; for whoever has begun an attempt."""
     if wishes.restart and config.checkpoint.remote is not None and not (run / CLAIM_FILE).exists():
@@ -112,6 +144,7 @@ def write_config(config: Config, *folders: Path) -> None:
 
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
     """Take ownership of the run directory and write down what is about to run."""
+    refuse_other_data(config, fingerprints, wishes)
     price = {PRICE_KEY: config.telemetry.usd_per_hour}
     attempt = make_way(config, wishes).begin_attempt(command_line(), None, None, **price)
     try:

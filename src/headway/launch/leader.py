@@ -21,7 +21,7 @@ from headway.config import Config
 from headway.core.console import say
 from headway.core.errors import HeadwayError, Preempted
 from headway.launch.agent import ONE_THREAD, run_agent
-from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible
+from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, refuse_other_data
 from headway.launch.completed import completed
 from headway.launch.worker import die_with_parent, error_record, report_to
 from headway.supervise.notices import watching_for
@@ -114,6 +114,7 @@ def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
     facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
     fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
     if check_local(config, fingerprints, wishes):
+        refuse_other_data(config, fingerprints, wishes)
         _lead_several(config, _begun(channel, config, fingerprints, facts))
 
 
@@ -137,6 +138,7 @@ def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], fa
 def _only_worker(
     channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
 ) -> Iterator[Attempt]:
+    refuse_other_data(config, fingerprints, wishes)
     with _watched(config, _begun(channel, config, fingerprints, facts)) as attempt:
         yield attempt
 

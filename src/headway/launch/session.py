@@ -35,13 +35,13 @@ from headway.config import (
 )
 from headway.core.console import log_to, notice, warning
 from headway.core.cores import usable_cores
-from headway.core.errors import ConfigError, DataError
+from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
 from headway.core.garbage import resume_collection
 from headway.core.launched import world_size_from_environment
 from headway.launch.assemble import assemble
-from headway.launch.attempt import ATTEMPT_VARIABLE, PRICE_KEY, Wishes, is_finished, own_attempt
+from headway.launch.attempt import ATTEMPT_VARIABLE, PRICE_KEY, Wishes, check_data, is_finished, own_attempt
 from headway.launch.compiled import settle_compiled
 from headway.launch.grid import settle_micro_batch
 from headway.launch.join import join_workers
@@ -142,7 +142,7 @@ def _train(
     state, strategy = assemble(config, task, world, threads, fresh=start is None)
     resume_collection()
     if start is not None:
-        _check_data(task, start)
+        check_data(task.fingerprints, start)
         began = time.monotonic()
         store.load_into(start, state.prepare_to_load(), world.gather_json)
         load_seconds += time.monotonic() - began
@@ -286,17 +286,6 @@ def _has_layout(start: CheckpointInfo, world: World) -> bool:
     """Whether a checkpoint was made by as many workers that were arranged in the same way."""
     context, mesh = start.context, world.mesh.arrangement
     return context.get("world_size") == world.size and context.get("mesh", mesh) == mesh
-
-
-def _check_data(task: Task, start: CheckpointInfo) -> None:
-    for kind, value in task.fingerprints.items():
-        before = start.context.get(kind)
-        if before is not None and before != value:
-            raise DataError(
-                f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
-                where=str(start.path),
-                fix="restore the token store it was made with, or choose another name=... for a new run",
-            )
 
 
 def _recorders(
