@@ -129,8 +129,8 @@ def _wanted(detail: Mapping[str, Any]) -> str:
 def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     """What an unknown key was probably meant to be: the section it belongs to, or the key with the nearest name."""
     known = list(dict.fromkeys(known_keys(model)))  # sections of several kinds share names
-    path = [part for part in key.split(".") if not part.isdecimal()]
-    section, last = ".".join(path[:-1]), path[-1]
+    *path, last = key.split(".")
+    section = ".".join(part for part in path if not part.isdecimal())
     if model is Config and last in OURS:
         return f"did you mean {OURS[last]}?"
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]
