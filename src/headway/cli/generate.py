@@ -36,6 +36,7 @@ def generate(
     step: Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")] = None,
 ) -> None:
     """The verb."""
+    from headway.parallel.world import pick_device
     from headway.training.inference import continue_text, load_trained
 
     if prompt == "-":
@@ -43,7 +44,7 @@ def generate(
     else:
         text = as_utf8(prompt, "--prompt")
     pieces = continue_text(
-        load_trained(model, step=step),
+        load_trained(model, step=step, device=pick_device("auto")),
         text,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
