@@ -18,7 +18,7 @@ from headway.core.garbage import pause_collection, resume_collection
 from headway.core.signals import STOPPING
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
 from headway.launch.worker import first_record
-from headway.supervise.processes import has_one_thread
+from headway.supervise.processes import can_be_copied
 from headway.supervise.run_directory import Attempt
 from headway.supervise.watchdog import in_words
 
@@ -101,7 +101,7 @@ def start_workers(
 
     with with_variables(ONE_THREAD):
         importlib.import_module(module)
-    copied = has_one_thread()
+    copied = can_be_copied()
     if copied and trains:
         load_training()  # once, for all workers
     resume_collection()

@@ -25,7 +25,7 @@ from headway.launch.agent import load_agent, load_training
 from headway.launch.attempt import Wishes, with_variables
 from headway.launch.leader import Channel, lead
 from headway.launch.worker import die_with_parent
-from headway.supervise.processes import has_one_thread
+from headway.supervise.processes import can_be_copied
 
 
 class Leader:
@@ -43,7 +43,7 @@ class Leader:
         self.code: int | None = None
         wait_for_libraries()
         with with_variables(environment):
-            if own_process and has_one_thread():
+            if own_process and can_be_copied():
                 self.pid, self.channel = _copied(config, wishes, number)
             else:
                 self._popen = self._start(config, wishes, number)

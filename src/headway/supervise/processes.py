@@ -66,9 +66,31 @@ def all_processes() -> list[ProcessState]:
     return [found for pid in pids if (found := process_state(pid)) is not None]
 
 
+def can_be_copied() -> bool:
+    """Whether a copy of this process (`fork`) could train as well as another process."""
+    return has_one_thread() and not _lacks_gpus_when_copied()
+
+
 def has_one_thread() -> bool:
-    """Whether this process can be copied: others, native ones too, would be missing in the copy with locks in hand."""
+    """Whether there are no others, native ones too: they would be missing in a copy, with locks in hand."""
     return _LINUX and len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _lacks_gpus_when_copied() -> bool:
+    """Whether CUDA is spoilt for copies of this process, which refuse to use it once this one has as much as asked
+    whether there are GPUs (`torch.cuda.is_available`). Only a copy knows, so one is made and asked."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    copy = os.fork()
+    if copy == 0:
+        code = 1
+        try:
+            code = int(torch.cuda._is_in_bad_fork())
+        finally:
+            os._exit(code)  # the frames above belong to the process that was copied
+    _, status = os.waitpid(copy, 0)
+    return status != 0 and torch.cuda.device_count() > 0
 
 
 def adopt_orphans() -> None:

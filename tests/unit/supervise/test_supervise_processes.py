@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headway.supervise import processes
-from headway.supervise.processes import DEAD, STOPPED, end_all, process_state
+from headway.supervise.processes import DEAD, STOPPED, can_be_copied, end_all, process_state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
@@ -85,3 +86,31 @@ time.sleep(600)
 def _gone(pid: int) -> bool:
     state = process_state(pid)
     return state is None or state.state == DEAD
+
+
+class Gpus:
+    """As `torch.cuda`: whoever counts GPUs spoils them for copies of the process."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.counted_in = count, 0
+
+    def device_count(self) -> int:
+        self.counted_in = self.counted_in or os.getpid()
+        return self.count
+
+    def _is_in_bad_fork(self) -> bool:
+        return self.counted_in not in (0, os.getpid())
+
+
+@pytest.mark.parametrize("count, copied_after", [(2, False), (0, True)])
+def test_a_process_that_has_counted_gpus_is_not_copied(
+    count: int, copied_after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = Gpus(count)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=gpus))
+    monkeypatch.setattr(processes, "has_one_thread", lambda: True)
+    assert can_be_copied()
+    gpus.device_count()
+    assert can_be_copied() == copied_after
+    monkeypatch.setattr(processes, "has_one_thread", lambda: False)
+    assert not can_be_copied()
