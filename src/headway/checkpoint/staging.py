@@ -13,6 +13,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.images import Elements, Image, Piece
@@ -121,7 +122,12 @@ def _pin(content: torch.Tensor) -> torch.Tensor | None:
     import torch
 
     status = torch.cuda.cudart().cudaHostRegister(content.data_ptr(), content.numel(), 0)
-    return content if int(status) == 0 else None
+    if int(status) == 0:
+        return content
+    # CUDA keeps the error until somebody asks for it, as PyTorch does after every kernel: so let it be one of no use.
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
+    return None
 
 
 def _unpin(content: torch.Tensor) -> None:
