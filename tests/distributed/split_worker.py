@@ -3,6 +3,7 @@
 Compares parameters, gradients and the loss with those of a whole decoder that every worker has beside the cut one.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -111,9 +112,17 @@ def check_chunks(world: World) -> None:
     assert seen == [(40, 64), (40, 64), (16, 64)], seen
 
 
+def check_timeouts(world: World) -> None:
+    """Of groups of some workers too, which PyTorch would give half an hour."""
+    for group in (world.weights_axis("dp_shard").get_group(), world.row_group):
+        assert group is not None
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=120)
+
+
 if __name__ == "__main__":
     for mesh in (MeshShape(dp_shard=2, tp=2), MeshShape(dp_shard=2, cp=2), MeshShape(cp=2, tp=2)):
         with open_world("cpu", 120, mesh) as world:
+            check_timeouts(world)
             for strategy in ("ddp", "zero1", "zero2", "zero3"):
                 check(world, strategy)
             check(world, "ddp", tie_embeddings=True, sliding_window=12)

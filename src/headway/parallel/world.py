@@ -39,6 +39,8 @@ class World:
     """How the workers are arranged."""
     number: int = 0
     """How many worlds this process was part of before."""
+    timeout_seconds: int = 600
+    """An exchange that takes longer fails."""
 
     @property
     def data_rank(self) -> int:
@@ -129,8 +131,12 @@ class World:
 
     def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.distributed_c10d import _set_pg_timeout
 
-        return init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        for group in mesh.get_all_groups():  # which PyTorch gives its own default, whatever all workers' group has
+            _set_pg_timeout(timedelta(seconds=self.timeout_seconds), group)
+        return mesh
 
     @property
     def replica_rank(self) -> int:
@@ -254,7 +260,9 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     mesh = mesh or MeshShape(dp_shard=size)
     number = next(_opened)
-    world = World(int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank), mesh, number)
+    world = World(
+        int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank), mesh, number, timeout_seconds
+    )
     if world.device.type == "mps":
         raise ConfigError("mps has no process groups", where="train.device", fix="train.device=cpu, or one worker")
     if world.device.type == "cuda":
