@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from headway.training.evaluate import evaluate
 from headway.training.generation import generate, stream_text
 from headway.training.state import model_tensors
 from headway.training.task import LANGUAGE_MODELLING
+from headway.training.trial import is_out_of_memory
 
 if TYPE_CHECKING:
     from headway.models.decoder import Decoder
@@ -42,11 +44,27 @@ class TrainedModel:
     config: Config | None
 
 
+@contextmanager
+def _full_gpu_told() -> Iterator[None]:
+    """Turn memory of a GPU that ran out, mostly since a run trains there, into an error that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (torch.cuda.is_initialized() and is_out_of_memory(error)):
+            raise
+        raise ConfigError(
+            f"the GPU has too little memory: {str(error).splitlines()[0]}",
+            where="nvidia-smi tells who uses a GPU",
+            fix="try again when there is more; or leave the GPU alone: CUDA_VISIBLE_DEVICES= headway ...",
+        ) from error
+
+
+@_full_gpu_told()
 def load_trained(path: Path, *, step: int | None = None, device: torch.device | None = None) -> TrainedModel:
     """Load from a run directory (its newest good checkpoint, or the given step) or a Hugging Face folder.
 
     Raises:
-        ConfigError: the path is neither.
+        ConfigError: the path is neither, or the device's memory ran out.
         CheckpointError: there is no checkpoint that verifies.
     """
     device = device or torch.device("cpu")
@@ -115,9 +133,15 @@ def continue_text(
         end_id=tokenizer.end_of_text_id,
         vocab_size=tokenizer.vocab_size,
     )
-    return stream_text(tokenizer, new_ids, after=ids)
+    return stream_text(tokenizer, _told(new_ids), after=ids)
 
 
+def _told(ids: Iterator[int]) -> Iterator[int]:
+    with _full_gpu_told():
+        yield from ids
+
+
+@_full_gpu_told()
 def evaluate_trained(
     path: Path,
     *,
@@ -130,7 +154,7 @@ def evaluate_trained(
     """Evaluate a run's checkpoint or a Hugging Face folder on a token store.
 
     Raises:
-        ConfigError: the model is no run and no store is given.
+        ConfigError: the model is no run and no store is given, or the device's memory ran out.
         DataError: the store's vocabulary is not the model's.
     """
     trained = load_trained(path, step=step, device=pick_device("auto"))

@@ -22,6 +22,14 @@ from headway.training.task import Task, to_device
 if TYPE_CHECKING:
     from headway.config import Config
 
+#: In errors of no type of their own: two of the host's, CUDA's where PyTorch's allocator has no part in it, cuBLAS's.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
 
 def trial_step(
     config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, batch: MicroBatch
@@ -90,7 +98,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return "can't allocate memory" in str(error) or "not enough memory" in str(error)
+    return any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def _savings(config: Config) -> Iterator[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,6 +143,29 @@ def test_a_continuation_keeps_the_space_after_its_prompt(monkeypatch: pytest.Mon
     trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer)
     settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     assert "".join(inference.continue_text(trained, "on", **settings)) == " and on"
+
+
+def test_a_gpu_that_is_full_is_told_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While the model is loaded as well as after some tokens; on the CPU it is another matter."""
+
+    def full(*_: object, **__: object) -> Iterator[int]:
+        yield ord("a")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more")
+
+    (tmp_path / "config.json").touch()
+    monkeypatch.setattr(inference, "generate", full)
+    monkeypatch.setattr(inference, "import_model", lambda _: next(islice(full(), 1, None)))
+    tokenizer = SimpleNamespace(decode=ByteTokenizer().decode, end_of_text_id=0, vocab_size=256)
+    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer)
+    settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
+    for on_gpu, kind in ((True, ConfigError), (False, torch.OutOfMemoryError)):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda on_gpu=on_gpu: on_gpu)
+        with pytest.raises(kind, match="Tried to allocate"):
+            inference.load_trained(tmp_path)
+        pieces = inference.continue_text(trained, "", **settings)
+        assert next(pieces) == "a"
+        with pytest.raises(kind, match="Tried to allocate"):
+            next(pieces)
 
 
 def test_broken_bytes_are_given_at_the_end() -> None:

@@ -103,6 +103,8 @@ def failing(c: Config, error: BaseException) -> tuple[Task, TrainState, Strategy
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError("no memory"),
     ],
 )
