@@ -25,14 +25,14 @@ class Crew:
 
     Args:
         config: Resolved, with the number of workers that are wanted.
-        devices: `CUDA_VISIBLE_DEVICES` of this process, if it is set.
+        devices: `CUDA_VISIBLE_DEVICES` of this process, if it is set; empty, it keeps the run off all GPUs.
         clock: Seconds that only rise.
     """
 
     def __init__(self, config: Config, devices: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._wanted, self._clock = config.parallel.workers, clock
         self._allowed = allowed_sizes(config)
-        self._all_devices = devices.split(",") if devices else [str(n) for n in range(self._wanted)]
+        self._all_devices = devices.split(",") if devices is not None else [str(n) for n in range(self._wanted)]
         self._devices = list(self._all_devices)
         self._cool_down = float(config.supervise.grow_after.amount)
         self._patience, self._since = 1, 0.0

@@ -70,3 +70,12 @@ def test_without_a_range_nobody_is_left_out() -> None:
     crew = Crew(config(8))
     assert [crew.lose(DIED, 5) for _ in range(4)] == [False] * 4 and crew.size == 8
     assert Crew(config("1:2")).lose(replace(DIED, kind="preempted"), 1) is False
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_run_that_was_to_see_no_gpu_sees_none_with_fewer_workers_either(hidden: str, rank: int) -> None:
+    crew, died = Crew(config("1:8"), hidden), replace(DIED, rank=rank)
+    assert not crew.lose(died, 4)
+    assert crew.lose(died, 4)
+    assert crew.devices in (None, "")
