@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
@@ -20,6 +23,7 @@ from headway.models import attention
 from headway.models.attention import PackedDocuments, attend, attention_mask, document_kernel, packed_positions
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
+from headway.models.recompute import selective_contexts
 
 #: Bytes of real text, so that the vocabulary is 256.
 TEXT = inspect.getsource(attention).encode()
@@ -249,6 +253,33 @@ def test_activation_checkpointing_gives_the_same_bits(kernel: str) -> None:
         model(ids, ids, documents=documents).backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*gradients, strict=True))
+
+
+class Seen(TorchDispatchMode):
+    """Names of the operators that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(operator.name())
+        return operator(*args, **(kwargs or {}))
+
+
+def test_selective_checkpointing_keeps_what_the_kernel_for_gpus_gives() -> None:
+    with FakeTensorMode(), Seen() as seen:
+        x = torch.empty(1, 16, 2, 8, dtype=torch.bfloat16, requires_grad=True)
+        bounds = torch.empty(3, dtype=torch.int32)
+        y = checkpoint(
+            lambda x: attention._attend_varlen(x, x, x, bounds, None).square(),
+            x,
+            use_reentrant=False,
+            context_fn=selective_contexts,
+        )
+        y.sum().backward()
+    assert seen.names.count("torch_attn::_varlen_attn") == 1
+    assert seen.names.count("torch_attn::_varlen_attn_backward") == 1
 
 
 def test_compiles_without_a_graph_break() -> None:
