@@ -153,9 +153,12 @@ def document_kernel(
     if device.type == "cpu":
         return "mask" if compiled else "segments"
     fits = dtype in (torch.bfloat16, torch.float16) and head_dim % 8 == 0 and head_dim <= _VARLEN_MAX_HEAD_DIM
-    if device.type == "cuda" and fits and torch.cuda.get_device_properties(device).major >= 8:
-        return "varlen"
-    return "mask"
+    return "varlen" if fits and _has_flash(device) else "mask"
+
+
+def _has_flash(device: torch.device) -> bool:
+    """Whether flash attention runs there: on NVIDIA GPUs from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 
 def packed_positions(
@@ -236,7 +239,7 @@ def _attend_all(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
 ) -> torch.Tensor:
     shared = q.shape[2] != k.shape[2]
-    if shared and not kernels_share_heads(q.device.type, q.dtype, mask is not None):
+    if shared and not kernels_share_heads(q.device, q.dtype, mask is not None):
         k, v, shared = _repeated(k, q), _repeated(v, q), False
     y = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -302,10 +305,12 @@ def _repeated(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(3).expand(-1, -1, -1, q.shape[2] // x.shape[2], -1).flatten(2, 3)
 
 
-def kernels_share_heads(device: str, dtype: torch.dtype, masked: bool) -> bool:
+def kernels_share_heads(device: torch.device, dtype: torch.dtype, masked: bool) -> bool:
     """Whether a fast attention kernel takes fewer key-value heads than query heads.
 
-    On CUDA only flash attention does, and it takes neither fp32 nor a mask. The kernel that does would be passed over
-    for the one that writes out all scores; repeating the heads for it is far cheaper than that.
+    On CUDA only flash attention does, and it takes neither fp32 nor a mask, nor runs on GPUs before Ampere. The kernel
+    that does would be passed over for the one that writes out all scores; repeating the heads for it is far cheaper.
     """
-    return device == "cpu" or (dtype != torch.float32 and not masked)
+    if device.type == "cpu":
+        return True
+    return dtype != torch.float32 and not masked and (device.type != "cuda" or _has_flash(device))

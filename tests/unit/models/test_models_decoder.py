@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,11 +117,14 @@ def test_repeated_heads_give_the_same(variant: dict[str, Any], monkeypatch: pyte
         torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_which_kernels_share_heads() -> None:
-    assert kernels_share_heads("cpu", torch.float32, masked=True)
-    assert kernels_share_heads("cuda", torch.bfloat16, masked=False)
-    assert not kernels_share_heads("cuda", torch.float32, masked=False)
-    assert not kernels_share_heads("cuda", torch.bfloat16, masked=True)
+@pytest.mark.parametrize("major", [7, 8])
+def test_which_kernels_share_heads(major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=major))
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert kernels_share_heads(cpu, torch.float32, masked=True)
+    assert kernels_share_heads(gpu, torch.float16, masked=False) == (major == 8)
+    assert not kernels_share_heads(gpu, torch.float32, masked=False)
+    assert not kernels_share_heads(gpu, torch.bfloat16, masked=True)
 
 
 def test_too_long_sequences_are_refused() -> None:
