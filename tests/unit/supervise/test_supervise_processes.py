@@ -60,7 +60,7 @@ def test_how_a_process_died_can_be_read() -> None:
 
 def test_a_writer_may_finish_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE_SECONDS", 1.0)
-    monkeypatch.setattr(processes, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(processes, "IDLE_SECONDS", 2.5)
     late, done, large = tmp_path / "late", tmp_path / "done", tmp_path / "large"
     family = f"""
 import subprocess, sys, time
