@@ -19,10 +19,16 @@ from headway.core.errors import CheckpointError
 from headway.core.waiting import wait_until
 
 OWNER_FILE = ".owner"
+#: How long a fault of the file system is waited out before it is said that the owner's record cannot be read.
+_PATIENCE_SECONDS = 5.0
 
 
 class Fenced(CheckpointError):
     """The run belongs to another process now, so this one has nothing to save any more."""
+
+
+class OwnerUnknown(CheckpointError):
+    """Whose the run is cannot be read at the moment, which is no proof that another process has it."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,35 @@ class Owner:
 def read_owner(run: Path) -> Owner | None:
     """Who has, or last had, the run; None when that was never written."""
     try:
-        return Owner(**json.loads((run / OWNER_FILE).read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return _parse((run / OWNER_FILE).read_bytes())
+    except OSError:
         return None
+
+
+def _parse(content: bytes) -> Owner | None:
+    try:
+        return Owner(**json.loads(content))
+    except (ValueError, TypeError):
+        return None
+
+
+def _read_patiently(run: Path) -> Owner | None:
+    """As `read_owner`, but a disk that answers with an error has not said that there is no owner."""
+    path = run / OWNER_FILE
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return _parse(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):  # the run was moved away
+            return None
+        except OSError as error:
+            if time.monotonic() >= until:
+                raise OwnerUnknown(
+                    f"it cannot be read whose run this is: {error.strerror or error}",
+                    where=str(path),
+                    fix="mend the disk or the network to it, then run the same command again",
+                ) from error
+        time.sleep(0.1)
 
 
 def fenced(run: Path, attempt: int) -> Fenced:
@@ -85,8 +117,9 @@ class Fence:
 
         Raises:
             Fenced: it has another one, or was moved away.
+            OwnerUnknown: that cannot be read for a while. Nothing may be published then, but the run is not lost.
         """
-        if read_owner(self.run) != self.owner:
+        if _read_patiently(self.run) != self.owner:
             raise fenced(self.run, self.owner.attempt)
 
 

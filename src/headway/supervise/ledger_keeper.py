@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headway.checkpoint.fence import OwnerUnknown
 from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core.console import warning
@@ -51,7 +52,7 @@ class LedgerKeeper(Callback):
             return
         try:
             self._commit(job, outcome.step, self._attempt)
-        except UnwritableLedger as error:
+        except (UnwritableLedger, OwnerUnknown) as error:
             if outcome.step == job.total_steps:
                 raise
             warning(f"{error.what}; training goes on, and the line of the next checkpoint makes up for it")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.checkpoint.fence import OwnerUnknown
 from headway.checkpoint.format import hash_tensors
 from headway.checkpoint.outcomes import Outcome, Upload
 from headway.core.console import warning
@@ -105,7 +107,8 @@ class Recorder(Callback):
         self._log.close()
 
     def _write(self, step: int, values: dict[str, float]) -> None:
-        self._may_write()
+        with suppress(OwnerUnknown):  # a record that an older attempt slips in does not count
+            self._may_write()
         self._log.write(step, values)
 
 

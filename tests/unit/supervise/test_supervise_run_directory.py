@@ -1,5 +1,6 @@
 """One run directory, one owner; and where an attempt starts."""
 
+import errno
 import json
 import os
 import shlex
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from headway.checkpoint import fence
 from headway.checkpoint.fence import OWNER_FILE, read_owner
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.supervise.ledger import Ledger
 from headway.supervise.ownership import OwnerLock
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line, what_to_do
+from headway.telemetry.metrics import MetricsLog, read_metrics
+from headway.training.recorders import Recorder
 from states import names, save
 
 
@@ -344,3 +348,38 @@ def test_a_run_whose_checkpoints_are_damaged_never_starts_over(
 def test_a_command_is_written_down_as_it_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["headway", "train", "my run.yaml", "checkpoint.every=3 steps"])
     assert shlex.split(command_line()) == sys.argv
+
+
+def fail_reads(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Let the owner's record be unreadable so often, as on a network file system that is away."""
+    left, read = [times], Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == OWNER_FILE and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+
+
+def test_a_passing_read_error_takes_nobodys_run_away(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = run.begin_attempt("x")
+    fail_reads(monkeypatch, 2)
+    attempt.assert_current()
+    attempt.finish("finished", 0)
+
+
+def test_an_owner_that_cannot_be_read_is_no_other_owner(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = run.begin_attempt("x")
+    monkeypatch.setattr(fence, "_PATIENCE_SECONDS", 0.0)
+    fail_reads(monkeypatch, 100)
+    with pytest.raises(fence.OwnerUnknown, match="cannot be read whose run this is"):
+        attempt.assert_current()
+    recorder = Recorder(tmp_path / "metrics.jsonl", 1, may_write=attempt.assert_current)
+    recorder._log = MetricsLog(tmp_path / "metrics.jsonl", 1)
+    recorder._write(3, {"train/loss": 1.0})  # training goes on, and its record with it
+    assert read_metrics(tmp_path).last("train/loss") == 1.0
+    attempt.finish("finished", 0)
