@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard, remove
-from headway.checkpoint.format import Manifest, read_manifest, step_name, tensor_bytes
+from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, tensor_bytes
 from headway.checkpoint.images import Elements, Piece, dtype_name, plan_images
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.publish import Publisher, write_part
@@ -22,8 +22,10 @@ from headway.checkpoint.signing import Key
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
 from headway.core.errors import CheckpointError
+from headway.core.files import is_there
 from headway.core.format import format_bytes
 from headway.core.types import Block
+from headway.core.waiting import wait_until
 
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks, StateTensors
@@ -113,12 +115,16 @@ class CheckpointStore:
                 continue
         return infos
 
-    def info(self, step: int) -> CheckpointInfo:
+    def info(self, step: int, patience_seconds: float = 0.0) -> CheckpointInfo:
         """The checkpoint of one step; its bytes are not looked at.
+
+        Args:
+            patience_seconds: How long it may take until this machine sees what another one has written.
 
         Raises:
             CheckpointError: there is none, or its manifest cannot be trusted.
         """
+        wait_until(lambda: is_there(self._folder(step) / MANIFEST, folders=3), patience_seconds, 0.2)
         folder = self._folder(step)
         if not folder.exists():
             there = ", ".join(f"{info.step}" for info in self.list())

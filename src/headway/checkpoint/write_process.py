@@ -31,7 +31,7 @@ from headway.checkpoint.staging import StagedImages, image_offsets
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.files import write_json
+from headway.core.files import is_there, write_json
 from headway.core.signals import STOPPING
 
 #: How often the first worker's process looks for what the others have written, and the least time between two words to
@@ -193,7 +193,7 @@ class WriteProcess:
         """
         start = grew = time.monotonic()
         deadline, size = start + self._patience_seconds, 0
-        while not path.exists():
+        while not is_there(path):
             if failure is not None and failure.exists():
                 said = failure.read_text(encoding="utf-8") or "it left no reason, as on a full disk"
                 raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))

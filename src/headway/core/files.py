@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +46,21 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_there(path: Path, folders: int = 1) -> bool:
+    """Whether a file that another machine may just have made is there.
+
+    A client of NFS remembers for up to a minute that a name was not there. To open a folder has it ask whether that has
+    changed (nfs(5), close-to-open consistency).
+
+    Args:
+        folders: How many of the folders above the file may be new too.
+    """
+    for folder in reversed(path.parents[:folders]):
+        with suppress(OSError):
+            os.close(os.open(folder, os.O_RDONLY))
+    return path.exists()
 
 
 @contextmanager

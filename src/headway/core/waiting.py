@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+#: After so long all machines see what one of them has written: longer than a client of NFS goes by what it remembers
+#: (`acdirmax` is 60 s).
+SEEN_SECONDS = 75.0
+
 
 def wait_until(condition: Callable[[], object], seconds: float, look_seconds: float = 0.02) -> bool:
     """Look again and again until something holds, for at most so long; whether it did.

@@ -40,6 +40,7 @@ from headway.core.files import fingerprint
 from headway.core.format import format_count
 from headway.core.garbage import resume_collection
 from headway.core.launched import world_size_from_environment
+from headway.core.waiting import SEEN_SECONDS
 from headway.launch.assemble import assemble
 from headway.launch.attempt import ATTEMPT_VARIABLE, PRICE_KEY, Wishes, check_data, is_finished, own_attempt
 from headway.launch.compiled import settle_compiled
@@ -113,10 +114,11 @@ def _joined_attempt(
         yield Attempt.join(config.run_directory, int(given))
     elif world.is_first:
         with own(config, task.fingerprints, task.facts(), wishes) as attempt:
-            world.broadcast_number(attempt.number)
+            world.gather_json([attempt.number, attempt.owner.token])
             yield attempt
     else:
-        attempt = Attempt.join(config.run_directory, world.broadcast_number(0))
+        number, token = world.gather_json(None)[0]
+        attempt = Attempt.join(config.run_directory, number, token, SEEN_SECONDS)
         # The attempt's owner watches on its machine; here the first worker of any other does.
         with watching_for(attempt.directory, config.preemption) if world.local_rank == 0 else nullcontext():
             yield attempt
@@ -231,7 +233,7 @@ def _find_start(
     """
     if not world.is_first:
         step = world.broadcast_number(0)
-        return store.info(step) if step >= 0 else None
+        return store.info(step, SEEN_SECONDS) if step >= 0 else None
     left_out = decided(Ledger(run.ledger_path))
     discard_outdated(store, left_out)
     claimed, remote = None, config.checkpoint.remote

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.store import CheckpointStore
 from headway.core.console import warning
+from headway.core.waiting import SEEN_SECONDS
 from headway.supervise.ledger import Ledger
 from headway.training.state import TrainState
 
@@ -49,7 +50,7 @@ class CheckpointRewinder:
         if self._world.is_first:
             discard_outdated(self._store, job.state.left_out)
         self._world.barrier()
-        info = self._store.info(to_step)
+        info = self._store.info(to_step, SEEN_SECONDS)
         self._store.load_into(info, job.state.prepare_to_load(), self._world.gather_json)
         job.state.loaded()
         job.state.take_cursor(info.cursor)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from headway.checkpoint.fence import OWNER_FILE, Fence, Owner, fenced, read_owne
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError
-from headway.core.files import sync_folder, write_json
+from headway.core.files import is_there, sync_folder, write_json
 from headway.core.notices import posted
+from headway.core.waiting import wait_until
 from headway.supervise.ledger import Ledger
 from headway.supervise.ownership import OwnerLock
 
@@ -228,16 +230,36 @@ class Attempt:
     _lock: OwnerLock | None = field(default=None, repr=False)
 
     @classmethod
-    def join(cls, run: Path, number: int) -> Attempt:
+    def join(cls, run: Path, number: int, token: str | None = None, patience_seconds: float = 0.0) -> Attempt:
         """Take part in an attempt that another process owns.
 
+        Args:
+            token: The owner's; not compared when not given, on the owner's own machine.
+            patience_seconds: How long it may take until this machine sees what the owner has written.
+
         Raises:
-            CheckpointError: the run is at another attempt by now.
+            CheckpointError: the run is at another attempt by now, or this machine sees another directory.
         """
-        owner = read_owner(run)
-        if owner is None or owner.attempt != number:
+
+        def seen() -> Owner | None:
+            return read_owner(run) if is_there(run / OWNER_FILE, folders=3) else None
+
+        def is_known() -> bool:
+            owner = seen()
+            return owner is not None and (owner.attempt > number or _is(owner, number, token))
+
+        wait_until(is_known, patience_seconds, 0.2)
+        owner = seen()
+        if owner is not None and _is(owner, number, token):
+            return cls(run, owner)
+        if token is None or (owner is not None and owner.attempt > number):
             raise fenced(run, number)
-        return cls(run, owner)
+        raise CheckpointError(
+            f"{socket.gethostname()} does not see the run directory of the first worker: attempt {number} has not begun"
+            " in this one",
+            where=str(run.absolute()),
+            fix="choose a place on a file system that all machines of the run share (runs=...)",
+        )
 
     @property
     def number(self) -> int:
@@ -294,6 +316,10 @@ class Attempt:
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+
+def _is(owner: Owner, number: int, token: str | None) -> bool:
+    return owner.attempt == number and token in (None, owner.token)
 
 
 def _read_record(attempt: Path) -> dict[str, Any]:
