@@ -51,8 +51,8 @@ def hand_over(receiver: Callable[[str, bool], None]) -> None:
 
 
 def is_first_worker() -> bool:
-    """Whether this process speaks for the run (rank 0, or no distributed run at all)."""
-    return os.environ.get("RANK", "0") == "0"
+    """Whether this process speaks for the run (rank 0, or no distributed run at all: a rank is one among several)."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 def notice(text: str) -> None:

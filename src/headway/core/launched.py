@@ -23,3 +23,24 @@ def world_size_from_environment() -> int | None:
             fix="start workers with torchrun, or unset RANK WORLD_SIZE",
         )
     return int(text)
+
+
+def place_from_environment(size: int) -> tuple[int, int]:
+    """Number of this worker among all of them, and among those of its machine.
+
+    Args:
+        size: Number of workers, more than one.
+
+    Raises:
+        ConfigError: one of them is missing or no such number, or it is not said where the workers meet.
+    """
+    variables = {"RANK": size, "LOCAL_RANK": size, "MASTER_PORT": 2**16}
+    given = {"LOCAL_RANK": "0", **{name: os.environ[name] for name in (*variables, "MASTER_ADDR") if name in os.environ}}
+    fix = "start workers with torchrun, or unset RANK WORLD_SIZE"
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not given.get(name):
+            raise ConfigError(f"{size} workers were started that do not know where to meet", where=name, fix=fix)
+    for name, limit in variables.items():
+        if not given[name].isdecimal() or int(given[name]) >= limit:
+            raise ConfigError(f"'{given[name]}' is no number from 0 to {limit - 1}", where=name, fix=fix)
+    return int(given["RANK"]), int(given["LOCAL_RANK"])

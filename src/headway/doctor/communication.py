@@ -58,6 +58,7 @@ def measure_communication(plan: Plan) -> Communication:
 
     Raises:
         CommunicationFailed: another worker is gone, or does not answer in time, or a sum is wrong.
+        HeadwayError: the workers do not meet in time.
         ConfigError: there is no such device, or the NCCL profile does not fit.
     """
     profile = apply_nccl_profile(plan.nccl_profile, plan.device)

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from headway.config.mesh import MeshShape
-from headway.core.errors import ConfigError
+from headway.core.errors import ConfigError, HeadwayError
 from headway.core.heartbeat import exchanging
-from headway.core.launched import world_size_from_environment
+from headway.core.launched import place_from_environment, world_size_from_environment
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -250,6 +250,10 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     """Join the other workers for the length of a block, all of them for the data unless `mesh` says otherwise.
 
     CPU tensors travel over gloo and GPU tensors over NCCL.
+
+    Raises:
+        ConfigError: the variables of whoever started the workers do not fit each other or this machine.
+        HeadwayError: the workers do not meet in time.
     """
     from torch.distributed.rendezvous import rendezvous
 
@@ -257,23 +261,30 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     if size is None or size == 1:
         yield World(0, 1, 0, pick_device(device))
         return
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, local_rank = place_from_environment(size)
     mesh = mesh or MeshShape(dp_shard=size)
     number = next(_opened)
-    world = World(
-        int(os.environ["RANK"]), size, local_rank, pick_device(device, local_rank), mesh, number, timeout_seconds
-    )
+    world = World(rank, size, local_rank, pick_device(device, local_rank), mesh, number, timeout_seconds)
     if world.device.type == "mps":
         raise ConfigError("mps has no process groups", where="train.device", fix="train.device=cpu, or one worker")
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
-    store.set_timeout(timeout)
-    # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed connections.
-    store = dist.PrefixStore(f"headway-{number}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed
+        # connections.
+        store = dist.PrefixStore(f"headway-{number}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    except dist.DistError as error:
+        raise HeadwayError(
+            f"worker {rank} of {size} did not meet the others: {str(error).splitlines()[0]}",
+            where="MASTER_ADDR={MASTER_ADDR} MASTER_PORT={MASTER_PORT}".format_map(os.environ),
+            fix="see whether all workers were started and reach that address; the time to wait is"
+            " parallel.timeout_seconds",
+        ) from error
     try:
         world.make_groups()
         yield world

@@ -103,9 +103,13 @@ def test_only_the_first_worker_talks_but_all_may_warn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     console.notice("hello")
     console.warning("careful")
     assert capsys.readouterr().err == "warning: careful\n"
+    monkeypatch.delenv("WORLD_SIZE")  # a rank that is left over from somewhere makes nobody one of several workers
+    console.notice("alone")
+    assert capsys.readouterr().err == "alone\n"
 
 
 def test_the_log_file_gets_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,6 +198,7 @@ def test_a_terminal_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_workers_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     clock = Clock()
     line = StatusLine(25, clock=clock)
     run_steps(line, clock, range(1, 26))

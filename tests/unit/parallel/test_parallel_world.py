@@ -1,0 +1,44 @@
+"""How a worker finds the others."""
+
+import socket
+
+import pytest
+
+from headway.core.errors import ConfigError, HeadwayError
+from headway.parallel.world import open_world
+
+PLACE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("RANK", "2", "'2' is no number from 0 to 1"),  # counted from 1
+        ("RANK", "first", "'first' is no number"),
+        ("LOCAL_RANK", "", "'' is no number"),
+        ("MASTER_PORT", "http", "'http' is no number"),
+        ("MASTER_PORT", None, "2 workers were started that do not know where to meet"),
+        ("MASTER_ADDR", None, "2 workers were started that do not know where to meet"),
+    ],
+)
+def test_variables_that_do_not_fit_are_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, what: str
+) -> None:
+    for variable, given in {**PLACE, name: value}.items():
+        if given is None:
+            monkeypatch.delenv(variable, raising=False)
+        else:
+            monkeypatch.setenv(variable, given)
+    with pytest.raises(ConfigError, match=what) as told, open_world("cpu", 1):
+        pass
+    assert told.value.where == name
+
+
+def test_workers_that_do_not_come_are_told_of_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for variable, given in {**PLACE, "RANK": "0", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(variable, given)
+    with pytest.raises(HeadwayError, match="worker 0 of 2 did not meet the others: .*1/2") as told, open_world("cpu", 1):
+        pass
+    assert type(told.value) is HeadwayError and told.value.where == f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
