@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.bench.blocks import block
 from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
-from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, resolve_mesh, resolve_threads
-from headway.core.cores import usable_cores
+from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.statistics import quantile
 from headway.launch.worker import die_with_parent
@@ -117,6 +116,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
 
     from headway.bench.meter import Meter, begin_memory, host_to_device, product_flops
     from headway.launch.assemble import assemble
+    from headway.launch.grid import common_threads
     from headway.training.compiling import compile_model
     from headway.training.loop import Job, train_loop
     from headway.training.loss_scale import begin_scaling
@@ -125,7 +125,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
 
     config = spec.config
     grid = resolve_lanes(config, world.mesh.data)
-    threads = resolve_threads(config, world.size, grid.lanes, usable_cores())
+    threads = common_threads(config, world, grid)
     torch.set_num_threads(threads)
     _import_libraries(config, world.device)
     resident = begin_memory()

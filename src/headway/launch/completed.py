@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.config import Config
+from headway.core.launched import world_size_from_environment
 
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
@@ -22,7 +23,8 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     # Looked for before torch is imported: a missing store should be said at once.
     from headway.data.remote_store import open_store
 
-    store = open_store(config.data, processes=config.parallel.workers)
+    started = world_size_from_environment() is not None  # by an agent, which also says how many are on this machine
+    store = open_store(config.data, processes=None if started else config.parallel.workers)
     from headway.config.experts import decoder_problems
     from headway.models.build import complete
 

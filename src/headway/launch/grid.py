@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from headway.checkpoint.store import CheckpointInfo
-from headway.config import Config, LaneGrid
+from headway.config import Config, LaneGrid, resolve_threads
 from headway.config.lanes import divisors
 from headway.core.console import notice
+from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
@@ -13,6 +16,15 @@ from headway.training.fit import largest_that_fits, memory_limit_bytes
 from headway.training.state import TrainState
 from headway.training.task import Task
 from headway.training.trial import largest_micro_batch, trial_step
+
+
+def common_threads(config: Config, world: World, grid: LaneGrid) -> int:
+    """CPU threads of each worker, on all machines as many as on the one that has fewest for each of its own: bits can
+    depend on them, and a checkpoint knows one number. All workers must call it.
+    """
+    of_this_machine = min(world.size, int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
+    threads = resolve_threads(config, of_this_machine, grid.lanes, usable_cores())
+    return int(min(worker[0] for worker in world.gather([float(threads)])))
 
 
 def settle_micro_batch(

@@ -31,10 +31,8 @@ from headway.config import (
     identity,
     resolve_lanes,
     resolve_mesh,
-    resolve_threads,
 )
 from headway.core.console import log_to, notice, warning
-from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
 from headway.core.format import format_count
@@ -44,7 +42,7 @@ from headway.core.waiting import SEEN_SECONDS
 from headway.launch.assemble import assemble
 from headway.launch.attempt import ATTEMPT_VARIABLE, PRICE_KEY, Wishes, check_data, is_finished, own_attempt
 from headway.launch.compiled import settle_compiled
-from headway.launch.grid import settle_micro_batch
+from headway.launch.grid import common_threads, settle_micro_batch
 from headway.launch.join import join_workers
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
@@ -265,8 +263,8 @@ def _refuse_other_run(config: Config, manifest: Manifest, where: str) -> None:
 
 
 def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> int:
-    """CPU threads of this worker. Bits can depend on them, so a resumed run keeps the number it has."""
-    threads = resolve_threads(config, world.size, grid.lanes, usable_cores())
+    """CPU threads of every worker. Bits can depend on them, so a resumed run keeps the number it has."""
+    threads = common_threads(config, world, grid)
     before: int | None = start.context.get("threads") if start else None
     same_layout = config.determinism == "elastic" or (start is not None and _has_layout(start, world))
     if before is None or before == threads or not same_layout:
