@@ -6,9 +6,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -69,6 +69,32 @@ def make_way(config: Config, wishes: Wishes) -> RunDirectory:
             notice(f"the earlier run is kept in {moved}")
     _refuse_changes(run, config, wishes)
     return run
+
+
+def not_yet_granted(
+    config: Config, wishes: Wishes, gather: Callable[[list[float]], Sequence[Sequence[float]]]
+) -> Wishes:
+    """The wishes without those that were granted when torchrun first started its workers. All workers must call it.
+
+    It starts them again whenever a machine comes or goes, which it does not count, and the first worker may then be on
+    a machine that was not there before. But the agent of some worker was, before the run's newest attempt began.
+    """
+    if not wishes.restart or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return wishes
+    oldest = min(worker[0] for worker in gather([_agent_began()]))
+    records = RunDirectory(config.run_directory).attempt_records()
+    started = records[-1].get("started") if records else None
+    if not isinstance(started, int | float) or started < oldest:
+        return wishes
+    notice("this run was started over when torchrun began; now it goes on")
+    return replace(wishes, restart=False)
+
+
+def _agent_began() -> float:
+    """When the process that has started this one began, in Unix seconds."""
+    import psutil
+
+    return float(psutil.Process(os.getppid()).create_time())
 
 
 def refuse_run(config: Config, wishes: Wishes) -> None:

@@ -40,7 +40,15 @@ from headway.core.garbage import resume_collection
 from headway.core.launched import world_size_from_environment
 from headway.core.waiting import SEEN_SECONDS
 from headway.launch.assemble import assemble
-from headway.launch.attempt import ATTEMPT_VARIABLE, PRICE_KEY, Wishes, check_data, is_finished, own_attempt
+from headway.launch.attempt import (
+    ATTEMPT_VARIABLE,
+    PRICE_KEY,
+    Wishes,
+    check_data,
+    is_finished,
+    not_yet_granted,
+    own_attempt,
+)
 from headway.launch.compiled import settle_compiled
 from headway.launch.grid import common_threads, settle_micro_batch
 from headway.launch.join import join_workers
@@ -110,7 +118,9 @@ def _joined_attempt(
     given = os.environ.pop(ATTEMPT_VARIABLE, None)  # not for the children of this process
     if given:
         yield Attempt.join(config.run_directory, int(given))
-    elif world.is_first:
+        return
+    wishes = not_yet_granted(config, wishes, world.gather)
+    if world.is_first:
         with own(config, task.fingerprints, task.facts(), wishes) as attempt:
             world.gather_json([attempt.number, attempt.owner.token])
             yield attempt

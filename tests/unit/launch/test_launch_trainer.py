@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from headway import Callback, Config, Trainer
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import ConfigError, DataError
+from headway.launch import attempt
 from headway.launch.api import count_samples
 
 
@@ -174,3 +176,10 @@ def test_a_restart_is_granted_once(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     Trainer(Model(), Squares(), loss, config()).fit(restart=True)
     assert [path.name for path in tmp_path.glob("run.old-*")] == ["run.old-001"]
+    # A machine has come: torchrun starts its workers again, and counts no restart. It began before the attempt.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    assert Trainer(Model(), Squares(), loss, config()).fit(restart=True).step == 6
+    assert [path.name for path in tmp_path.glob("run.old-*")] == ["run.old-001"]
+    monkeypatch.setattr(attempt, "_agent_began", time.time)  # another torchrun
+    Trainer(Model(), Squares(), loss, config()).fit(restart=True)
+    assert len(list(tmp_path.glob("run.old-*"))) == 2
