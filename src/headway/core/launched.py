@@ -35,7 +35,7 @@ def place_from_environment(size: int) -> tuple[int, int]:
         ConfigError: one of them is missing or no such number, or it is not said where the workers meet.
     """
     variables = {"RANK": size, "LOCAL_RANK": size, "MASTER_PORT": 2**16}
-    given = {"LOCAL_RANK": "0", **{name: os.environ[name] for name in (*variables, "MASTER_ADDR") if name in os.environ}}
+    given = {"LOCAL_RANK": "0", **os.environ}
     fix = "start workers with torchrun, or unset RANK WORLD_SIZE"
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not given.get(name):

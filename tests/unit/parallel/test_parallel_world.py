@@ -39,6 +39,7 @@ def test_workers_that_do_not_come_are_told_of_without_a_traceback(monkeypatch: p
         port = free.getsockname()[1]
     for variable, given in {**PLACE, "RANK": "0", "MASTER_PORT": str(port)}.items():
         monkeypatch.setenv(variable, given)
-    with pytest.raises(HeadwayError, match="worker 0 of 2 did not meet the others: .*1/2") as told, open_world("cpu", 1):
+    missing = r"worker 0 of 2 did not meet the others: .*1/2"
+    with pytest.raises(HeadwayError, match=missing) as told, open_world("cpu", 1):
         pass
     assert type(told.value) is HeadwayError and told.value.where == f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
