@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.heartbeat import exchanging
 from headway.core.launched import place_from_environment, world_size_from_environment
+from headway.core.waiting import wait_until
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -275,8 +277,10 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
         store, rank, size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
         # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed
-        # connections.
-        store = dist.PrefixStore(f"headway-{number}", store)  # type: ignore[attr-defined]
+        # connections. An agent's store has those of workers that it started before, too.
+        outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        prefix = _agree_on_name(store, rank, size, timeout_seconds) if outlives else str(number)
+        store = dist.PrefixStore(f"headway-{prefix}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except dist.DistError as error:
         raise HeadwayError(
@@ -290,3 +294,37 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
         yield world
     finally:
         dist.destroy_process_group()
+
+
+def _agree_on_name(store: Any, rank: int, size: int, timeout_seconds: float) -> str:
+    """A name that the workers of this start share, and nobody before them had.
+
+    No variable tells one start from another: torchrun counts restarts on each machine for itself. So every worker shows
+    a word that it has just made up, and the first one answers to that word with its own, until all have taken it; what
+    it finds of workers that are gone it answers in vain.
+
+    Raises:
+        DistStoreError: not all come in time.
+    """
+    mine = secrets.token_hex(8)
+    if rank:
+        store.set(f"headway/word-{rank}", mine)
+        name: str = store.get(f"headway/answer-{mine}").decode()
+        store.set(f"headway/taken-{name}-{rank}", "")
+        return name
+    missing, answered = set(range(1, size)), set[str]()
+
+    def all_have_come() -> bool:
+        for other in sorted(missing):
+            if store.check([f"headway/taken-{mine}-{other}"]):
+                missing.discard(other)
+            elif store.check([f"headway/word-{other}"]):
+                word = store.get(f"headway/word-{other}").decode()
+                if word not in answered:
+                    store.set(f"headway/answer-{word}", mine)
+                    answered.add(word)
+        return not missing
+
+    if not wait_until(all_have_come, timeout_seconds, 0.01):
+        raise dist.DistStoreError(f"{size - len(missing)}/{size} workers came within {timeout_seconds} s")
+    return mine

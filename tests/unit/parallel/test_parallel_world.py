@@ -1,11 +1,15 @@
 """How a worker finds the others."""
 
 import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed as dist
 
 from headway.core.errors import ConfigError, HeadwayError
-from headway.parallel.world import open_world
+from headway.parallel import world
+from headway.parallel.world import _agree_on_name, open_world
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -43,3 +47,30 @@ def test_workers_that_do_not_come_are_told_of_without_a_traceback(monkeypatch: p
     with pytest.raises(HeadwayError, match=missing) as told, open_world("cpu", 1):
         pass
     assert type(told.value) is HeadwayError and told.value.where == f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
+
+
+def test_workers_that_are_started_again_do_not_take_the_words_of_those_before() -> None:
+    store, names = dist.HashStore(), set[str]()
+    for round_ in range(3):
+        store.set("headway/word-2", f"of a worker that is gone {round_}")
+        with ThreadPoolExecutor(3) as pool:
+            found = set(pool.map(lambda rank: _agree_on_name(store, rank, 3, 10.0), range(3)))
+        assert len(found) == 1
+        names |= found
+    assert len(names) == 3
+    with pytest.raises(dist.DistStoreError, match="1/3 workers came"):
+        _agree_on_name(store, 0, 3, 0.1)
+
+
+def test_in_a_store_that_outlives_its_workers_these_agree_on_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, given in {**PLACE, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(variable, given)
+
+    def agree(store: object, rank: int, size: int, timeout_seconds: float) -> str:
+        raise KeyError(rank, size, timeout_seconds)
+
+    place = sys.modules["torch.distributed.rendezvous"]  # the package has a function of that name
+    monkeypatch.setattr(place, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 1, 2)]))
+    monkeypatch.setattr(world, "_agree_on_name", agree)
+    with pytest.raises(KeyError, match="1, 2, 7"), open_world("cpu", 7):
+        pass
