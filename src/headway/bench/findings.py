@@ -23,7 +23,7 @@ from headway.bench.analysis import (
 )
 from headway.bench.results import CellResult
 from headway.config import DEEPSPEED
-from headway.core.format import format_bytes, format_count
+from headway.core.format import counted, format_bytes, format_count
 
 #: Strategies that are another's under a second name.
 ALIASES = {"fsdp": "zero3"}
@@ -224,16 +224,16 @@ def _communication(group: Sequence[CellResult], which: str) -> Iterator[str]:
 def _failures(results: Sequence[CellResult]) -> Iterator[str]:
     failed = [r for r in results if r.status not in ("ok", "excluded")]
     if failed:
-        yield f"{len(failed)} of {_counted(len(results), 'cell')} did not come out:"
+        yield f"{len(failed)} of {counted(len(results), 'cell')} did not come out:"
         yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in failed)
     partly = [r for r in results if r.status == "ok" and r.last_failure is not None]
     for result in partly:
-        came_out = _counted(len(result.measured), "repeat")
+        came_out = counted(len(result.measured), "repeat")
         yield f"Of {label(result, results)} only {came_out} came out: {failure_in_words(result)}."
     left_out = [r for r in results if r.status == "excluded"]
     if left_out:
         were = "was" if len(left_out) == 1 else "were"
-        yield f"{_counted(len(left_out), 'cell')} {were} left out by the suite:"
+        yield f"{counted(len(left_out), 'cell')} {were} left out by the suite:"
         yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in left_out)
 
 
@@ -324,10 +324,6 @@ def _label(result: CellResult) -> str:
 
 def _workers(count: int) -> str:
     return "one worker" if count == 1 else f"{count} workers"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _listed(names: Sequence[str]) -> str:

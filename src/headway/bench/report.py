@@ -30,7 +30,7 @@ from headway.bench.results import CellResult, merge_results, read_results
 from headway.bench.suite import STRATEGIES
 from headway.core.errors import DataError
 from headway.core.files import atomic_write
-from headway.core.format import UNKNOWN, format_bytes, format_count
+from headway.core.format import UNKNOWN, counted, format_bytes, format_count
 from headway.telemetry import html
 
 PLOTS = "plots"
@@ -72,7 +72,7 @@ class Report:
         asked = dict.fromkeys(str(result.settings.get("description", "")) for result in self.results)
         came_out = sum(result.status == "ok" for result in self.results)
         told = "; ".join(filter(None, asked))
-        cells = f"{came_out} of {len(self.results)} cell{'' if len(self.results) == 1 else 's'} came out."
+        cells = f"{came_out} of {counted(len(self.results), 'cell')} came out."
         return f"{told[:1].upper()}{told[1:]}. {cells}" if told else cells
 
     @property

@@ -172,6 +172,7 @@ def collect(
     """
     from headway.bench.collect import collect as read
     from headway.core.console import warning
+    from headway.core.format import counted
 
     with writing(output):
         found = read(sources, output)
@@ -181,8 +182,7 @@ def collect(
         names = [result.cell.name for result in found.results]
         print_json({"sources": found.sources, "cells": names, "broken": found.broken, "output": str(output)})
     else:
-        cells = f"{len(found.results)} cell{'' if len(found.results) == 1 else 's'}"
-        print(f"{cells} from {found.sources} log{'' if found.sources == 1 else 's'}, in {output}")
+        print(f"{counted(len(found.results), 'cell')} from {counted(found.sources, 'log')}, in {output}")
     if not found.results:
         raise typer.Exit(1)
 

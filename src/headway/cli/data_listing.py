@@ -18,7 +18,7 @@ def list_sources(settings: DataConfig, json: bool) -> None:
     Raises:
         DataError: a source has no files, or cannot be reached.
     """
-    from headway.core.format import format_bytes
+    from headway.core.format import counted, format_bytes
     from headway.data.reading.sources import find_sources
 
     sources = find_sources(settings.sources)
@@ -31,7 +31,7 @@ def list_sources(settings: DataConfig, json: bool) -> None:
         size = format_bytes(sum(file.bytes for file in source.files))
         ignored = f", {source.ignored} of unknown format ignored" if source.ignored else ""
         limit = f", at most {config.limit} read" if config.limit else ""
-        files = "1 file" if len(source.files) == 1 else f"{len(source.files):,} files"
+        files = counted(len(source.files), "file")
         what = "a stream of unknown length" if source.stream else f"{files}, {size}"
         print(f"{source.name}: {what}{ignored}{limit}")
     print(f"would be written to {settings.store}")

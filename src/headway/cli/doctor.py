@@ -174,9 +174,9 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _print_communication(found: Communication) -> None:
-    from headway.core.format import format_bytes
+    from headway.core.format import counted, format_bytes
 
-    where = f"{found.machines} machine{'' if found.machines == 1 else 's'}"
+    where = counted(found.machines, "machine")
     print(f"{found.workers} workers on {where}, {found.device}, {found.backend}\n")
     headers = ["COLLECTIVE", "SIZE", "MEDIAN MS", "P10 MS", "P90 MS", "REPEATS", "ALGORITHM GB/S", "BUS GB/S"]
     rows = [

@@ -74,7 +74,7 @@ def profile(
 
 
 def _print_profile(found: Profile, output: Path) -> None:
-    from headway.core.format import format_bytes, format_count
+    from headway.core.format import counted, format_bytes
     from headway.profiling.roofline import ceiling_text, seconds_text
     from headway.profiling.tables import (
         OPERATOR_HEADERS,
@@ -110,5 +110,4 @@ def _print_profile(found: Profile, output: Path) -> None:
     print(f"largest loss: {found.verdict}")
     for loss in found.losses[1:]:
         print(f"        then: {loss.what}")
-    traces = "1 trace" if len(found.workers) == 1 else f"{format_count(len(found.workers))} traces"
-    print(f"\n{traces}, profile.json and profile.html are in {output}/")
+    print(f"\n{counted(len(found.workers), 'trace')}, profile.json and profile.html are in {output}/")

@@ -15,6 +15,8 @@ from typing import Any
 
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
+from headway.checkpoint.sealing import key_to_encrypt_with
+from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
@@ -108,6 +110,19 @@ def refuse_run(config: Config, wishes: Wishes) -> None:
     run.refuse_unusable()
     if not wishes.restart:
         _refuse_changes(run, config, wishes)
+
+
+def refuse_missing_keys(config: Config) -> None:
+    """Refuse to begin without the keys that checkpoints are to be signed and encrypted with, or they would be missed at
+    the first save only.
+
+    Raises:
+        ConfigError: one is missing, or cannot be used.
+    """
+    if config.checkpoint.sign:
+        key_to_sign_with()
+    if config.checkpoint.encrypt:
+        key_to_encrypt_with("checkpoint.encrypt")
 
 
 def refuse_other_data(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> None:

@@ -114,8 +114,7 @@ def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
     facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
     fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
     if check_local(config, fingerprints, wishes):
-        refuse_other_data(config, fingerprints, wishes)
-        _lead_several(config, _begun(channel, config, fingerprints, facts))
+        _lead_several(config, _begun(channel, config, fingerprints, facts, wishes))
 
 
 def _lead_several(config: Config, attempt: Attempt) -> None:
@@ -123,8 +122,11 @@ def _lead_several(config: Config, attempt: Attempt) -> None:
         run_agent(config, attempt)
 
 
-def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:
-    """The attempt, which the supervisor begins."""
+def _begun(
+    channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
+) -> Attempt:
+    """The attempt, which the supervisor begins, if the data are those of the run."""
+    refuse_other_data(config, fingerprints, wishes)
     channel.say("ready", model=config.model.model_dump(mode="json"))
     answer = channel.hear()
     if answer is None:
@@ -138,8 +140,7 @@ def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], fa
 def _only_worker(
     channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
 ) -> Iterator[Attempt]:
-    refuse_other_data(config, fingerprints, wishes)
-    with _watched(config, _begun(channel, config, fingerprints, facts)) as attempt:
+    with _watched(config, _begun(channel, config, fingerprints, facts, wishes)) as attempt:
         yield attempt
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from headway.checkpoint.sealing import key_to_encrypt_with
-from headway.checkpoint.signing import key_to_sign_with
 from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
@@ -11,7 +9,7 @@ from headway.core.cores import usable_cores
 from headway.core.format import counted, format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
-from headway.launch.attempt import Wishes, refuse_run
+from headway.launch.attempt import Wishes, refuse_missing_keys, refuse_run
 from headway.launch.completed import completed
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
@@ -41,10 +39,7 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     slow = emulated(config, device)
     if slow:
         warning(slow)
-    if config.checkpoint.sign:
-        key_to_sign_with()
-    if config.checkpoint.encrypt:
-        key_to_encrypt_with("checkpoint.encrypt")
+    refuse_missing_keys(config)
     model = config.model
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(train.steps)

@@ -20,8 +20,6 @@ from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.remote import claim_tier
-from headway.checkpoint.sealing import key_to_encrypt_with
-from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import (
@@ -48,6 +46,7 @@ from headway.launch.attempt import (
     is_finished,
     not_yet_granted,
     own_attempt,
+    refuse_missing_keys,
 )
 from headway.launch.compiled import settle_compiled
 from headway.launch.grid import common_threads, settle_micro_batch
@@ -137,11 +136,7 @@ def _train(
 ) -> None:
     run = RunDirectory(config.run_directory)
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
-    # Or a key would be missed at the first save only.
-    if config.checkpoint.sign:
-        key_to_sign_with()
-    if config.checkpoint.encrypt:
-        key_to_encrypt_with("checkpoint.encrypt")
+    refuse_missing_keys(config)
     began = time.monotonic()
     start = _find_start(config, run, store, world, attempt)
     load_seconds = time.monotonic() - began

@@ -80,7 +80,7 @@ def _lacks_gpus_when_copied() -> bool:
     """Whether CUDA is spoilt for copies of this process, which refuse to use it once this one has as much as asked
     whether there are GPUs (`torch.cuda.is_available`). Only a copy knows, so one is made and asked."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or not torch.cuda._is_compiled():
         return False
     copy = os.fork()
     if copy == 0:
