@@ -88,8 +88,9 @@ class Command:
             command = [sys.executable, "-m", "headway", "train", str(work.config), *words]
             self._steps = work.folder / "runs" / "speed" / "metrics.jsonl"
         else:
-            python = sys.executable if name == "ceiling" else work.options.peers
-            script = HERE / "ceiling.py" if name == "ceiling" else HERE / "peers" / f"{name}_peer.py"
+            own = HERE / f"{name}.py"
+            script = own if own.exists() else HERE / "peers" / f"{name}_peer.py"
+            python = sys.executable if script == own else work.options.peers
             command = [python, str(script), str(work.job(name, compiled))]
             self._steps = work.folder / f"{name}.json.ends"
         for left in (self._steps, work.folder / f"{name}.json"):
