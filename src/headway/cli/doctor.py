@@ -23,7 +23,7 @@ With a config, its folders and its NCCL profile are looked at. Nothing is change
 [bold]Examples[/bold]
 
 headway doctor
-headway doctor configs/quickstart.yaml --disk
+headway doctor configs/quickstart.yaml --disk --arithmetic
 headway doctor --json
 headway doctor --communication --workers 2 --device cpu --sizes 64Ki,1Mi,16Mi
 torchrun --nnodes 2 ... -m headway doctor --communication
@@ -63,6 +63,9 @@ def doctor(
     ] = None,
     export: Annotated[bool, typer.Option("--export", help="Print the NCCL profile as shell commands instead.")] = False,
     disk: Annotated[bool, typer.Option("--disk", help="Also write and sync 64 MiB in each folder.")] = False,
+    arithmetic: Annotated[
+        bool, typer.Option("--arithmetic", help="Also multiply matrices in fp32 and bf16, which loads PyTorch.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """The verb."""
@@ -79,7 +82,7 @@ def doctor(
     from headway.doctor.examine import Examination
 
     folders = {"runs": loaded.runs, "store": loaded.data.store} if loaded else {"here": Path()}
-    examination = Examination(folders=folders, wanted_profile=wanted, write_test=disk)
+    examination = Examination(folders=folders, wanted_profile=wanted, write_test=disk, arithmetic=arithmetic)
     if export:
         _export(examination.profile)
         return

@@ -73,19 +73,17 @@ def _next_commands(config: Config, overrides: list[str]) -> list[str]:
 
 
 def _without_bf16() -> list[str]:
-    """What replaces the preset's bf16, and Muon with it, where only a CPU is there to emulate it.
+    """What replaces the preset's bf16, and Muon with it, where only a CPU is there that is no faster with it.
 
     What the user says comes after this, and wins.
     """
-    from headway.telemetry.hardware import cpu_multiplies_bf16
-
-    if cpu_multiplies_bf16():
-        return []
     import torch
 
-    if torch.cuda.is_available() or torch.backends.mps.is_available():
+    from headway.telemetry.hardware import cpu_multiplies_bf16
+
+    if torch.cuda.is_available() or torch.backends.mps.is_available() or cpu_multiplies_bf16():
         return []
-    notice("this CPU has no bf16 instructions: training in fp32, by AdamW")
+    notice("this CPU is no faster in bf16: training in fp32, by AdamW")
     return ["train.precision=fp32", "optimizer.name=adamw"]
 
 

@@ -25,6 +25,7 @@ from headway.doctor.storage import examine_storage
 from headway.parallel.interconnect import Interconnect, read_interconnect
 from headway.parallel.nccl import Profile, choose_profile
 from headway.telemetry.gpus import Driver, read_driver
+from headway.telemetry.hardware import cpu_bf16_speed
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Examination:
     """By what they are for: runs and token stores are written there."""
     wanted_profile: str = "auto"
     write_test: bool = False
+    arithmetic: bool = False
+    """Measure matrix products, for which PyTorch is loaded."""
     software: Software | None = None
     """Looked up when not given."""
 
@@ -78,7 +81,7 @@ class Examination:
             "Versions": lambda: examine_versions(self._installed),
             "Network": lambda: examine_network(self.interconnect),
             "NCCL profile": lambda: [self._profile_finding()],
-            "Processor": lambda: examine_processor(machine),
+            "Processor": lambda: examine_processor(machine, cpu_bf16_speed if self.arithmetic else None),
             "Memory": lambda: examine_memory(machine),
             "Storage": lambda: examine_storage(machine, self.folders, write=self.write_test),
             "Clock": lambda: examine_clock(machine),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headway.core.cores import Cores, read_cores, read_processors
 from headway.core.machine import Machine
@@ -18,12 +18,18 @@ _INSTRUCTIONS = {
     "avx2": "AVX2",
     "sve2": "SVE2",
     "sve": "SVE",
+    "bf16": "BF16",
     "asimd": "NEON",
 }
 
 
-def examine_processor(machine: Machine) -> Iterator[Finding]:
-    """Sockets, cores, NUMA nodes, limits, hyper-threads, instruction sets, governor."""
+def examine_processor(machine: Machine, bf16_speed: Callable[[], float] | None = None) -> Iterator[Finding]:
+    """Sockets, cores, NUMA nodes, limits, hyper-threads, instruction sets, governor.
+
+    Args:
+        machine: Whose processor it is.
+        bf16_speed: Measures that of matrix products, as a multiple of that in fp32; 0 where bf16 is emulated.
+    """
     processors, cores = read_processors(machine), read_cores(machine)
     first = processors[0] if processors else {}
     sockets = len({p["physical id"] for p in processors if "physical id" in p}) or None
@@ -39,6 +45,8 @@ def examine_processor(machine: Machine) -> Iterator[Finding]:
     yield Finding("ok", ", ".join(parts), "/proc/cpuinfo")
     yield from _limits(cores)
     yield from _instructions(first)
+    if bf16_speed is not None:
+        yield _bf16(bf16_speed())
     if machine.text("/sys/devices/system/cpu/smt/active") == "1":
         yield Finding(
             "note",
@@ -87,7 +95,7 @@ def _instructions(processor: dict[str, str]) -> Iterator[Finding]:
     if not flags:
         return
     if {"avx2", "asimd", "sve"} & flags:
-        slow = "" if {"amx_bf16", "avx512_bf16"} & flags else "; bf16 has no instructions of its own here"
+        slow = "" if {"amx_bf16", "avx512_bf16", "bf16"} & flags else "; bf16 has no instructions of its own here"
         yield Finding("ok", f"matrix instructions: {', '.join(known)}{slow}", "/proc/cpuinfo")
     else:
         yield Finding(
@@ -97,6 +105,14 @@ def _instructions(processor: dict[str, str]) -> Iterator[Finding]:
             "in a virtual machine, pass the host's processor on",
             "-cpu host",
         )
+
+
+def _bf16(speed: float) -> Finding:
+    """Instructions alone do not tell: some CPUs, and some virtual machines, have half the speed with them."""
+    what = f"matrix products in bf16 have {speed:.1f} x the speed of fp32" if speed else "bf16 is emulated"
+    if speed > 1:
+        return Finding("ok", what, "measured on one core")
+    return Finding("note", what, "measured on one core", "train in fp32 on this processor", "train.precision=fp32")
 
 
 def _governor(machine: Machine) -> Iterator[Finding]:

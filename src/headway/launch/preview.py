@@ -15,7 +15,7 @@ from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
 from headway.telemetry.record import is_run, open_run
-from headway.training.available import emulated, refuse_unavailable
+from headway.training.available import refuse_unavailable, slow_precision
 
 # Segments of a mixture that are listed.
 _SEGMENTS = 8
@@ -36,7 +36,7 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     config, store = completed(config)
     device = pick_device(train.device)
     refuse_unavailable(config, device)
-    slow = emulated(config, device)
+    slow = slow_precision(config, device)
     if slow:
         warning(slow)
     refuse_missing_keys(config)

@@ -59,7 +59,7 @@ from headway.supervise.notices import watching_for
 from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, is_outdated, take_decisions
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
-from headway.training.available import emulated
+from headway.training.available import slow_precision
 from headway.training.callbacks import Callback
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
@@ -346,7 +346,7 @@ def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
         f" {_batch(job)} rows · {world.size} worker{'s' if world.size > 1 else ''} on"
         f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
     )
-    slow = emulated(config, world.device)
+    slow = slow_precision(config, world.device)
     if slow and world.is_first:
         warning(slow)
     if start is None:

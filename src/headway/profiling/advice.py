@@ -48,7 +48,7 @@ def _is_accepted(config: Config, text: str) -> bool:
 def _passes(config: Config, worker: WorkerRecord, workers: Sequence[WorkerRecord]) -> Iterator[str]:
     train = config.train
     if worker.device == "cpu" and train.precision == "bf16" and not cpu_multiplies_bf16():
-        yield "train.precision=fp32"  # bf16 is emulated
+        yield "train.precision=fp32"  # bf16 is emulated, or no faster
     if not train.compile and (worker.device == "cuda" or (worker.device == "cpu" and _has_compiler())):
         yield "train.compile=true"
     if train.precision in ("fp32", "tf32") and (worker.device == "cuda" or _cpu_has_bf16(worker)):

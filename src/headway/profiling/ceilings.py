@@ -35,14 +35,14 @@ def measure_ceilings(world: World, precision: str, gradient_bytes: int) -> Ceili
 
     Args:
         precision: Of `train.precision`. "fp8" is measured in bf16, which is what all else is in; bf16 in fp32 where the
-            CPU only emulates it.
+            CPU is no faster with it.
         gradient_bytes: The sum over workers is measured for so many, up to 64 MiB.
     """
     device = world.device
     world.barrier()
     measured = "bf16" if precision == "fp8" else precision
     if device.type == "cpu" and measured == "bf16" and not cpu_multiplies_bf16():
-        measured = "fp32"  # what emulates bf16 is no ceiling
+        measured = "fp32"  # what is slower is no ceiling
     rate, size = _products(device, _DTYPES.get(measured, torch.float32))
     world.barrier()
     copied = _copy(device)

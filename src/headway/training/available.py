@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headway.config import DEEPSPEED, FULLY_SHARDED
-from headway.telemetry.hardware import cpu_multiplies_bf16
+from headway.telemetry.hardware import cpu_bf16_speed
 from headway.training.optimizer import refuse_offload
 from headway.training.precision import refuse_missing
 from headway.training.torchao_import import missing_torchao
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from headway.config import Config
 
 
-def emulated(config: Config, device: torch.device) -> str | None:
-    """What this machine can only do very slowly, in words; None when there is nothing."""
-    if config.train.precision != "bf16" or device.type != "cpu" or cpu_multiplies_bf16():
+def slow_precision(config: Config, device: torch.device) -> str | None:
+    """What this machine can only do slowly, in words; None when there is nothing."""
+    if config.train.precision != "bf16" or device.type != "cpu":
         return None
-    return "this CPU has no bf16 instructions and emulates them, many times slower than fp32; train.precision=fp32"
+    speed = cpu_bf16_speed()
+    if not speed:
+        return "this CPU has no bf16 instructions and emulates them, many times slower than fp32; train.precision=fp32"
+    if speed < 0.9:
+        return f"matrix products in bf16 have {speed:.1f} x the speed of fp32 on this CPU; train.precision=fp32"
+    return None
 
 
 def refuse_unavailable(config: Config, device: torch.device) -> None:

@@ -12,6 +12,7 @@ import pytest
 from headway.core.machine import Output, Space
 from headway.doctor import storage
 from headway.doctor.findings import Finding
+from headway.doctor.processor import examine_processor
 from headway.doctor.software import TorchFacts
 from support_doctor import (
     CLOUD,
@@ -258,3 +259,15 @@ def test_kinds_of_disks(line: str, shown: str, tmp_path: Path) -> None:
     )
     (finding,) = machine.findings(tmp_path)["Storage"]
     assert finding.what.endswith(f"free, {shown}")
+
+
+@pytest.mark.parametrize(
+    ("speed", "level", "what"),
+    [(4.0, "ok", "4.0 x the speed"), (0.5, "note", "0.5 x the speed"), (0.0, "note", "is emulated")],
+)
+def test_how_fast_bf16_is(speed: float, level: str, what: str) -> None:
+    """Instructions for it are no promise: it may have half the speed of fp32."""
+    found = [finding for finding in examine_processor(CLOUD, lambda: speed) if "bf16 " in finding.what]
+    assert [finding.level for finding in found] == [level] and what in found[0].what
+    assert found[0].command == (None if level == "ok" else "train.precision=fp32")
+    assert not any("bf16 have" in finding.what for finding in examine_processor(CLOUD))

@@ -16,7 +16,7 @@ from headway.config import Config
 from headway.config.schema import OptimizerConfig
 from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
-from headway.training.available import emulated, refuse_unavailable
+from headway.training.available import refuse_unavailable, slow_precision
 from headway.training.cut_proof import refuse_cuts_that_show
 from headway.training.optimizer import build_optimizer, materialize, set_learning_rate
 from headway.training.optimizer.adafactor import ShardedAdafactor
@@ -300,11 +300,12 @@ def test_a_missing_library_is_said_before_there_is_a_run(
 
 def test_bf16_that_a_cpu_would_emulate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     bf16 = Config.model_validate({"train": {"steps": 1, "precision": "bf16"}}).resolved()
-    for has in (True, False):
-        monkeypatch.setattr("headway.training.available.cpu_multiplies_bf16", lambda has=has: has)
-        assert (emulated(bf16, CPU) is None) == has
-        assert emulated(bf16, torch.device("cuda", 0)) is None
-        assert emulated(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU) is None
+    for speed, told in ((4.0, None), (1.0, None), (0.5, "have 0.5 x the speed of fp32"), (0.0, "emulates them")):
+        monkeypatch.setattr("headway.training.available.cpu_bf16_speed", lambda speed=speed: speed)
+        found = slow_precision(bf16, CPU)
+        assert found is None if told is None else told in (found or "")
+        assert slow_precision(bf16, torch.device("cuda", 0)) is None
+        assert slow_precision(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU) is None
 
 
 @pytest.mark.parametrize("shape", [(8, 24), (24, 8)])
