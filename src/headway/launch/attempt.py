@@ -21,7 +21,7 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
 from headway.core.console import notice, warning
-from headway.core.errors import CheckpointError, ConfigError, DataError, HeadwayError, Preempted
+from headway.core.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
 from headway.core.signals import handled, held
@@ -244,6 +244,9 @@ def _concluding(attempt: Attempt) -> Iterator[None]:
         yield
     except HeadwayError as error:
         attempt.finish("preempted" if error.exit_code == 75 else error.what, error.exit_code)
+        raise
+    except KeyboardInterrupt:
+        attempt.finish("interrupted", INTERRUPTED)
         raise
     except BaseException as error:
         with suppress(OSError):  # a full disk must not hide what went wrong

@@ -12,11 +12,11 @@ import signal
 from types import FrameType
 
 from headway.config import Config
-from headway.core.errors import Preempted, error_with
+from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.signals import STOPPING, handled
 from headway.core.waiting import wait_until
 from headway.launch.attempt import Wishes, WorkerDied
-from headway.launch.watched import INTERRUPTED, WatchedAttempt, newest_checkpoint
+from headway.launch.watched import WatchedAttempt, newest_checkpoint
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Budget, Decision, Ending
 from headway.supervise.ownership import OwnerLock

@@ -45,6 +45,15 @@ def test_a_signal_while_an_attempt_begins_is_its_end(
     assert json.loads((config.run_directory / "run.json").read_text()) == {}
 
 
+def test_ctrl_c_is_no_crash(tiny: Callable[..., Path]) -> None:
+    config = load_config(tiny())
+    with pytest.raises(KeyboardInterrupt), own_attempt(config, {}, {}, Wishes()) as attempt:
+        raise KeyboardInterrupt
+    record = json.loads((attempt.directory / "attempt.json").read_text())
+    assert (record["outcome"], record["exit_code"]) == ("interrupted", 130)
+    assert not (attempt.directory / "traceback.txt").exists()
+
+
 def test_a_finished_run_gets_no_further_attempt(tiny: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
     config = load_config(tiny(train={"steps": 4}))
     train(config)
