@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
 from headway.checkpoint.sealing import key_to_encrypt_with
@@ -27,6 +28,7 @@ from headway.core.launched import world_size_from_environment
 from headway.core.signals import handled, held
 from headway.supervise.ledger import Ledger
 from headway.supervise.notices import watching_for
+from headway.supervise.ownership import OwnerLock
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
 
@@ -100,14 +102,16 @@ def _agent_began() -> float:
 
 
 def refuse_run(config: Config, wishes: Wishes) -> None:
-    """Refuse what `make_way` and a claim would refuse, and touch nothing. Whether the run is in use is not asked.
+    """Refuse what `make_way` and a claim would refuse, and leave all as it is.
 
     Raises:
-        CheckpointError: the place cannot become a run directory.
+        CheckpointError: the place cannot become a run directory, or the run there is in use.
         ConfigError: the run there was made by another config.
     """
     run = RunDirectory(config.run_directory)
     run.refuse_unusable()
+    if (run.path / OWNER_FILE).exists():
+        OwnerLock.take(run.path).release()
     if not wishes.restart:
         _refuse_changes(run, config, wishes)
 
