@@ -152,6 +152,17 @@ def test_copies_are_verified_and_made_once(run: RunDirectory, tmp_path: Path) ->
     assert isinstance(error, CheckpointError) and "something else is there" in error.what
 
 
+def test_what_comes_from_a_url_replaces_no_good_checkpoint_of_another_state(run: RunDirectory, tmp_path: Path) -> None:
+    url, other = f"file://{tmp_path}/bucket", CheckpointStore(tmp_path / "other")
+    invoke("copy", run.path, url)
+    state = make_state(4)
+    state["model.embedding"][0, 0] += 0.5
+    kept = other.save(4, state, {"step": 4}, {})
+    _, error = invoke("copy", url, other.directory)
+    assert isinstance(error, CheckpointError) and "something else is there already" in error.what
+    assert other.info(4).state_sha256 == kept.state_sha256
+
+
 def test_list_shows_both_tiers(run: RunDirectory) -> None:
     registry = Registry(run.path)
     registry.add(CheckpointStore(run.checkpoints).info(3).manifest, "remote", "file:///x")
