@@ -163,6 +163,18 @@ def test_what_comes_from_a_url_replaces_no_good_checkpoint_of_another_state(run:
     assert other.info(4).state_sha256 == kept.state_sha256
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_damaged_checkpoint_stays_when_none_comes_in_its_place(
+    run: RunDirectory, tmp_path: Path, scheme: str
+) -> None:
+    folder = run.checkpoints / "step-00000004"
+    invoke("copy", run.path, tmp_path / "copies", "--step", 3)
+    (folder / "shard-00000.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="there is no checkpoint of step 4 to copy"):
+        restore(run, 4, f"{scheme}{tmp_path}/copies")
+    assert folder.exists()
+
+
 def test_list_shows_both_tiers(run: RunDirectory) -> None:
     registry = Registry(run.path)
     registry.add(CheckpointStore(run.checkpoints).info(3).manifest, "remote", "file:///x")
