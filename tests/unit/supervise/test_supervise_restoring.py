@@ -22,6 +22,9 @@ from headway.core.files import fingerprint
 from headway.supervise.ledger import Ledger
 from headway.supervise.restoring import prune, restore
 from headway.supervise.run_directory import RunDirectory, what_to_do
+from headway.telemetry.record import open_run
+from headway.telemetry.runs import list_runs
+from headway.telemetry.summary import summarize
 from states import make_state, names, save
 
 app = typer.Typer()
@@ -60,6 +63,7 @@ def remote_of(tmp_path: Path) -> RemoteTier:
 
 
 def test_going_back_sets_later_steps_aside_everywhere(run: RunDirectory, tmp_path: Path) -> None:
+    run.metrics_path.write_text('{"step": 4, "attempt": 1}\n')
     found, error = invoke("restore", run.path, "--step", 2)
     assert error is None and found["step"] == 2 and len(found["set_aside"]) == 3
     assert names(run.checkpoints) == ["step-00000001", "step-00000002"]
@@ -71,6 +75,10 @@ def test_going_back_sets_later_steps_aside_everywhere(run: RunDirectory, tmp_pat
     assert start is not None and start.step == 2
     assert [record["outcome"] for record in run.attempt_records()] == ["finished", "restored"]
     assert {entry.step for entry in Registry(run.path).entries()} == {1, 2}
+    (listed,) = list_runs(run.path.parent)
+    assert summarize(open_run(run.path)).step == listed.step == 2
+    run.begin_attempt("headway train").finish("finished", 0)
+    assert open_run(run.path).step == 4, "as it was recorded"
 
 
 def test_a_step_that_is_only_in_the_remote_tier_comes_back(run: RunDirectory) -> None:
