@@ -13,7 +13,7 @@ import pytest
 from tests.support import headway, state_hash, write_config, write_corpus
 
 from headway.config import load_config
-from headway.core.errors import HeadwayError
+from headway.core.errors import CheckpointError, DataError, HeadwayError
 from headway.launch.attempt import Wishes
 from headway.launch.preview import preview
 from headway.supervise.ownership import OwnerLock
@@ -167,6 +167,8 @@ def test_a_run_that_is_in_use_is_left_alone(place: Path) -> None:
         longer = ["train", place / "config.yaml", "train.steps=12", "--accept-changes"]
         refused(*longer, code=4, says="the run is in use by", where=str(run))
         refused("train", place / "config.yaml", "--restart", code=4, says="the run is in use by", where=str(run))
+        with pytest.raises(CheckpointError, match="the run is in use by"):
+            preview(load_config(place / "config.yaml"), Wishes())
     finally:
         lock.release()
     assert state_hash(run) == before
@@ -196,6 +198,13 @@ def test_a_dry_run_says_what_becomes_of_the_run_that_is_there(place: Path) -> No
     assert "tiny (finished, step 10)" in preview(load_config(config), Wishes())
     assert "starts anew" in preview(load_config(config, ["train.global_batch=16"]), Wishes(restart=True))
     assert sorted(place.rglob("*")) == before
+
+
+def test_a_dry_run_refuses_other_data_than_the_run_has(place: Path, tmp_path: Path) -> None:
+    other = [f"data.store={tmp_path}", "data.validation=0.2"]
+    succeeded("data", "prepare", place / "config.yaml", *other)
+    with pytest.raises(DataError, match="the data fingerprint is"):
+        preview(load_config(place / "config.yaml", other), Wishes(accept_changes=True))
 
 
 def test_a_step_that_was_not_saved_and_a_damaged_checkpoint(place: Path) -> None:

@@ -115,8 +115,10 @@ def _download(source: str, target: str, step: int | None, options: dict[str, Any
     for found in remote_manifests(source, options):
         if step is None or found.manifest.step == step:
             there = store.directory / step_name(found.manifest.step)
-            if not (there.exists() and verify_checkpoint(there).good and _same(there, found.manifest)):
+            if not (there.exists() and verify_checkpoint(there).good):
                 bring(store, tier, found.manifest, index=False)
+            elif not _same(there, found.manifest):
+                raise _taken(there)
             copies.append(Found(found.manifest, str(there)))
     return copies
 
@@ -177,9 +179,7 @@ def _copier(target: Path) -> Callable[[Path, Manifest], str]:
         if there.exists() and verify_checkpoint(there).good and _same(there, manifest):
             return str(there)
         if there.exists():
-            raise CheckpointError(
-                "something else is there already", where=str(there), fix="move it away, or copy to another folder"
-            )
+            raise _taken(there)
         hidden = target / f"{TEMPORARY}{there.name}-{os.getpid()}"
         try:
             hidden.mkdir(parents=True)
@@ -198,6 +198,12 @@ def _copier(target: Path) -> Callable[[Path, Manifest], str]:
         return str(there)
 
     return put
+
+
+def _taken(there: Path) -> CheckpointError:
+    return CheckpointError(
+        "something else is there already", where=str(there), fix="move it away, or copy to another folder"
+    )
 
 
 def _same(folder: Path, manifest: Manifest) -> bool:

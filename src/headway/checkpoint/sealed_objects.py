@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headway.checkpoint.objects import Facts, Objects
 from headway.checkpoint.sealing import SEALED, content_size, seal, seal_bytes, sealed_size, unseal_bytes, unseal_file
+from headway.core.errors import CheckpointError
 
 _WORKING = ".sealing-"
 #: A working file that has not changed for so long was left by a process that was killed.
@@ -53,7 +54,11 @@ class SealedObjects(Objects):
             sealed.unlink()
 
     def put(self, name: str, path: Path) -> Facts:
-        """Seal a file beside its folder, and upload that."""
+        """Seal a file beside its folder, and upload that.
+
+        Raises:
+            CheckpointError: as `Objects.put`; also when there is no room for the sealed file here.
+        """
         if not _is_secret(name):
             return super().put(name, path)
         folder = path.parent.parent
@@ -61,11 +66,18 @@ class SealedObjects(Objects):
             with suppress(OSError):
                 if left.stat().st_mtime < time.time() - _LEFT_SECONDS:
                     left.unlink()
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=_WORKING) as working:
-            with path.open("rb") as source:
-                seal(source, working, self.key, _base(name))
-            working.flush()
-            found = super().put(name + SEALED, Path(working.name))
+        try:
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=_WORKING) as working:
+                with path.open("rb") as source:
+                    seal(source, working, self.key, _base(name))
+                working.flush()
+                found = super().put(name + SEALED, Path(working.name))
+        except OSError as error:
+            raise CheckpointError(
+                f"{_base(name)} cannot be encrypted to be sent: {error.strerror or error}",
+                where=str(folder),
+                fix="make room there, and make it writable",
+            ) from error
         return Facts(path.stat().st_size, found.version)
 
     def create(self, name: str, content: bytes) -> bool:

@@ -28,6 +28,10 @@ _MAGIC, _SALT_BYTES, _TAG_BYTES, _KEY_BYTES = b"HWSEAL1\n", 32, 16, 32
 _HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
 
 
+class Undecipherable(CheckpointError):
+    """Something is not as it was sealed, or was sealed with another key; which of the two, only a hash can tell."""
+
+
 class Readable(Protocol):
     """A stream of bytes that come."""
 
@@ -205,9 +209,9 @@ class _Opener:
         self._cipher = _cipher(key, head[len(_MAGIC) :])
 
     @property
-    def wrong(self) -> CheckpointError:
+    def wrong(self) -> Undecipherable:
         """To be raised when something is not as it was sealed."""
-        return CheckpointError(
+        return Undecipherable(
             f"{self._name} cannot be decrypted: it was changed, or sealed with another key",
             where=self._name,
             fix=f"check {VARIABLE}, or use another checkpoint",

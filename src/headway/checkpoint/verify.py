@@ -10,8 +10,9 @@ from pathlib import Path
 
 from headway.checkpoint.format import Manifest, hash_tensor, read_manifest, step_of
 from headway.checkpoint.reading import SavedTensors, contradiction, open_shard
+from headway.checkpoint.sealing import VARIABLE, Undecipherable
 from headway.core.cores import usable_cores
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import sha256_file
 
 
@@ -56,6 +57,10 @@ def verify_checkpoint(
         tensors: Also hash every tensor by itself, which takes a second pass over the bytes: it tells which tensors of a
             damaged file are affected.
         advance: Called with the bytes read so far unreported, for progress.
+
+    Raises:
+        ConfigError: it is encrypted, and there is no key, or another one. That is no damage: a run that passed it over
+            would go back, and write over it.
     """
     try:
         if path.is_symlink() or not path.is_dir():
@@ -83,7 +88,7 @@ def verify_checkpoint(
 def check_file(
     folder: Path, name: str, manifest: Manifest, *, hashes: bool = True, tensors: bool = False
 ) -> Damage | None:
-    """What is wrong with one file of a checkpoint, or nothing; the arguments are those of `verify_checkpoint`."""
+    """What is wrong with one file of a checkpoint, or nothing; arguments and errors as for `verify_checkpoint`."""
     found = _check_file(folder, name, manifest, hashes)
     if found is not None and tensors:
         return Damage(name, found.what, _damaged_tensors(folder, name, manifest))
@@ -107,6 +112,14 @@ def _check_file(folder: Path, name: str, manifest: Manifest, hashes: bool) -> Da
         return Damage(name, "is missing")
     except OSError as error:
         return Damage(name, f"cannot be read: {error.strerror}")
+    except Undecipherable as error:
+        if hashes:  # so the bytes are those that were written
+            raise ConfigError(
+                "it is encrypted with another key than the one that is given",
+                where=str(path),
+                fix=f"set {VARIABLE} to the key that it was saved with",
+            ) from None
+        return Damage(name, error.what)
     except CheckpointError as error:
         return Damage(name, error.what)
     return Damage(name, difference) if difference else None

@@ -12,7 +12,7 @@ import typer
 import typer.core
 
 from headway.core.console import open_streams, say, settle_streams
-from headway.core.errors import HeadwayError
+from headway.core.errors import INTERRUPTED, HeadwayError
 
 #: The order of `headway --help`: from text to model to what comes after.
 VERBS = (
@@ -120,5 +120,5 @@ def _run() -> int | str | None:
         return error.exit_code
     except KeyboardInterrupt:
         say("interrupted")
-        return 130
+        return INTERRUPTED
     return 0

@@ -6,6 +6,9 @@ with its code, so a scheduler can tell a typing mistake from a full disk or a pr
 
 from __future__ import annotations
 
+#: The exit code of Ctrl-C, as shells have it.
+INTERRUPTED = 130
+
 
 class HeadwayError(Exception):
     """Base of all deliberate errors.

@@ -6,6 +6,8 @@ import os
 
 from headway.core.errors import ConfigError
 
+_FIX = "start workers with torchrun, or unset RANK WORLD_SIZE"
+
 
 def world_size_from_environment() -> int | None:
     """Number of workers when an agent (torchrun, or Ray with its variables) started this process, else None.
@@ -17,12 +19,25 @@ def world_size_from_environment() -> int | None:
         return None
     text = os.environ["WORLD_SIZE"]
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(
-            f"'{text}' is no number of workers",
-            where="WORLD_SIZE",
-            fix="start workers with torchrun, or unset RANK WORLD_SIZE",
-        )
+        raise ConfigError(f"'{text}' is no number of workers", where="WORLD_SIZE", fix=_FIX)
     return int(text)
+
+
+def workers_of_this_machine(size: int) -> int:
+    """How many of the workers are on this machine: as their agent says (torchrun does), else all of them.
+
+    Args:
+        size: Number of workers.
+
+    Raises:
+        ConfigError: the variable is there, but holds no number.
+    """
+    text = os.environ.get("LOCAL_WORLD_SIZE")
+    if text is None or size == 1:
+        return size
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"'{text}' is no number of workers", where="LOCAL_WORLD_SIZE", fix=_FIX)
+    return min(size, int(text))
 
 
 def place_from_environment(size: int) -> tuple[int, int]:
@@ -36,11 +51,10 @@ def place_from_environment(size: int) -> tuple[int, int]:
     """
     variables = {"RANK": size, "LOCAL_RANK": size, "MASTER_PORT": 2**16}
     given = {"LOCAL_RANK": "0", **os.environ}
-    fix = "start workers with torchrun, or unset RANK WORLD_SIZE"
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not given.get(name):
-            raise ConfigError(f"{size} workers were started that do not know where to meet", where=name, fix=fix)
+            raise ConfigError(f"{size} workers were started that do not know where to meet", where=name, fix=_FIX)
     for name, limit in variables.items():
         if not given[name].isdecimal() or int(given[name]) >= limit:
-            raise ConfigError(f"'{given[name]}' is no number from 0 to {limit - 1}", where=name, fix=fix)
+            raise ConfigError(f"'{given[name]}' is no number from 0 to {limit - 1}", where=name, fix=_FIX)
     return int(given["RANK"]), int(given["LOCAL_RANK"])

@@ -6,7 +6,6 @@ Rows come in the very order of a local store, since the order follows from the m
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.faults import fault_point
 from headway.core.files import atomic_write, fingerprint, sha256_bytes, write_json
 from headway.core.format import format_bytes
+from headway.core.launched import workers_of_this_machine, world_size_from_environment
 from headway.data.reading import remote
 from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
 from headway.data.store import MANIFEST, ShardStream, TokenStore, file_problem, parse_manifest
@@ -38,7 +38,7 @@ def open_store(data: DataConfig, *, check: bool = True, processes: int | None = 
     Args:
         data: With `store`, `remote`, `cache_bytes`.
         check: Look whether every shard is there in its full length; of a remote store by a listing.
-        processes: Processes of this machine that will read a remote one; `LOCAL_WORLD_SIZE` when not given.
+        processes: Processes of this machine that will read a remote one; as many as an agent started when not given.
 
     Raises:
         ConfigError: `data.store` is no place for copies, or `data.cache_bytes` is too small.
@@ -46,7 +46,7 @@ def open_store(data: DataConfig, *, check: bool = True, processes: int | None = 
     """
     if data.remote is None:
         return TokenStore.open(data.store, check=check)
-    count = processes or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    count = processes or workers_of_this_machine(world_size_from_environment() or 1)
     copies = Copies(data.remote, data.remote_options, data.store, data.cache_bytes, count)
     return RemoteTokenStore.open_copies(copies, count, data.cache_bytes, check=check)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from headway.core.console import progress
 from headway.core.errors import HeadwayError
 from headway.core.faults import fault_point
+from headway.core.launched import workers_of_this_machine
 from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, clock_offset, measurement
 from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.collectives import all_gather, reduce_scatter
@@ -74,7 +75,7 @@ def measure_communication(plan: Plan) -> Communication:
                         bar.advance()
             return Communication(
                 workers=world.size,
-                machines=max(1, world.size // int(os.environ.get("LOCAL_WORLD_SIZE", world.size))),
+                machines=max(1, world.size // workers_of_this_machine(world.size)),
                 device=torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
                 backend="nccl" if world.device.type == "cuda" else "gloo",
                 nccl_profile=profile.name,

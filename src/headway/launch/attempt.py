@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
 from headway.checkpoint.sealing import key_to_encrypt_with
@@ -21,12 +22,13 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
 from headway.core.console import notice, warning
-from headway.core.errors import CheckpointError, ConfigError, DataError, HeadwayError, Preempted
+from headway.core.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
 from headway.core.signals import handled, held
 from headway.supervise.ledger import Ledger
 from headway.supervise.notices import watching_for
+from headway.supervise.ownership import OwnerLock, wait_for_dead_machine
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
 
@@ -100,14 +102,16 @@ def _agent_began() -> float:
 
 
 def refuse_run(config: Config, wishes: Wishes) -> None:
-    """Refuse what `make_way` and a claim would refuse, and touch nothing. Whether the run is in use is not asked.
+    """Refuse what `make_way` and a claim would refuse, and leave all as it is.
 
     Raises:
-        CheckpointError: the place cannot become a run directory.
+        CheckpointError: the place cannot become a run directory, or the run there is in use.
         ConfigError: the run there was made by another config.
     """
     run = RunDirectory(config.run_directory)
     run.refuse_unusable()
+    if (run.path / OWNER_FILE).exists():
+        OwnerLock.take(run.path).release()
     if not wishes.restart:
         _refuse_changes(run, config, wishes)
 
@@ -229,6 +233,7 @@ def own_attempt(
         CheckpointError: the directory is in use, or is not a run.
         ConfigError: the run there was made by another config.
     """
+    wait_for_dead_machine(config.run_directory)
     with ExitStack() as stack:
         with held():  # a signal between the two would end an attempt that nobody concludes
             attempt = _begin(config, fingerprints, facts, wishes)
@@ -244,6 +249,9 @@ def _concluding(attempt: Attempt) -> Iterator[None]:
         yield
     except HeadwayError as error:
         attempt.finish("preempted" if error.exit_code == 75 else error.what, error.exit_code)
+        raise
+    except KeyboardInterrupt:
+        attempt.finish("interrupted", INTERRUPTED)
         raise
     except BaseException as error:
         with suppress(OSError):  # a full disk must not hide what went wrong

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, resolve_threads
 from headway.config.lanes import divisors
 from headway.core.console import notice
 from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError
+from headway.core.launched import workers_of_this_machine
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.fit import largest_that_fits, memory_limit_bytes
@@ -22,8 +21,7 @@ def common_threads(config: Config, world: World, grid: LaneGrid) -> int:
     """CPU threads of each worker, on all machines as many as on the one that has fewest for each of its own: bits can
     depend on them, and a checkpoint knows one number. All workers must call it.
     """
-    of_this_machine = min(world.size, int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
-    threads = resolve_threads(config, of_this_machine, grid.lanes, usable_cores())
+    threads = resolve_threads(config, workers_of_this_machine(world.size), grid.lanes, usable_cores())
     return int(min(worker[0] for worker in world.gather([float(threads)])))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.console import say
-from headway.core.errors import HeadwayError, Preempted
+from headway.core.errors import INTERRUPTED, HeadwayError, Preempted
 from headway.launch.agent import ONE_THREAD, run_agent
 from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, refuse_other_data
 from headway.launch.completed import completed
@@ -81,7 +81,7 @@ def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = 
         channel.say("error", **{**error_record(error, 0), **told, **own})
         return error.exit_code
     except KeyboardInterrupt:
-        return 130  # what shells say of Ctrl-C
+        return INTERRUPTED
     except BaseException as error:
         say(traceback.format_exc().rstrip())
         channel.say("error", **error_record(error, 0), traceback=traceback.format_exc())

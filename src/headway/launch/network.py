@@ -10,7 +10,7 @@ import torch
 
 from headway.core.console import notice
 from headway.core.errors import ConfigError
-from headway.core.launched import world_size_from_environment
+from headway.core.launched import place_from_environment, world_size_from_environment
 from headway.core.machine import Machine
 from headway.parallel.interconnect import read_interconnect
 from headway.parallel.nccl import PROFILES, Profile, choose_profile
@@ -37,9 +37,10 @@ def apply_nccl_profile(
         ConfigError: a profile was asked for that does not fit the machine.
     """
     environment = os.environ if environment is None else environment
-    if (world_size_from_environment() or 1) == 1:
+    size = world_size_from_environment() or 1
+    if size == 1:
         return Profile("none", "one worker")
-    if pick_device(device, int(os.environ.get("LOCAL_RANK", "0"))).type != "cuda":
+    if pick_device(device, place_from_environment(size)[1]).type != "cuda":
         return Profile("none", "NCCL is for GPUs")
     found = read_interconnect(machine or Machine())
     if not found.gpus:  # there need not be an nvidia-smi for CUDA to work

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
@@ -9,7 +11,7 @@ from headway.core.cores import usable_cores
 from headway.core.format import counted, format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
-from headway.launch.attempt import Wishes, refuse_missing_keys, refuse_run
+from headway.launch.attempt import Wishes, refuse_missing_keys, refuse_other_data, refuse_run
 from headway.launch.completed import completed
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
@@ -48,7 +50,7 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     return "\n".join(
         [
-            *_run(config, wishes),
+            *_run(config, {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}, wishes),
             f"model      {format_count(parameters.total)} parameters{active},"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
             f"data       {config.data.store}: {format_count(feed.rows)} rows of {train.sequence_length} tokens",
@@ -67,11 +69,12 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     )
 
 
-def _run(config: Config, wishes: Wishes | None) -> list[str]:
+def _run(config: Config, fingerprints: Mapping[str, str], wishes: Wishes | None) -> list[str]:
     """Where the run is, and how it stands; nothing without wishes about it."""
     if wishes is None:
         return []
     refuse_run(config, wishes)
+    refuse_other_data(config, fingerprints, wishes)
     where = config.run_directory
     if not is_run(where):
         state = "new"
@@ -79,7 +82,7 @@ def _run(config: Config, wishes: Wishes | None) -> list[str]:
         state = "starts anew, the earlier run is moved aside"
     else:
         run = open_run(where)
-        step, last = run.metrics.last_step, config.train.steps or 0
+        step, last = run.step, config.train.steps or 0
         state = f"{'goes on: ' if step < last else ''}{run.outcome}, step {step:,}"
     return [f"run        {where} ({state})"]
 

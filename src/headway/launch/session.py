@@ -33,7 +33,7 @@ from headway.config import (
 from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
-from headway.core.format import format_count
+from headway.core.format import counted, format_count
 from headway.core.garbage import resume_collection
 from headway.core.launched import world_size_from_environment
 from headway.core.waiting import SEEN_SECONDS
@@ -341,9 +341,12 @@ def _batch(job: Job) -> str:
 def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     """Say what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
+    if config.parallel.workers not in (1, world.size):
+        started = counted(world.size, "worker")
+        notice(f"parallel.workers={config.parallel.workers} does not count: the agent has started {started}")
     notice(
         f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
-        f" {_batch(job)} rows · {world.size} worker{'s' if world.size > 1 else ''} on"
+        f" {_batch(job)} rows · {counted(world.size, 'worker')} on"
         f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
     )
     slow = slow_precision(config, world.device)

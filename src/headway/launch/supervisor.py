@@ -12,14 +12,14 @@ import signal
 from types import FrameType
 
 from headway.config import Config
-from headway.core.errors import Preempted, error_with
+from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.signals import STOPPING, handled
 from headway.core.waiting import wait_until
 from headway.launch.attempt import Wishes, WorkerDied
-from headway.launch.watched import INTERRUPTED, WatchedAttempt, newest_checkpoint
+from headway.launch.watched import WatchedAttempt, newest_checkpoint
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Budget, Decision, Ending
-from headway.supervise.ownership import OwnerLock
+from headway.supervise.ownership import OwnerLock, wait_for_dead_machine
 from headway.supervise.processes import adopt_orphans
 
 #: A look between attempts.
@@ -51,6 +51,7 @@ class _Supervisor:
         if self._own_process:
             adopt_orphans()
         with handled(STOPPING, self._note):
+            wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
             try:
                 while (decision := self._next()).goes_on:
                     self._restarts += 1

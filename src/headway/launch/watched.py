@@ -16,6 +16,7 @@ from typing import Any
 from headway.checkpoint.fence import wait_for_writers
 from headway.config import Config
 from headway.core.console import clear_line, log_to, notice, warning
+from headway.core.errors import INTERRUPTED
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.heartbeat import Reading, read_heartbeat
 from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
@@ -338,9 +339,6 @@ class WatchedAttempt:
             with suppress(OSError):  # a full disk must not hide what went wrong
                 (self.record.directory / "traceback.txt").write_text(told["traceback"], encoding="utf-8")
 
-
-#: The exit code of Ctrl-C.
-INTERRUPTED = 130
 
 _AGAIN = "run the same command again: it goes on from the newest checkpoint"
 

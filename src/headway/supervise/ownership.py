@@ -10,15 +10,22 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
 from headway.checkpoint.fence import OWNER_FILE, Owner, read_owner
+from headway.core.console import notice
 from headway.core.errors import CheckpointError
+from headway.core.waiting import wait_until
 
 #: The record is padded to this size, so that one write replaces one record, and a reader never sees parts of two.
 _RECORD_BYTES = 512
+#: So long a server of NFS keeps the lock of a machine that died, and a little more (Linux: `nfsv4leasetime`, 90 s).
+_LEASE_SECONDS = 100.0
 
 
 class OwnerLock:
@@ -77,3 +84,25 @@ class OwnerLock:
     def release(self) -> None:
         """Let others have it. Safe to call twice."""
         self._file.close()
+
+
+def wait_for_dead_machine(run: Path, is_over: Callable[[], object] = lambda: False) -> None:
+    """Where another machine holds the lock, wait until a network file system would have given it up if that is dead.
+
+    Whether it is cannot be asked. A lock that is still held afterwards has a living holder, which `take` tells.
+
+    Args:
+        is_over: Ends the waiting.
+    """
+    owner = read_owner(run)
+    if owner is None or owner.host == socket.gethostname()[:64] or _is_free(run):
+        return
+    notice(f"the run is held by {owner}; waiting {_LEASE_SECONDS:.0f} s, after which a dead machine holds it no more")
+    wait_until(lambda: is_over() or _is_free(run), _LEASE_SECONDS, 0.2)
+
+
+def _is_free(run: Path) -> bool:
+    with suppress(CheckpointError):
+        OwnerLock.take(run).release()
+        return True
+    return False

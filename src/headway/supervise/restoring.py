@@ -155,7 +155,8 @@ def _bring(
         wanted = _newest_step(source, options) if step is None else step
         if config is not None:
             _refuse_other_config(config, source, wanted, options)
-        _make_room(run, wanted)
+        if not is_url(source) and _verifies(Path(source), wanted):  # what comes from a URL makes room when it is here
+            _make_room(run, wanted)
         (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options)
         return found.manifest
     remote = config.checkpoint.remote if config is not None else None
@@ -213,6 +214,11 @@ def _refuse_other_config(config: Config, source: str, step: int, options: dict[s
                 where=source,
                 fix="restore it into a run of its own, under another name",
             )
+
+
+def _verifies(source: Path, step: int) -> bool:
+    folder = local_folders(source).get(step)
+    return folder is not None and verify_checkpoint(folder).good
 
 
 def _make_room(run: RunDirectory, step: int) -> None:

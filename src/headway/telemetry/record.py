@@ -122,6 +122,19 @@ class Run:
         return _outcome(records[max(records)], newest=True) if records else NOT_STARTED
 
     @property
+    def restored_step(self) -> int | None:
+        """The step that was gone back to by hand, while nothing was trained since; what was recorded beyond counts
+        until it is done again."""
+        records = self.attempt_records
+        newest = records[max(records)] if records else {}
+        return as_int(newest.get("last_step")) if newest.get("outcome") == RESTORED else None
+
+    @property
+    def step(self) -> int:
+        """Finished steps: those that the run goes on from."""
+        return self.metrics.last_step if self.restored_step is None else self.restored_step
+
+    @property
     def state(self) -> str:
         """The outcome in one or two words: `failed` for one that is a sentence on what went wrong."""
         states = (FINISHED, PREEMPTED, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
@@ -167,7 +180,7 @@ class Run:
     @property
     def tokens(self) -> int | None:
         """Trained on so far."""
-        return None if self.batches is None else self.batches.tokens_before(self.metrics.last_step)
+        return None if self.batches is None else self.batches.tokens_before(self.step)
 
     @property
     def vocab_size(self) -> int | None:

@@ -57,7 +57,7 @@ def _listing(run: Run) -> Listing:
     return Listing(
         name=run.name,
         state=run.state,
-        step=metrics.last_step,
+        step=metrics.last_step if run.restored_step is None else run.restored_step,
         total_steps=run.total_steps,
         train_loss=metrics.last("train/loss"),
         validation_loss=metrics.last("evaluation/loss"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headway.core.errors import ConfigError
+from headway.core.launched import workers_of_this_machine
 from headway.core.machine import Machine
 from headway.core.memory import host_memory
 from headway.parallel.blocks import local_part
@@ -61,8 +61,7 @@ def memory_limit_bytes(world: World, machine: Machine | None = None) -> int:
     if world.device.type == "cuda":
         total = torch.cuda.get_device_properties(world.device).total_memory
         return int(total * _USABLE["cuda"])
-    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return int(_host_bytes(machine or Machine()) * _USABLE["cpu"] / workers)
+    return int(_host_bytes(machine or Machine()) * _USABLE["cpu"] / workers_of_this_machine(world.size))
 
 
 def _host_bytes(machine: Machine) -> int:

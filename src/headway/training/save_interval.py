@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.core.console import notice, write_log
+from headway.core.errors import INTERRUPTED
 from headway.core.format import format_seconds
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, open_run
 
@@ -26,8 +27,8 @@ FIRST_SECONDS, _FIRST_SHARE = 60.0, 0.05
 #: Training may wait for saves for no more than this share of the time, whatever the formula says; and while one is
 #: written beside it, which takes processors and a disk, for no more than that.
 _MOST_SHARE, _MOST_WRITING = 0.005, 0.1
-#: Exit codes of success, config, data and divergence: such an end was wanted, or comes again at once.
-_MISTAKES = (0, 2, 3, 5)
+#: Exit codes of success, config, data, divergence and Ctrl-C: such an end was wanted, or comes again at once.
+_MISTAKES = (0, 2, 3, 5, INTERRUPTED)
 #: Saves whose median cost counts: an odd one is passed over, and a state that has grown is noticed.
 _REMEMBERED = 5
 

@@ -1,6 +1,8 @@
 """`headway checkpoints list|verify`."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,10 @@ def test_a_url_without_checkpoints_is_no_success(tmp_path: Path) -> None:
     assert isinstance(invoke("verify", f"file://{tmp_path}/nothing")[1], CheckpointError)
 
 
+def no_room(**where: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_what_is_encrypted_behind_a_url_is_verified_with_the_key_only(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +149,10 @@ def test_what_is_encrypted_behind_a_url_is_verified_with_the_key_only(
     there = tmp_path / "there"
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)
     assert invoke("copy", run, f"file://{there}")[1] is None
+    with monkeypatch.context() as patch:
+        patch.setattr("headway.checkpoint.sealed_objects.tempfile.NamedTemporaryFile", no_room)
+        error = invoke("copy", run, f"file://{tmp_path}/elsewhere")[1]
+    assert isinstance(error, CheckpointError) and "cannot be encrypted to be sent: No space" in error.what
     path = there / "step-00002000" / "shard-00000.safetensors.sealed"
     assert path.exists() and invoke("verify", f"file://{there}")[1] is None
     content = path.read_bytes()

@@ -14,11 +14,14 @@ from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.format import Manifest, tensor_bytes
 from headway.checkpoint.places import remote_manifests
 from headway.checkpoint.remote import RemoteTier, journal_of, place_of
+from headway.checkpoint.retention import Rules
 from headway.checkpoint.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
 from headway.checkpoint.signing import key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
+from headway.supervise.restoring import prune
+from headway.supervise.run_directory import RunDirectory
 from states import equal, make_state, names, save
 
 SECRET, OTHER = "a secret of some length", "another secret of some length"
@@ -150,7 +153,11 @@ def test_a_checkpoint_that_is_encrypted_where_it_lies(sealed: CheckpointStore, m
         assert b"model." not in content and tensor_bytes(state["model.embedding"])[:16] not in content
     assert problem(sealed, 3) == "" and sealed.newest() == info and equal(sealed.load(info), state)
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ef" * 32)
-    assert "cannot be decrypted: it was changed, or sealed with another key" in problem(sealed, 3)
+    save(CheckpointStore(sealed.directory), 2)
+    for look in (sealed.newest, lambda: prune(RunDirectory(sealed.directory.parent), Rules(keep=1))):
+        with pytest.raises(ConfigError, match="it is encrypted with another key"):  # nothing older is gone on from
+            look()
+    assert [folder.name for folder in sealed.folders()] == ["step-00000002", "step-00000003"]
     monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
     with pytest.raises(ConfigError, match="it is encrypted, and there is no key"):
         sealed.newest()

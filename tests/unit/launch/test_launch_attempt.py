@@ -45,6 +45,26 @@ def test_a_signal_while_an_attempt_begins_is_its_end(
     assert json.loads((config.run_directory / "run.json").read_text()) == {}
 
 
+def test_a_number_of_workers_that_an_agent_overrules_is_told(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    for workers, told in ((1, False), (2, True)):
+        train(load_config(tiny(train={"steps": 2}), [f"parallel.workers={workers}", f"name=of{workers}"]))
+        said = "parallel.workers=2 does not count: the agent has started 1 worker\n"
+        assert (said in capfd.readouterr().err) == told
+
+
+def test_ctrl_c_is_no_crash(tiny: Callable[..., Path]) -> None:
+    config = load_config(tiny())
+    with pytest.raises(KeyboardInterrupt), own_attempt(config, {}, {}, Wishes()) as attempt:
+        raise KeyboardInterrupt
+    record = json.loads((attempt.directory / "attempt.json").read_text())
+    assert (record["outcome"], record["exit_code"]) == ("interrupted", 130)
+    assert not (attempt.directory / "traceback.txt").exists()
+
+
 def test_a_finished_run_gets_no_further_attempt(tiny: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
     config = load_config(tiny(train={"steps": 4}))
     train(config)

@@ -8,6 +8,7 @@ import torch
 
 from headway.config import Config, LaneGrid
 from headway.config.data import DataConfig
+from headway.core.errors import ConfigError
 from headway.data import remote_store
 from headway.launch import grid
 from headway.launch.completed import completed
@@ -31,6 +32,13 @@ def test_threads_are_the_same_on_all_machines_and_use_each(
     monkeypatch.setattr(grid, "usable_cores", lambda: cores)
     world = Others(0, 4, 0, torch.device("cpu"))
     assert grid.common_threads(Config(), world, LaneGrid(4, 1, 1)) == threads
+
+
+@pytest.mark.parametrize("text", ["many", "0", "", "-1"])
+def test_a_number_of_workers_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+    with pytest.raises(ConfigError, match=f"'{text}' is no number of workers"):
+        grid.common_threads(Config(), Others(0, 4, 0, torch.device("cpu")), LaneGrid(4, 1, 1))
 
 
 @pytest.mark.parametrize(("world_size", "processes"), [("16", None), (None, 16)])

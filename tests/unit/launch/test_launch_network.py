@@ -19,8 +19,9 @@ from support_doctor import CAPABILITY, CLOUD
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """One of two workers, with a GPU each."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(network, "pick_device", lambda wanted, rank: torch.device("cuda", rank))
     return monkeypatch
 
@@ -56,6 +57,9 @@ def test_cpu_workers_and_lone_ones_get_nothing(workers: pytest.MonkeyPatch, tmp_
 def test_a_profile_that_does_not_fit_ends_the_run(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no InfiniBand device"):
         apply_nccl_profile("infiniband", "cuda", CLOUD.machine(tmp_path), {})
+    workers.setenv("LOCAL_RANK", "first")
+    with pytest.raises(ConfigError, match="'first' is no number from 0 to 1"):
+        apply_nccl_profile("auto", "cuda", CLOUD.machine(tmp_path), {})
 
 
 @dataclass

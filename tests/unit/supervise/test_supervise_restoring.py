@@ -22,6 +22,9 @@ from headway.core.files import fingerprint
 from headway.supervise.ledger import Ledger
 from headway.supervise.restoring import prune, restore
 from headway.supervise.run_directory import RunDirectory, what_to_do
+from headway.telemetry.record import open_run
+from headway.telemetry.runs import list_runs
+from headway.telemetry.summary import summarize
 from states import make_state, names, save
 
 app = typer.Typer()
@@ -60,6 +63,7 @@ def remote_of(tmp_path: Path) -> RemoteTier:
 
 
 def test_going_back_sets_later_steps_aside_everywhere(run: RunDirectory, tmp_path: Path) -> None:
+    run.metrics_path.write_text('{"step": 4, "attempt": 1}\n')
     found, error = invoke("restore", run.path, "--step", 2)
     assert error is None and found["step"] == 2 and len(found["set_aside"]) == 3
     assert names(run.checkpoints) == ["step-00000001", "step-00000002"]
@@ -71,6 +75,10 @@ def test_going_back_sets_later_steps_aside_everywhere(run: RunDirectory, tmp_pat
     assert start is not None and start.step == 2
     assert [record["outcome"] for record in run.attempt_records()] == ["finished", "restored"]
     assert {entry.step for entry in Registry(run.path).entries()} == {1, 2}
+    (listed,) = list_runs(run.path.parent)
+    assert summarize(open_run(run.path)).step == listed.step == 2
+    run.begin_attempt("headway train").finish("finished", 0)
+    assert open_run(run.path).step == 4, "as it was recorded"
 
 
 def test_a_step_that_is_only_in_the_remote_tier_comes_back(run: RunDirectory) -> None:
@@ -150,6 +158,29 @@ def test_copies_are_verified_and_made_once(run: RunDirectory, tmp_path: Path) ->
     assert isinstance(error, CheckpointError) and "is damaged" in error.what and not (tmp_path / "more").exists()
     _, error = invoke("copy", run.path, tmp_path / "copies")
     assert isinstance(error, CheckpointError) and "something else is there" in error.what
+
+
+def test_what_comes_from_a_url_replaces_no_good_checkpoint_of_another_state(run: RunDirectory, tmp_path: Path) -> None:
+    url, other = f"file://{tmp_path}/bucket", CheckpointStore(tmp_path / "other")
+    invoke("copy", run.path, url)
+    state = make_state(4)
+    state["model.embedding"][0, 0] += 0.5
+    kept = other.save(4, state, {"step": 4}, {})
+    _, error = invoke("copy", url, other.directory)
+    assert isinstance(error, CheckpointError) and "something else is there already" in error.what
+    assert other.info(4).state_sha256 == kept.state_sha256
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_damaged_checkpoint_stays_when_none_comes_in_its_place(
+    run: RunDirectory, tmp_path: Path, scheme: str
+) -> None:
+    folder = run.checkpoints / "step-00000004"
+    invoke("copy", run.path, tmp_path / "copies", "--step", 3)
+    (folder / "shard-00000.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="there is no checkpoint of step 4 to copy"):
+        restore(run, 4, f"{scheme}{tmp_path}/copies")
+    assert folder.exists()
 
 
 def test_list_shows_both_tiers(run: RunDirectory) -> None:

@@ -5,6 +5,8 @@ import json
 import os
 import shlex
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from headway.checkpoint import fence
 from headway.checkpoint.fence import OWNER_FILE, read_owner
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
+from headway.supervise import ownership
 from headway.supervise.ledger import Ledger
-from headway.supervise.ownership import OwnerLock
+from headway.supervise.ownership import OwnerLock, wait_for_dead_machine
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line, what_to_do
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training.recorders import Recorder
@@ -75,6 +78,22 @@ def test_a_second_owner_is_refused_and_told_who_has_it(run: RunDirectory, attemp
         run.archive()
     attempt.assert_current()
     assert names(run.attempts) == ["001"]
+
+
+def test_the_lock_of_another_machine_is_waited_for_and_its_end_seen(
+    run: RunDirectory, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server of NFS gives up what a dead machine has locked after a while."""
+    start = time.monotonic()
+    wait_for_dead_machine(run.path)
+    assert time.monotonic() - start < 1 and capsys.readouterr().err == "", "the owner is here, and alive"
+    monkeypatch.setattr(ownership.socket, "gethostname", lambda: "another")
+    wait_for_dead_machine(run.path, lambda: True)
+    assert f"the run is held by {attempt.owner}" in capsys.readouterr().err
+    threading.Timer(0.3, lambda: die(attempt)).start()
+    wait_for_dead_machine(run.path)
+    run.claim().release()
+    assert time.monotonic() - start < 20
 
 
 def test_attempts_count_up_and_the_dead_are_marked(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_failures_are_counted_in_the_attempts_of_the_run(tmp_path: Path) -> None
     assert failure_rate(tmp_path, 3.0).per_day == 3.0
     assert failure_rate(tmp_path, None).per_day == 1.0 and "none seen" in failure_rate(tmp_path, None).source
     (tmp_path / "config.yaml").write_text("seed: 1\n")
-    ends = [("died", None), ("crashed: x", 1), ("preempted", 75), ("a mistake", 2), ("restored", 0), ("finished", 0)]
+    ends = [("died", None), ("crashed", 1), ("preempted", 75), ("mistake", 2), ("interrupted", 130), ("finished", 0)]
     for number, (outcome, code) in enumerate(ends, start=1):
         folder = tmp_path / "attempts" / f"{number:03d}"
         folder.mkdir(parents=True)

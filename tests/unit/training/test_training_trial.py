@@ -225,21 +225,23 @@ def test_auto_is_refused_where_it_would_break_a_promise_or_cannot_be() -> None:
 def test_workers_of_a_machine_share_what_they_may_have_of_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def limit(**files: str) -> int:
+    def limit(world: World = WORLD, **files: str) -> int:
         for name, text in files.items():
             path = tmp_path / name.replace("__", "/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return fit.memory_limit_bytes(WORLD, Machine(tmp_path)) // 2**30
+        return fit.memory_limit_bytes(world, Machine(tmp_path)) // 2**30
 
     assert limit(proc__meminfo=f"MemTotal: {64 * 2**20} kB\n") == 32
+    eight = World(0, 8, 0, torch.device("cpu"))
+    assert limit(eight) == 4, "an agent that does not say how many are here may have all of them here"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert limit() == 8
+    assert limit(eight) == 8 and limit() == 32
     # A scheduler's job has a group of its own, below the one that is seen first.
     job = tmp_path / "sys/fs/cgroup/slurm/job_7/memory.max"
     job.parent.mkdir(parents=True)
     job.write_text(str(16 * 2**30))
-    assert limit(proc__self__cgroup="0::/slurm/job_7\n") == 2
+    assert limit(eight, proc__self__cgroup="0::/slurm/job_7\n") == 2
     assert fit.memory_limit_bytes(WORLD, Machine(tmp_path / "nowhere")) > 0, "not on Linux"
 
 
