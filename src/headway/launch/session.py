@@ -341,7 +341,7 @@ def _batch(job: Job) -> str:
 def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     """Say what is about to happen, before the first step takes its time."""
     config, world, step = job.config, job.world, job.state.cursor.step
-    if config.parallel.workers not in (1, world.size):
+    if config.parallel.workers not in (1, world.size) and config.parallel.min_workers is None:
         started = counted(world.size, "worker")
         notice(f"parallel.workers={config.parallel.workers} does not count: the agent has started {started}")
     notice(

@@ -50,8 +50,11 @@ def test_a_number_of_workers_that_an_agent_overrules_is_told(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    for workers, told in ((1, False), (2, True)):
-        train(load_config(tiny(train={"steps": 2}), [f"parallel.workers={workers}", f"name=of{workers}"]))
+    elastic = ["parallel.workers=2", "parallel.min_workers=1", "determinism=elastic", "train.lanes=2"]
+    for number, (overrides, told) in enumerate(
+        ((["parallel.workers=1"], False), (elastic[:1], True), (elastic, False))
+    ):
+        train(load_config(tiny(train={"steps": 2}), [*overrides, f"name=of{number}"]))
         said = "parallel.workers=2 does not count: the agent has started 1 worker\n"
         assert (said in capfd.readouterr().err) == told
 
