@@ -34,6 +34,8 @@ from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
 
 SKIPPED = "skipped.jsonl"
+# What `Tokenizer.save` writes; a kill may have left a part of it under another name.
+_TOKENIZER = ("tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json")
 _HASHES = f"{WORK}/hashes"
 # Starting a worker takes about as long as tokenizing this much.
 _BYTES_PER_WORKER = 2 * 2**20
@@ -318,8 +320,7 @@ def _write(
     folder: Path, records: Records, manifest: dict[str, Any], inputs: bytes, skipped: Sequence[dict[str, str]]
 ) -> None:
     """Everything of the store besides its shards, and nothing that is not of it."""
-    tokenizer = [f"tokenizer/{path.name}" for path in (folder / "tokenizer").iterdir()]
-    records.collect([*tokenizer, _HASHES, TRAINED])
+    records.collect([*_TOKENIZER, _HASHES, TRAINED])
     if skipped:
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in skipped)
         (folder / SKIPPED).write_text(lines, "utf-8", "backslashreplace")

@@ -194,6 +194,39 @@ def test_a_vocabulary_is_not_taken_for_the_one_of_another_preparation(
     assert report.fingerprint == fresh.fingerprint
 
 
+def test_a_given_vocabulary_is_not_taken_for_one_whose_training_was_interrupted(
+    tmp_path: Path, config: Configs, corpus: Path
+) -> None:
+    given = {"path": tmp_path / "given" / "tokenizer"}
+    prepare(config(corpus, tokenizer={"vocab_size": 270}, store=tmp_path / "given"), workers=1)
+    (corpus / "99.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match="UTF-8"):
+        prepare(config(corpus, shard_bytes=800), workers=1)
+    (tmp_path / ".store.preparing" / "tokenizer" / ".tokenizer.json.1.tmp").touch()  # of a kill
+    prepare(config(corpus, tokenizer=given, bad_documents="skip", shard_bytes=800), workers=1)
+    assert {file.name for file in (tmp_path / "store" / "tokenizer").iterdir()} == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    prepare(config(corpus, bad_documents="skip", shard_bytes=800), workers=1)
+    assert TokenStore.open(tmp_path / "store").vocab_size == 300
+
+
+def test_a_forced_preparation_that_was_interrupted_costs_the_store_no_vocabulary(
+    tmp_path: Path, config: Configs, corpus: Path, documents: Texts
+) -> None:
+    prepare(config(corpus, shard_bytes=800), workers=1)
+    before = TokenStore.open(tmp_path / "store").tokenizer_fingerprint
+    for number, text in enumerate(documents(40, seed=7)):
+        (corpus / f"{number + 40}.txt").write_text(text.upper())
+    (corpus / "99.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match="UTF-8"):
+        prepare(config(corpus, shard_bytes=800), workers=1, force=True)
+    (corpus / "99.txt").write_text("9")
+    prepare(config(corpus, shard_bytes=800), workers=1)
+    assert TokenStore.open(tmp_path / "store").tokenizer_fingerprint == before
+
+
 @pytest.mark.parametrize("file", ["inputs.json", "tokenizer/tokenizer.json"])
 @pytest.mark.parametrize("given", [True, False])
 def test_what_is_damaged_beside_the_shards_is_made_good(
