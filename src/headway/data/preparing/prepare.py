@@ -29,11 +29,10 @@ from headway.data.preparing.records import WORK, Records
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
 from headway.data.reading.sources import Source, find_sources
-from headway.data.store import INPUTS, MANIFEST, TokenStore, read_manifest
+from headway.data.store import INPUTS, MANIFEST, SKIPPED, TokenStore, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
 
-SKIPPED = "skipped.jsonl"
 # What `Tokenizer.save` writes; a kill may have left a part of it under another name.
 _TOKENIZER = ("tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json")
 _HASHES = f"{WORK}/hashes"
