@@ -266,6 +266,34 @@ def test_a_limit_reads_no_further(
     assert stores == [expected] * 3
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("dedup", [{}, {"documents": True}])
+@pytest.mark.parametrize("limit", ["10 documents", "600 bytes"])
+def test_what_is_malformed_behind_a_limit_is_nobodys_business(
+    tmp_path: Path,
+    config: Configs,
+    jsonl: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    dedup: dict[str, bool],
+    limit: str,
+) -> None:
+    monkeypatch.setattr(source_module, "PIECE_BYTES", 400)  # so that it is met in the limit's piece and in later ones
+    texts = [f"{number:060}" for number in range(30)]
+    lines = jsonl(tmp_path / "a.jsonl", texts).read_text().splitlines()
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:10], "{", *lines[10:12], "{", *lines[12:], "{"]))
+    source = {"path": str(tmp_path / "a.jsonl"), "limit": limit}
+    for bad in ("fail", "skip"):
+        report = prepare(config([source], bad_documents=bad, dedup=dedup), workers=workers)
+        assert (report.documents, report.skipped) == (10, 0)
+    more = {**source, "limit": limit.replace("10", "11").replace("600", "660")}
+    with pytest.raises(DataError, match="not valid JSON") as error:
+        prepare(config([more], dedup=dedup), workers=workers)
+    assert error.value.where == f"{tmp_path / 'a.jsonl'}:11"
+    report = prepare(config([more], bad_documents="skip", dedup=dedup), workers=workers)
+    assert (report.documents, report.skipped) == (11, 1)
+
+
 def test_units_do_not_move_when_a_file_comes(tmp_path: Path, config: Configs, documents: Texts) -> None:
     from headway.data.reading.sources import find_sources
 
