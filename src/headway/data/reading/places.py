@@ -84,11 +84,11 @@ def list_places(path: str, options: Mapping[str, Any]) -> Listing:
         places = [Place(f.url, f.name, f.bytes, False, f.version, f.ranges, options) for f in found]
     else:
         kind, local = _local(_without_scheme(path))
-        places = [Place(str(found), _unicode(name), _size(found)) for found, name in local]
+        places = [Place(str(found), unicode_name(name), _size(found)) for found, name in local]
     return Listing(sorted(places, key=lambda place: place.name), kind)
 
 
-def _unicode(name: str) -> str:
+def unicode_name(name: str) -> str:
     """A file's name as it can be written down: bytes of it that are no UTF-8, as archives of other days have them, are
     spelled out."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
