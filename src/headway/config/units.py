@@ -62,6 +62,9 @@ def parse_count(value: Any, unit: str) -> int:
     # "500 tokens": the first word is the unit itself. "256 MB" is common usage for 256M bytes.
     if not tail and scale.lower().rstrip("s") == unit.rstrip("s"):
         scale = ""
+    if unit == "bytes" and scale.lower() == "b" and not tail:
+        # A limit of 250 billion bytes is no limit where 250 bytes were meant.
+        raise ValueError(f"'{value}' could be bytes or billions; write '{number} bytes' or '{number} GB'")
     if unit == "bytes" and scale.lower() not in _SCALES and scale.lower().endswith("b"):
         scale = scale[:-1]
     if scale.lower() not in _SCALES or (tail and tail.lower().rstrip("s") != unit.rstrip("s")):

@@ -25,6 +25,8 @@ VERSION = 2
 MANIFEST = "manifest.json"
 #: What went in: files with their hashes, counts, what was left out and why. The manifest has its hash.
 INPUTS = "inputs.json"
+#: Malformed documents that were left out, when there were any.
+SKIPPED = "skipped.jsonl"
 #: Endings of a shard's two files: token ids, and where its documents start.
 TOKENS, INDEX = ".bin", ".idx"
 # Shards that one source keeps mapped: each holds a file descriptor, of which a process has 1,024 by default.

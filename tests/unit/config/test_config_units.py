@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import Interval
-from headway.config.units import parse_count
+from headway.config.units import Amount, parse_count
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,14 @@ def test_counts(value: Any, unit: str, count: int) -> None:
 def test_what_is_no_count_of_tokens(value: Any) -> None:
     with pytest.raises(ValueError, match=r"quantity|number"):
         parse_count(value, "tokens")
+
+
+@pytest.mark.parametrize("value", ["250 B", "2B", "64 b"])
+def test_bytes_are_not_taken_for_billions(value: str) -> None:
+    with pytest.raises(ValueError, match=r"could be bytes or billions; write '[0-9]+ bytes' or '[0-9]+ GB'"):
+        parse_count(value, "bytes")
+    with pytest.raises(ValueError, match="bytes or billions"):
+        Amount.parse(value)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from headway.data.importing.files import ImportSource, TokenFile, read_blocks, s
 from headway.data.preparing.building import building, publish, refuse_foreign
 from headway.data.preparing.manifest import head_json, part_json
 from headway.data.preparing.prepare import settled_bound
+from headway.data.reading.places import unicode_name
 from headway.data.store import MANIFEST
 from headway.data.tokenizing.tokenizer import Tokenizer
 
@@ -360,11 +361,11 @@ class _Builder:
         }
 
     def _file(self, source: str, split: str, file: TokenFile) -> dict[str, Any]:
-        beside = [{"name": path.name, "sha256": self._hashes[path]} for path in file.beside]
+        beside = [{"name": unicode_name(path.name), "sha256": self._hashes[path]} for path in file.beside]
         return {
             "source": source,
             "split": split,
-            "name": file.path.name,
+            "name": unicode_name(file.path.name),
             "dtype": file.dtype.name,
             "tokens": file.tokens,
             "bytes": file.bytes,

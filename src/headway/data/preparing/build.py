@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Raised when the code gives other results for the same input, so that old records are not taken for new ones.
 _CODE = 1
+# The same for units in which a source's limit may be reached.
+_LIMITS = 2
 # What a survey keeps per document for the search for duplicates: fingerprints, and which documents were kept so far.
 _PRINTS, _KEPT = "prints", "kept.npy"
 
@@ -183,7 +185,8 @@ class Builder:
             from headway.data.dedup import prints_recipe
 
             prints = prints_recipe(self._data.dedup)
-        return key_of("survey", _CODE, how, self._steps, inputs, str(budget), prints)
+        limit = str(budget) if budget is None else f"{budget}, {_LIMITS}"
+        return key_of("survey", _CODE, how, self._steps, inputs, limit, prints)
 
     def _shards_key(self, outcome: Outcome, recipe: Recipe, verdict: Verdict | None) -> str:
         # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.
@@ -257,6 +260,8 @@ class _UnitJob:
         if not self._ended:
             if self._verdict is None:
                 result = self._within_budget(piece, result)
+                if result.failed is not None:
+                    raise result.failed.error()
                 self._outcome.survey.add(result)
                 if result.kept is not None:
                     self._kept.append(result.kept)
@@ -278,7 +283,7 @@ class _UnitJob:
             return result
         counted = "read" if budget.unit == "documents" else "read_bytes"
         spent, more = getattr(survey, counted), getattr(result, counted)
-        if spent + more <= budget.amount:
+        if spent + more < budget.amount:
             return result
         self._ended, survey.complete = True, False
         worker = PieceWorker(*prepared(self._recipe, 1, self._builder._tokenizer))

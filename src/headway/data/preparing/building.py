@@ -12,8 +12,13 @@ from pathlib import Path
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
 from headway.core.files import sync_folder
-from headway.data.preparing.records import FINISHED
-from headway.data.store import MANIFEST
+from headway.data.preparing.encode import SPLITS
+from headway.data.preparing.records import FINISHED, WORK
+from headway.data.remote_cache import KEEPING
+from headway.data.store import INPUTS, MANIFEST, SKIPPED
+
+# What a store's folder has of its own; plans of packing are made again. Anything else there is somebody's.
+_OWN = {MANIFEST, INPUTS, SKIPPED, "tokenizer", *SPLITS, WORK, KEEPING, "packing"}
 
 
 @contextmanager
@@ -44,7 +49,7 @@ def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
         _lock(folder, descriptor, store)
         if _replaced(store).exists():
             if store.exists():  # the new one is in place: only the last step was missing
-                shutil.rmtree(_replaced(store), ignore_errors=True)
+                _remove_replaced(store)
             else:
                 _replaced(store).rename(store)
         try:
@@ -107,6 +112,17 @@ def publish(folder: Path, store: Path) -> None:
     folder.rename(store)
     sync_folder(store.parent)
     fault_point("data.published")
+    if old.exists():
+        _remove_replaced(store)
+
+
+def _remove_replaced(store: Path) -> None:
+    """Remove the store that stepped aside, but not what somebody else has laid into its folder: that moves on to the
+    new one's."""
+    old = _replaced(store)
+    for path in old.iterdir():
+        if path.name not in _OWN:
+            path.rename(store / path.name)
     shutil.rmtree(old, ignore_errors=True)
 
 

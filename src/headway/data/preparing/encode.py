@@ -97,6 +97,8 @@ class PieceResult:
     empty: int = 0
     skipped: int = 0
     skipped_list: list[BadDocument] = field(default_factory=list)
+    failed: BadDocument | None = None
+    """The malformed document before which reading ended, when these are not to be skipped."""
     kept: Bits | None = None
     """Per document read: whether it went through the cleaning; None when all did."""
     clean: CleanCounts | None = None
@@ -136,7 +138,7 @@ class PieceWorker:
         """Read, clean, survey and encode one piece.
 
         Raises:
-            DataError: the piece holds a malformed document, and these are not to be skipped; or see `read_batches`.
+            DataError: see `read_batches`.
         """
         fault_point("data.encode")
         result = PieceResult()
@@ -162,20 +164,25 @@ class PieceWorker:
         return result
 
     def _read(self, work: Work, result: PieceResult) -> Iterator[list[str]]:
-        """Texts of the piece within the budget, counted; malformed documents are listed or raised."""
+        """Texts of the piece within the budget, counted; malformed documents are listed, or end it."""
         left = work.budget
         for batch in read_batches(work.piece):
-            if batch.bad and not self.recipe.skip_bad:
-                raise batch.bad[0].error()
-            result.skipped += len(batch.bad)
-            result.skipped_list += batch.bad[: LISTED - len(result.skipped_list)]
-            result.empty += batch.empty
             sizes = [text_size(text) for text in batch.texts]
-            count = len(sizes) if left is None else _affordable(sizes, left, result)
+            count, bad, ended = len(sizes), batch.bad, False
+            if left is not None:
+                count = _affordable(sizes, left, result)
+                used_up = _is_used_up(left, result, sizes[:count])
+                ended = used_up or count < len(sizes)
+                bad = [document for document in bad if document.after < count + (not used_up)]
+            if bad and not self.recipe.skip_bad:
+                result.failed, count, bad, ended = bad[0], bad[0].after, [], True
+            result.skipped += len(bad)
+            result.skipped_list += bad[: LISTED - len(result.skipped_list)]
+            result.empty += batch.empty
             result.read += count
             result.read_bytes += sum(sizes[:count])
             yield batch.texts[:count]
-            if count < len(sizes):
+            if ended:
                 return
 
     def _cleaned(self, texts: list[str], result: PieceResult) -> list[str]:
@@ -271,6 +278,11 @@ def _affordable(sizes: Sequence[int], budget: Amount, result: PieceResult) -> in
     if budget.unit == "documents":
         return min(len(sizes), budget.amount - result.read)
     return int(np.searchsorted(np.cumsum(sizes), budget.amount - result.read_bytes, side="right"))
+
+
+def _is_used_up(budget: Amount, result: PieceResult, sizes: Sequence[int]) -> bool:
+    """Whether the next documents, given their bytes, leave nothing of the budget."""
+    return budget.amount == (result.read + len(sizes) if budget.unit == "documents" else result.read_bytes + sum(sizes))
 
 
 def _paragraph_masks(verdict: Verdict) -> Iterator[Bits] | None:

@@ -29,11 +29,12 @@ from headway.data.preparing.records import WORK, Records
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
 from headway.data.reading.sources import Source, find_sources
-from headway.data.store import INPUTS, MANIFEST, TokenStore, read_manifest
+from headway.data.store import INPUTS, MANIFEST, SKIPPED, TokenStore, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
 
-SKIPPED = "skipped.jsonl"
+# What `Tokenizer.save` writes; a kill may have left a part of it under another name.
+_TOKENIZER = ("tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json")
 _HASHES = f"{WORK}/hashes"
 # Starting a worker takes about as long as tokenizing this much.
 _BYTES_PER_WORKER = 2 * 2**20
@@ -318,8 +319,7 @@ def _write(
     folder: Path, records: Records, manifest: dict[str, Any], inputs: bytes, skipped: Sequence[dict[str, str]]
 ) -> None:
     """Everything of the store besides its shards, and nothing that is not of it."""
-    tokenizer = [f"tokenizer/{path.name}" for path in (folder / "tokenizer").iterdir()]
-    records.collect([*tokenizer, _HASHES, TRAINED])
+    records.collect([*_TOKENIZER, _HASHES, TRAINED])
     if skipped:
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in skipped)
         (folder / SKIPPED).write_text(lines, "utf-8", "backslashreplace")

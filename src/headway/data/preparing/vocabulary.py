@@ -47,18 +47,15 @@ def vocabulary_of(
         tokenizer.save(folder / "tokenizer")
         return tokenizer
     how, files = fingerprint(_how(data)), _files(sources)
-    begun = _begun(folder, how, files, fresh)
-    if begun is not None:
-        return begun
-    if (
-        present is not None
-        and _record(present.path).get("how") == how
-        and _shares_input(present, data, sources, hashes)
-    ):
+    # The store's comes before one that was begun: what `fresh` asked for, and a kill ended, is not asked for any more.
+    if present is not None and _was_trained(present, how) and _shares_input(present, data, sources, hashes):
         tokenizer = _load_kept(present)
         tokenizer.save(folder / "tokenizer")
         _remember(folder, how, files, tokenizer, kept=True)
         return tokenizer
+    begun = _begun(folder, how, files, fresh)
+    if begun is not None:
+        return begun
     if present is not None:
         notice("a new vocabulary is trained: data.tokenizer, or all of the input or how it is read has changed")
     settings = data.tokenizer
@@ -79,6 +76,13 @@ def _begun(folder: Path, how: str, files: str, fresh: bool) -> Tokenizer | None:
         return None
     # Another preparation may have put its own there since.
     return tokenizer if tokenizer.fingerprint == record.get("fingerprint") else None
+
+
+def _was_trained(present: TokenStore, how: str) -> bool:
+    """Whether the present store's vocabulary was trained like that. A store with a given vocabulary may have the record
+    of a training that was killed before."""
+    record = _record(present.path)
+    return record.get("how") == how and record.get("fingerprint") == present.tokenizer_fingerprint
 
 
 def _load_kept(present: TokenStore) -> Tokenizer:

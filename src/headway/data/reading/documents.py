@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headway.core.errors import DataError
 
@@ -14,6 +14,8 @@ class BadDocument:
     where: str
     """file:line, file:row, or the file."""
     reason: str
+    after: int = field(default=0, compare=False)
+    """Texts of its batch that stand before it."""
 
     def error(self) -> DataError:
         """The error for those who do not want to go on without it."""
@@ -34,7 +36,7 @@ class Batch:
     def add(self, value: str | BadDocument) -> None:
         """Put one document where it belongs."""
         if isinstance(value, BadDocument):
-            self.bad.append(value)
+            self.bad.append(replace(value, after=len(self.texts)))
         elif value:
             self.texts.append(value)
         else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import io
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,11 +84,11 @@ def list_places(path: str, options: Mapping[str, Any]) -> Listing:
         places = [Place(f.url, f.name, f.bytes, False, f.version, f.ranges, options) for f in found]
     else:
         kind, local = _local(_without_scheme(path))
-        places = [Place(str(found), _unicode(name), _size(found)) for found, name in local]
+        places = [Place(str(found), unicode_name(name), _size(found)) for found, name in local]
     return Listing(sorted(places, key=lambda place: place.name), kind)
 
 
-def _unicode(name: str) -> str:
+def unicode_name(name: str) -> str:
     """A file's name as it can be written down: bytes of it that are no UTF-8, as archives of other days have them, are
     spelled out."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
@@ -118,10 +119,46 @@ def _local(path: str) -> tuple[str, Iterator[tuple[Path, str]]]:
 def _matches(pattern: Path) -> Iterator[tuple[Path, str]]:
     wild = next(number for number, part in enumerate(pattern.parts) if glob.has_magic(part))
     root = Path(*pattern.parts[:wild])
-    # Unlike pathlib's, this glob passes over hidden files.
-    for match in map(Path, glob.glob(str(pattern), recursive=True)):  # noqa: PTH207
+    for match in _matching(root, pattern.parts[wild:]):
         if _leads_nowhere(match) or (match.is_file() and not _of_a_store(match)):
             yield match, match.relative_to(root).as_posix()
+
+
+def _matching(folder: Path, parts: Sequence[str], above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+    """Paths below a folder that a pattern means, part by part, but hidden ones that it does not ask for. Those of the
+    standard library follow links that go round in circles.
+
+    Args:
+        folder: Where to look.
+        parts: What each part of the path is like; `**` is any number of folders.
+        above: Device and inode of the folders that the same `**` has gone through.
+    """
+    if not folder.is_dir():
+        return
+    part, rest = parts[0], parts[1:]
+    if not glob.has_magic(part):
+        yield from _matching(folder / part, rest) if rest else [folder / part]
+        return
+    try:
+        stat = folder.stat()
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise unreadable(str(folder), error, "make it readable, or leave it out") from None
+    here = (stat.st_dev, stat.st_ino)
+    if here in above:
+        return
+    if not part.startswith("."):
+        names = [name for name in names if not name.startswith(".")]
+    if part != "**":
+        for name in fnmatch.filter(names, part):
+            yield from _matching(folder / name, rest) if rest else [folder / name]
+        return
+    if rest:
+        yield from _matching(folder, rest)
+    for name in names:
+        if not rest:
+            yield folder / name
+        yield from _matching(folder / name, parts, (*above, here))
 
 
 def _walk(

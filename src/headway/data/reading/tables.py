@@ -315,9 +315,10 @@ def _batch_of(table: Any, column: str | None, text_of: Callable[[Any], str], whe
             batch.texts = [value for value in values if value]
             if len(batch.texts) < len(values):
                 batch.empty = values.count("")
+                texts = accumulate(map(bool, values))
                 batch.bad = [
-                    BadDocument(where(number), f"field '{column}' holds null, not text")
-                    for number, value in enumerate(values)
+                    BadDocument(where(number), f"field '{column}' holds null, not text", after)
+                    for number, (value, after) in enumerate(zip(values, texts, strict=True))
                     if value is None
                 ]
             return batch
@@ -325,9 +326,9 @@ def _batch_of(table: Any, column: str | None, text_of: Callable[[Any], str], whe
         try:
             batch.add(text_of({name: table.column(name)[number].as_py() for name in table.schema.names}))
         except UnicodeDecodeError as error:
-            batch.bad.append(BadDocument(where(number), f"not valid UTF-8 at offset {error.start:,}"))
+            batch.add(BadDocument(where(number), f"not valid UTF-8 at offset {error.start:,}"))
         except BadRecordError as error:
-            batch.bad.append(BadDocument(where(number), str(error)))
+            batch.add(BadDocument(where(number), str(error)))
     return batch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ def after_each(documents: Sequence[Sequence[int]], end: int = 0) -> list[int]:
 
 def before_each(documents: Sequence[Sequence[int]], end: int = 0) -> list[int]:
     return [token for document in documents for token in (end, *document)]
+
+
+def test_a_name_that_is_no_utf8_is_spelled_out(tmp_path: Path, ids: Any, imported: Any) -> None:
+    write_flat(tmp_path / "owt" / os.fsdecode(b"tr\xe4in.bin"), after_each(ids))
+    store, _ = imported("nanogpt", tmp_path / "owt")
+    assert [file["name"] for file in store.manifest["imported"]["files"]] == ["tr\\xe4in.bin"]
 
 
 @pytest.mark.usefixtures("blocks")

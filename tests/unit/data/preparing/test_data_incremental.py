@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tests.support import store_contents
 
 from headway.config.data import DataConfig
+from headway.core import faults
 from headway.core.errors import ConfigError, DataError
 from headway.data.preparing.prepare import PrepareReport, prepare
 from headway.data.preparing.units import units_of
@@ -194,6 +196,39 @@ def test_a_vocabulary_is_not_taken_for_the_one_of_another_preparation(
     assert report.fingerprint == fresh.fingerprint
 
 
+def test_a_given_vocabulary_is_not_taken_for_one_whose_training_was_interrupted(
+    tmp_path: Path, config: Configs, corpus: Path
+) -> None:
+    given = {"path": tmp_path / "given" / "tokenizer"}
+    prepare(config(corpus, tokenizer={"vocab_size": 270}, store=tmp_path / "given"), workers=1)
+    (corpus / "99.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match="UTF-8"):
+        prepare(config(corpus, shard_bytes=800), workers=1)
+    (tmp_path / ".store.preparing" / "tokenizer" / ".tokenizer.json.1.tmp").touch()  # of a kill
+    prepare(config(corpus, tokenizer=given, bad_documents="skip", shard_bytes=800), workers=1)
+    assert {file.name for file in (tmp_path / "store" / "tokenizer").iterdir()} == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    prepare(config(corpus, bad_documents="skip", shard_bytes=800), workers=1)
+    assert TokenStore.open(tmp_path / "store").vocab_size == 300
+
+
+def test_a_forced_preparation_that_was_interrupted_costs_the_store_no_vocabulary(
+    tmp_path: Path, config: Configs, corpus: Path, documents: Texts
+) -> None:
+    prepare(config(corpus, shard_bytes=800), workers=1)
+    before = TokenStore.open(tmp_path / "store").tokenizer_fingerprint
+    for number, text in enumerate(documents(40, seed=7)):
+        (corpus / f"{number + 40}.txt").write_text(text.upper())
+    (corpus / "99.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match="UTF-8"):
+        prepare(config(corpus, shard_bytes=800), workers=1, force=True)
+    (corpus / "99.txt").write_text("9")
+    prepare(config(corpus, shard_bytes=800), workers=1)
+    assert TokenStore.open(tmp_path / "store").tokenizer_fingerprint == before
+
+
 @pytest.mark.parametrize("file", ["inputs.json", "tokenizer/tokenizer.json"])
 @pytest.mark.parametrize("given", [True, False])
 def test_what_is_damaged_beside_the_shards_is_made_good(
@@ -229,6 +264,34 @@ def test_a_limit_reads_no_further(
         sizes = [len(text.encode()) for text in texts]
         expected = max(n for n in range(100) if sum(sizes[:n]) <= 1000)
     assert stores == [expected] * 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("dedup", [{}, {"documents": True}])
+@pytest.mark.parametrize("limit", ["10 documents", "600 bytes"])
+def test_what_is_malformed_behind_a_limit_is_nobodys_business(
+    tmp_path: Path,
+    config: Configs,
+    jsonl: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    dedup: dict[str, bool],
+    limit: str,
+) -> None:
+    monkeypatch.setattr(source_module, "PIECE_BYTES", 400)  # so that it is met in the limit's piece and in later ones
+    texts = [f"{number:060}" for number in range(30)]
+    lines = jsonl(tmp_path / "a.jsonl", texts).read_text().splitlines()
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:10], "{", *lines[10:12], "{", *lines[12:], "{"]))
+    source = {"path": str(tmp_path / "a.jsonl"), "limit": limit}
+    for bad in ("fail", "skip"):
+        report = prepare(config([source], bad_documents=bad, dedup=dedup), workers=workers)
+        assert (report.documents, report.skipped) == (10, 0)
+    more = {**source, "limit": limit.replace("10", "11").replace("600", "660")}
+    with pytest.raises(DataError, match="not valid JSON") as error:
+        prepare(config([more], dedup=dedup), workers=workers)
+    assert error.value.where == f"{tmp_path / 'a.jsonl'}:11"
+    report = prepare(config([more], bad_documents="skip", dedup=dedup), workers=workers)
+    assert (report.documents, report.skipped) == (11, 1)
 
 
 def test_units_do_not_move_when_a_file_comes(tmp_path: Path, config: Configs, documents: Texts) -> None:
@@ -287,3 +350,25 @@ def test_what_is_handed_over_is_prepared_like_a_file(
         prepare(data, iterables={"x": iter(texts)})
     with pytest.raises(ConfigError, match="was not"):
         prepare(data)
+
+
+@pytest.mark.parametrize("fault", ["", "crash@data.publish", "crash@data.published"])
+def test_what_else_lies_in_the_stores_folder_stays_there(
+    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    prepare(config(corpus), workers=1)
+    (tmp_path / "store" / "more.txt").write_text("more text")
+    (tmp_path / "store" / "notes").mkdir()
+    (tmp_path / "store" / "notes" / "report.html").write_text("mine")
+    if fault:
+        monkeypatch.setattr(faults, "_passed", Counter())
+        monkeypatch.setenv("HEADWAY_FAULTS", fault)
+        with pytest.raises(RuntimeError):
+            prepare(config(corpus, validation=0.2), workers=1)
+        monkeypatch.delenv("HEADWAY_FAULTS")
+    prepare(config(corpus, validation=0.1), workers=1)
+    sources = [corpus, str(tmp_path / "store" / "*.txt")]
+    assert not prepare(config(sources, validation=0.1), workers=1).up_to_date
+    assert (tmp_path / "store" / "more.txt").read_text() == "more text"
+    assert (tmp_path / "store" / "notes" / "report.html").read_text() == "mine"
+    assert prepare(config(sources, validation=0.1), workers=1).up_to_date

@@ -23,10 +23,10 @@ from tests.support import store_contents
 from headway.config import load_config
 from headway.config.schema import DataConfig
 from headway.core.errors import DataError
-from headway.data.preparing.prepare import SKIPPED, prepare
+from headway.data.preparing.prepare import prepare
 from headway.data.preparing.workers import Pipeline
 from headway.data.reading import sources as source_module
-from headway.data.store import TokenStore
+from headway.data.store import SKIPPED, TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 Configs = Callable[..., DataConfig]

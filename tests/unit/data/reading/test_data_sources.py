@@ -122,6 +122,15 @@ def test_a_folder_means_what_its_links_lead_to(tmp_path: Path) -> None:
     assert names(source) == ["a.txt", "again/b.txt"]
 
 
+def test_globs_do_not_follow_links_round_in_circles(tmp_path: Path) -> None:
+    for name in ("a", "b", ".hidden"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text(name)
+        for number in range(3):
+            (tmp_path / name / f"up{number}").symlink_to("..")
+    assert [file.name for file in find(tmp_path / "**/*.txt")[0].files] == ["a/text.txt", "b/text.txt"]
+
+
 @pytest.mark.parametrize("path", ["corpus", "corpus/*.txt"])
 def test_a_link_to_a_file_that_is_gone_is_not_passed_over(tmp_path: Path, path: str) -> None:
     (tmp_path / "corpus").mkdir()
