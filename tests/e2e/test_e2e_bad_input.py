@@ -13,7 +13,7 @@ import pytest
 from tests.support import headway, state_hash, write_config, write_corpus
 
 from headway.config import load_config
-from headway.core.errors import CheckpointError, DataError, HeadwayError
+from headway.core.errors import CheckpointError, ConfigError, DataError, HeadwayError
 from headway.launch.attempt import Wishes
 from headway.launch.preview import preview
 from headway.supervise.ownership import OwnerLock
@@ -187,6 +187,16 @@ def test_a_dry_run_refuses_what_the_run_would(place: Path, overrides: list[str],
     given = [text.replace("{place}", str(place)) for text in overrides]
     with pytest.raises(HeadwayError, match=says):
         preview(load_config(place / "config.yaml", given), Wishes())
+
+
+def test_a_key_that_would_have_the_runs_own_checkpoints_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY", "a secret of some length")
+    config = place / "config.yaml"
+    refused("train", config, "name=unsigned", code=2, says="HEADWAY_SIGNING_KEY is set", where="checkpoint.sign")
+    assert not list((place / "runs" / "unsigned").glob("checkpoints/step-*"))
+    with pytest.raises(ConfigError, match="HEADWAY_SIGNING_KEY is set"):
+        preview(load_config(config, ["name=other"]), Wishes())
+    preview(load_config(config, ["name=other", "checkpoint.sign=true"]), Wishes())
 
 
 def test_a_dry_run_says_what_becomes_of_the_run_that_is_there(place: Path) -> None:

@@ -56,6 +56,8 @@ def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
 def _updates(config: Config, world: World) -> tuple[OptimizerConfig, torch.device]:
     """The optimizer's settings, and where it computes. Some strategies keep moments in host memory themselves."""
     settings, strategy = config.optimizer, effective_strategy(config.parallel.strategy, world.mesh)
-    if settings.offload and strategy in (*DEEPSPEED, *FULLY_SHARDED):
+    # A run that shards on a CPU may come down to one worker, whose moments are in host memory as they are.
+    as_it_is = world.device.type == "cpu" and config.parallel.strategy in FULLY_SHARDED
+    if settings.offload and (as_it_is or strategy in (*DEEPSPEED, *FULLY_SHARDED)):
         return settings.model_copy(update={"offload": False}), torch.device("cpu")
     return settings, world.device

@@ -17,7 +17,7 @@ from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
 from headway.checkpoint.sealing import key_to_encrypt_with
-from headway.checkpoint.signing import key_to_sign_with
+from headway.checkpoint.signing import VARIABLE, key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
@@ -118,13 +118,19 @@ def refuse_run(config: Config, wishes: Wishes) -> None:
 
 def refuse_missing_keys(config: Config) -> None:
     """Refuse to begin without the keys that checkpoints are to be signed and encrypted with, or they would be missed at
-    the first save only.
+    the first save only; and with one that would have the run's own checkpoints refused when it is to go on.
 
     Raises:
-        ConfigError: one is missing, or cannot be used.
+        ConfigError: one is missing, cannot be used, or is there and not to be used.
     """
     if config.checkpoint.sign:
         key_to_sign_with()
+    elif signing_key() is not None:
+        raise ConfigError(
+            f"{VARIABLE} is set, so unsigned checkpoints are refused, and this run would save no others",
+            where=f"checkpoint.sign, {VARIABLE}",
+            fix=f"checkpoint.sign=true, or leave {VARIABLE} unset for this command",
+        )
     if config.checkpoint.encrypt:
         key_to_encrypt_with("checkpoint.encrypt")
 

@@ -5,8 +5,9 @@ named values. A step may have more than one record (an evaluation comes after th
 
 An attempt that died may have recorded steps after the checkpoint from which the next attempt goes on. The history that
 counts is the one that led to the newest weights, so when an attempt's first record is for step N, everything that
-earlier attempts recorded for step N and later is superseded. A worker of an attempt that was given up may wake once
-more and write: nothing counts that an attempt has recorded after a later one.
+earlier attempts recorded for step N and later is superseded. The same holds when an attempt goes back itself: its next
+record is of an earlier step, or it leaves out the very step that it recorded last. A worker of an attempt that was
+given up may wake once more and write: nothing counts that an attempt has recorded after a later one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from headway.core.errors import CheckpointError
 from headway.core.files import ends_with_newline, parse_json_lines, read_json_lines
 
 FILE_NAME = "metrics.jsonl"
+#: How many steps were left out until now; in the one record of a step's own that was left out.
+LEFT_OUT = "train/left_out_steps"
 
 # JSON has no numbers for these; the words are those of the Protocol Buffers JSON mapping, and float() reads them.
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -172,7 +175,9 @@ class Metrics:
             return
         if attempt < self._attempt:
             return
-        if attempt != self._attempt or step < self._step:
+        # A rollback to right before the trouble goes on with the step that had it, which is left out now.
+        goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
+        if attempt != self._attempt or goes_back:
             self.repeated_steps += self._columns["attempt"].drop_from(step)
             for known in self._columns.values():
                 known.drop_from(step)

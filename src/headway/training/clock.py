@@ -14,6 +14,7 @@ from headway.core.console import is_first_worker
 from headway.core.heartbeat import Phase, beat
 from headway.core.signals import STOPPING, handled
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
+from headway.telemetry.metrics import LEFT_OUT
 from headway.training.save_interval import ChosenInterval, failure_rate
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Stopwatch:
         beat(Phase.RECORD, self._job.state.cursor.step)
         seconds = time.perf_counter() - self._start
         if result.left_out:
-            return {"train/left_out_steps": float(self._job.state.cursor.left_out_steps)}
+            return {LEFT_OUT: float(self._job.state.cursor.left_out_steps)}
         metrics = {
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,

@@ -87,6 +87,22 @@ def test_values_that_only_the_dead_attempt_had_are_superseded_too(tmp_path: Path
     assert read_metrics(tmp_path).series("evaluation/loss")[0].tolist() == []
 
 
+def test_a_step_that_is_left_out_has_nothing_of_when_it_was_computed(tmp_path: Path) -> None:
+    """Whether the checkpoint that a rollback goes to is right before the trouble, or steps before it."""
+    for first in (3, 1):
+        run = tmp_path / str(first)
+        with MetricsLog(run / "metrics.jsonl", 1) as log:
+            for step in (1, 2, 3, *range(first, 3)):
+                log.write(step, {"train/loss": float(step)})
+            log.write(3, {"train/left_out_steps": 1.0, "data/share/a": 0.5})
+            log.write(3, {"checkpoint/uploaded_step": 2.0})
+            log.write(4, {"train/loss": 4.0})
+        metrics = read_metrics(run)
+        left_out = metrics.series("train/left_out_steps")
+        assert metrics.series("train/loss")[0].tolist() == [1, 2, 4]
+        assert left_out[0].tolist() == [3] and metrics.series("checkpoint/uploaded_step")[0].tolist() == [3]
+
+
 def test_a_third_attempt_may_go_back_further(tmp_path: Path) -> None:
     write_attempt(tmp_path, 1, range(1, 11), 1.0)
     write_attempt(tmp_path, 2, range(9, 13), 2.0)
