@@ -63,6 +63,9 @@ def parse_count(value: Any, unit: str) -> int:
     # "500 tokens": the first word is the unit itself. "256 MB" is common usage for 256M bytes.
     if not tail and scale.lower().rstrip("s") == unit.rstrip("s"):
         scale = ""
+    if unit == "bytes" and scale.lower() == "b":
+        # Nobody who writes 100 B means a hundred billion bytes, and not everybody who writes 2B two.
+        raise ValueError(f"'{value}' could be bytes or billions; write '{number} bytes' or '{number} GB'")
     if unit == "bytes" and scale.lower() not in _SCALES and scale.lower().endswith("b"):
         scale = scale[:-1]
     if scale.lower() not in _SCALES or (tail and tail.lower().rstrip("s") != unit.rstrip("s")):
@@ -80,6 +83,7 @@ def _either_case(text: str) -> str:
 
 #: The same, as patterns for editors. Something above zero is asked for everywhere.
 _SCALE = "(k|m|b|g|t|ki|mi|gi|ti)?"
+_BYTES = "(k|m|g|t|ki|mi|gi|ti)"  # 2 B could be bytes or billions
 _ABOVE_ZERO = r"(?=.*[1-9])\s*[0-9][0-9_,]*(\.[0-9]+)?(e[0-9]+)?\s*"
 _TIME = r"(s|(sec|second|min|minute|h|hour|d|day)s?)"
 _PERCENT = r"\s*(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)\s*%"
@@ -93,9 +97,9 @@ def written(*units: str, number: bool = True, others: Sequence[str] = ()) -> dic
         number: Whether a unit can be left out, and then a scale be given alone.
         others: Patterns, in small letters, of other texts that will do.
     """
-    words = {"seconds": _TIME, "bytes": rf"({_SCALE}b|{_SCALE}\s*bytes?)"}
+    words = {"seconds": _TIME, "bytes": rf"({_BYTES}b?|{_BYTES}?\s*bytes?)"}
     patterns = [_ABOVE_ZERO + words.get(unit, rf"{_SCALE}\s*{unit}?") for unit in units]
-    patterns += [_ABOVE_ZERO + _SCALE] if number else []
+    patterns += [_ABOVE_ZERO + (f"{_BYTES}?" if "bytes" in units else _SCALE)] if number else []
     no_minutes = r"(?!.*[0-9]\s*m\s*$)" if "steps" in units else ""  # nor millions: see `Interval.parse`
     text = {"type": "string", "pattern": "^" + no_minutes + _either_case(rf"({'|'.join([*patterns, *others])})\s*$")}
     return {"anyOf": [{"type": "integer", "minimum": 1}, text]} if number else text

@@ -125,7 +125,7 @@ def test_the_json_schema_knows_what_the_loader_knows() -> None:
 UNIONS = {
     "": "train model data",
     "train.": "tokens global_batch batch_ramp lanes",
-    "data.": "clean cache_bytes workers",
+    "data.": "clean cache_bytes shard_bytes workers",
     "schedule.": "warmup decay",
     "parallel.": "workers threads",
     "checkpoint.": "every keep_every keep_for memory_every",
@@ -133,8 +133,40 @@ UNIONS = {
     "supervise.": "grow_after",
     "preemption.": "watch",
 }
-VALUES: list[Any] = [0, -1, 2, 0.5, 2.5, 1e6, None, "", "auto", "none", "abc", "1:8", "1:0", "64k", "2B tokens", "2 GB"]
-VALUES += ["10 min", "2 Days", "500 STEPS", "10M", "10m", "2 %", "150 %", "64 rows", "0 steps", "-5", "unicode", []]
+VALUES: list[Any] = [
+    0,
+    -1,
+    2,
+    0.5,
+    2.5,
+    1e6,
+    None,
+    "",
+    "auto",
+    "none",
+    "abc",
+    "1:8",
+    "1:0",
+    "64k",
+    "2B tokens",
+    "2 GB",
+    "2 B",
+]
+VALUES += [
+    "2 B",
+    "10 min",
+    "2 Days",
+    "500 STEPS",
+    "10M",
+    "10m",
+    "2 %",
+    "150 %",
+    "64 rows",
+    "0 steps",
+    "-5",
+    "unicode",
+    [],
+]
 
 
 @pytest.mark.parametrize("key", [section + key for section, keys in UNIONS.items() for key in keys.split()])

@@ -46,6 +46,13 @@ def test_what_is_no_count_of_tokens(value: Any) -> None:
         parse_count(value, "tokens")
 
 
+@pytest.mark.parametrize("value", ["100 B", "100B", "2 b"])
+def test_bytes_are_no_billions(value: str) -> None:
+    with pytest.raises(ValueError, match=r"could be bytes or billions; write '\d+ bytes' or"):
+        parse_count(value, "bytes")
+    assert parse_count("100 bytes", "bytes") == 100
+
+
 @pytest.mark.parametrize(
     ("value", "interval"),
     [
