@@ -79,7 +79,7 @@ def _run(config: Config, wishes: Wishes | None) -> list[str]:
         state = "starts anew, the earlier run is moved aside"
     else:
         run = open_run(where)
-        step, last = run.metrics.last_step, config.train.steps or 0
+        step, last = run.step, config.train.steps or 0
         state = f"{'goes on: ' if step < last else ''}{run.outcome}, step {step:,}"
     return [f"run        {where} ({state})"]
 

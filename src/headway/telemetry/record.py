@@ -143,6 +143,11 @@ class Run:
         return dig(self.config, *key.split("."))
 
     @property
+    def step(self) -> int:
+        """Finished steps."""
+        return finished_steps(self.attempt_records, self.metrics)
+
+    @property
     def total_steps(self) -> int | None:
         """Where the run ends."""
         return as_int(self.get("train.steps"))
@@ -167,7 +172,7 @@ class Run:
     @property
     def tokens(self) -> int | None:
         """Trained on so far."""
-        return None if self.batches is None else self.batches.tokens_before(self.metrics.last_step)
+        return None if self.batches is None else self.batches.tokens_before(self.step)
 
     @property
     def vocab_size(self) -> int | None:
@@ -186,6 +191,17 @@ class Run:
         """Last sign of life."""
         times = [attempt.ended or attempt.started or 0.0 for attempt in self.attempts]
         return max(times, default=0.0) or None
+
+
+def finished_steps(records: Mapping[int, Mapping[str, Any]], metrics: Metrics) -> int:
+    """Steps that the newest state has: after going back by hand fewer than were recorded, until training goes on."""
+    for number in reversed(records):
+        step = as_int(records[number].get("last_step"))
+        if records[number].get("outcome") == RESTORED and step is not None:
+            return step
+        if number in metrics.spans:
+            break
+    return metrics.last_step
 
 
 def open_run(path: Path) -> Run:

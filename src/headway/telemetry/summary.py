@@ -74,7 +74,7 @@ def summarize(run: Run) -> Summary:
         state=run.state,
         outcome=run.outcome,
         attempts=len(run.attempts),
-        step=metrics.last_step,
+        step=run.step,
         total_steps=run.total_steps,
         tokens=run.tokens,
         train_loss=float(losses[-window:].mean()) if window else None,
