@@ -195,7 +195,7 @@ class Run:
 
 def finished_steps(records: Mapping[int, Mapping[str, Any]], metrics: Metrics) -> int:
     """Steps that the newest state has: after going back by hand fewer than were recorded, until training goes on."""
-    for number in reversed(records):
+    for number in sorted(records, reverse=True):
         step = as_int(records[number].get("last_step"))
         if records[number].get("outcome") == RESTORED and step is not None:
             return step
