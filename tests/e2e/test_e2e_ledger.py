@@ -72,6 +72,7 @@ def test_a_run_is_proven_whatever_died_on_the_way(run: Path) -> None:
     assert all(e["sound"] for e in proof["epochs"])
     text = headway("ledger", run)
     assert "proven for steps 0 to 9, 120 rows" in text.stdout
+    assert "what training calls step 1 is step 0" in text.stdout
     assert "rolled back: steps 6 to 7 of attempt 2" in text.stdout
     counted = headway("ledger", run, "--counts-only", "--json")
     assert counted.returncode == 0 and json.loads(counted.stdout)["looked_at_rows"] == 0

@@ -29,6 +29,7 @@ from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.launched import world_size_from_environment
 from headway.core.signals import handled
 from headway.supervise.processes import end_all
 
@@ -71,10 +72,10 @@ def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishe
         ConfigError: the suite's config is wrong, there is no such launcher, or somebody else has started this process
             as one of several workers.
     """
-    if "WORLD_SIZE" in os.environ:  # cells would be checked, and worked on, as parts of that
+    size = world_size_from_environment()
+    if size is not None:  # cells would be checked, and worked on, as parts of that
         raise ConfigError(
-            "bench starts the workers of its cells itself, and this process is said to be one of"
-            f" {os.environ['WORLD_SIZE']} already",
+            f"bench starts the workers of its cells itself, and this process is said to be one of {size} already",
             where="WORLD_SIZE",
             fix="start it once, without torchrun: unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headway.checkpoint.format import Manifest, TensorEntry, read_manifest
 from headway.checkpoint.reading import read_tensors
+from headway.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -58,13 +59,22 @@ def compare(first: Path, second: Path, values: bool = False) -> Comparison:
     Raises:
         CheckpointError: a manifest or, for values, a file cannot be read.
     """
-    a, b = read_manifest(first), read_manifest(second)
+    a, b = _manifest_in(first), _manifest_in(second)
     found = [_difference(name, a.tensors.get(name), b.tensors.get(name)) for name in sorted({*a.tensors, *b.tensors})]
     differences = [difference for difference in found if difference is not None]
     if values and any(difference.what == "values" for difference in differences):
         one, other = read_tensors(first, a), read_tensors(second, b)
         differences = [_measured(d, one, other) if d.what == "values" else d for d in differences]
     return Comparison(a, b, tuple(differences), len(found) - len(differences))
+
+
+def _manifest_in(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; a run, which has several of them, is refused in words."""
+    inside = sorted((folder / "checkpoints").glob("step-*"))
+    if inside:
+        fix = f"give one of its checkpoints, for example {inside[-1]}"
+        raise CheckpointError("a run, and not one checkpoint", where=str(folder), fix=fix)
+    return read_manifest(folder)
 
 
 def _difference(name: str, a: TensorEntry | None, b: TensorEntry | None) -> TensorDifference | None:

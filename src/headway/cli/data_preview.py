@@ -54,7 +54,8 @@ def _print(view: StepView, characters: int) -> None:
 
     lane_size = f"{counted(view.micro_batches, 'micro-batch')} of {counted(view.micro_batch, 'row')}"
     size = f"{counted(view.lanes, 'lane')} of {lane_size}"
-    print(f"step {view.step:,} of {view.steps:,}: {size} of {view.sequence_length:,} tokens")
+    named = f"step {view.step:,} of {view.steps:,} (which training calls step {view.step + 1:,})"
+    print(f"{named}: {size} of {view.sequence_length:,} tokens")
     if len(view.sources) > 1:
         print(f"shares of steps {view.first_step:,} to {view.last_step - 1:,}:")
     table = [

@@ -46,6 +46,6 @@ def evaluate(
     else:
         at = "" if result["step"] is None else f" at step {result['step']:,}"
         print(
-            f"{model}{at}: loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f},"
+            f"{model}{at}: loss {result['loss']:.4f}, perplexity {result['perplexity']:,.2f},"
             f" {result['tokens']:,} tokens"
         )

@@ -88,14 +88,20 @@ def _print(proof: LedgerProof) -> None:
         print_table(headers, rows, numeric=range(1, len(headers)))
     for rollback in proof.rollbacks:
         for commit in rollback.struck:
-            steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,} of attempt {commit.attempt}"
+            steps = f"{_steps(commit.first_step, commit.last_step)} of attempt {commit.attempt}"
             print(f"rolled back: {steps} ({rollback.reason})")
     for decision in proof.decisions:
-        steps = f"steps {decision.first_step:,} to {decision.last_step - 1:,} by attempt {decision.attempt}"
+        steps = f"{_steps(decision.first_step, decision.last_step)} by attempt {decision.attempt}"
         print(f"{_DECIDED.get(decision.action, decision.action)}: {steps} ({decision.reason})")
+    if proof.steps:
+        print("steps count from 0 here: what training calls step 1 is step 0")
     if not proof.problems:
         print(f"proven for steps 0 to {proof.steps - 1:,}, {proof.rows:,} rows:")
         print("\n".join(f"  {line}" for line in proof.basis))
+
+
+def _steps(first: int, end: int) -> str:
+    return f"step {first:,}" if end == first + 1 else f"steps {first:,} to {end - 1:,}"
 
 
 def _plain(proof: LedgerProof) -> dict[str, Any]:

@@ -96,7 +96,9 @@ def _after_training(config: Config) -> None:
     run = config.run_directory
     _stage(3, "evaluating")
     result = evaluate_trained(run)
-    notice(f"validation loss {result['loss']:.3f}, perplexity {result['perplexity']:.1f} ({result['tokens']:,} tokens)")
+    notice(
+        f"validation loss {result['loss']:.3f}, perplexity {result['perplexity']:,.2f} ({result['tokens']:,} tokens)"
+    )
     trained = load_trained(run)
     _stage(4, "sampling")
     samples = []

@@ -21,12 +21,17 @@ class Section(BaseModel):
         """`train:` or `clean:` with nothing under it (or only comments) reads as null in YAML."""
         if not isinstance(values, dict):
             return values
-        empty = {
+        empty = cls.may_be_empty()
+        return {key: value for key, value in values.items() if value is not None or key not in empty}
+
+    @classmethod
+    def may_be_empty(cls) -> set[str]:
+        """Sections and lists below this one that can be left without anything."""
+        return {
             key
             for key, info in cls.model_fields.items()
             if info.default in ([], {}) or isinstance(info.default, Section)
         }
-        return {key: value for key, value in values.items() if value is not None or key not in empty}
 
     @model_validator(mode="before")
     @classmethod

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import field_validator
+from pydantic import WithJsonSchema, field_validator
 
 from headway.config.base import Section, conflict
-from headway.config.units import Interval, StepInterval, parse_count
+from headway.config.units import Interval, StepInterval, parse_count, written
 
 
 class BatchStage(Section):
     """Smaller batches, up to a point of training."""
 
-    global_batch: int | str
+    global_batch: Annotated[int | str, WithJsonSchema(written("rows", "tokens"))]
     """Rows in one optimizer step, or tokens: `64Ki tokens`."""
     until: StepInterval
     """The point: `1000 steps` or `1B tokens` from the beginning of training."""

@@ -131,6 +131,8 @@ def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     known = list(dict.fromkeys(known_keys(model)))  # sections of several kinds share names
     *path, last = key.split(".")
     section = ".".join(part for part in path if not part.isdecimal())
+    if model is Config and key == "base":  # of a file it is taken before keys are looked at
+        return "overrides come on top of a config: give the preset in its place, or write `base:` in a file"
     if model is Config and last in OURS:
         return f"did you mean {OURS[last]}?"
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == section]

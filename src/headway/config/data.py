@@ -16,7 +16,7 @@ from headway.config.base import LocalPath, Section, Share, conflict
 from headway.config.batches import Batches
 from headway.config.clean import CleanStep, step_list
 from headway.config.template import parse_template
-from headway.config.units import Amount, Bytes, Interval, share_or_interval
+from headway.config.units import SHARE_OR_INTERVAL, Amount, Bytes, Interval, share_or_interval
 
 
 class SourceConfig(Section):
@@ -169,7 +169,7 @@ class DedupConfig(Section):
 class StageConfig(Section):
     """From a point of training on, other weights or another sequence length."""
 
-    start: Annotated[Share | Interval, Field(union_mode="left_to_right")]
+    start: Annotated[Share | Interval, Field(union_mode="left_to_right"), SHARE_OR_INTERVAL]
     """Where the stage begins: a share of all steps, or `500 steps`, `1B tokens`."""
     weights: dict[str, Annotated[float, Field(ge=0.0)]] | None = None
     """Weight of every source by name, 0 for none; as before when not given."""

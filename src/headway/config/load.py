@@ -91,7 +91,7 @@ def _validated(tree: Entry) -> Config:
 def _find(name: str, beside: Path | None) -> Path:
     """A file, or a built-in preset by name; a `base:` is looked up beside the file that names it."""
     path = (beside.parent / name) if beside else Path(name)
-    if path.is_file():
+    if path.exists() and not path.is_dir():  # also a pipe: `headway train <(generate)`
         return path
     preset = PRESETS / f"{name}.yaml"
     known = sorted(file.stem for file in PRESETS.glob("*.yaml"))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt, WithJsonSchema, model_validator
 
 from headway.config.base import LocalPath, Section, conflict
+
+#: A number of workers, or a range of them, for editors.
+_WORKERS = {
+    "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^\s*0*[1-9]\d*\s*:\s*0*[1-9]\d*\s*$"}]
+}
 
 
 class ParallelConfig(Section):
@@ -29,7 +34,7 @@ class ParallelConfig(Section):
     gradients too; `zero3`, also called `fsdp`, of weights too; `hsdp` the same within groups (`replicate`);
     `deepspeed_zero1` to `deepspeed_zero3` by DeepSpeed ([deepspeed.md](deepspeed.md)). `auto`: `single` for one worker,
     `ddp` for more."""
-    workers: PositiveInt = 1
+    workers: Annotated[PositiveInt, WithJsonSchema(_WORKERS)] = 1
     """Worker processes on this machine (`--workers` on the command line); `1:8` is 8, with `min_workers: 1`."""
     min_workers: PositiveInt | None = None
     """With as few the run goes on when workers are lost for good, until they are back

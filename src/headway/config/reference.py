@@ -6,7 +6,7 @@ import ast
 import inspect
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from types import UnionType
@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
+from headway.config.base import Section
 from headway.config.schema import Config
-from headway.config.units import QUANTITY, Interval
+from headway.config.units import BYTES, TOKENS, Interval
 
 _HEAD = """# Config reference
 
@@ -45,15 +46,24 @@ def json_schema() -> dict[str, Any]:
         described = schema if model is Config else schema["$defs"][model.__name__]
         for name, text in descriptions(model).items():
             described["properties"][name]["description"] = text
-    data = schema["$defs"]["DataConfig"]["properties"]
-    for field in (data["sources"], data["clean"], schema["$defs"]["DecontaminateStep"]["properties"]["sets"]):
-        _accept_names(field)
+    data, steps = schema["$defs"]["DataConfig"]["properties"], schema["$defs"]["DecontaminateStep"]["properties"]
+    kinds = data["clean"]["items"]["discriminator"]["mapping"].items()
+    whole = [name for name, place in kinds if not schema["$defs"][place.rpartition("/")[2]].get("required")]
+    _accept_names(data["clean"], {"enum": whole})
+    _accept_names(data["sources"], {"type": "string"})
+    _accept_names(steps["sets"], {"type": "string"})
+    for model in _models(Config):
+        described = schema if model is Config else schema["$defs"][model.__name__]
+        for name in model.may_be_empty() if issubclass(model, Section) else ():
+            field = described["properties"][name]
+            notes = {key: field.pop(key) for key in ("default", "description", "title") if key in field}
+            described["properties"][name] = {"anyOf": [field, {"type": "null"}], **notes}
     return schema
 
 
-def _accept_names(field: dict[str, Any]) -> None:
+def _accept_names(field: dict[str, Any], name: dict[str, Any]) -> None:
     """Let a list of sections be given as one section, and each section by its name alone."""
-    item = {"anyOf": [{"type": "string"}, field.pop("items")]}
+    item = {"anyOf": [name, field.pop("items")]}
     array = {"type": field.pop("type"), "items": item}
     if "minItems" in field:
         array["minItems"] = field.pop("minItems")
@@ -125,12 +135,16 @@ def _table(title: str, model: type[BaseModel], prefix: str) -> str:
 
 
 def _field_type(info: FieldInfo) -> str:
-    return "count" if QUANTITY in info.metadata else _type(info.annotation)
+    return "count" if _is_count(info.metadata) else _type(info.annotation)
+
+
+def _is_count(marks: Iterable[Any]) -> bool:
+    return any(mark in (TOKENS, BYTES) for mark in marks)
 
 
 def _type(annotation: Any) -> str:
     if typing.get_origin(annotation) is typing.Annotated:
-        return "count" if QUANTITY in annotation.__metadata__ else _type(typing.get_args(annotation)[0])
+        return "count" if _is_count(annotation.__metadata__) else _type(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is typing.Literal:
         return " \\| ".join(f"`{value}`" for value in typing.get_args(annotation))
     if typing.get_origin(annotation) in (typing.Union, UnionType):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     Field,
     PositiveInt,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -28,7 +29,7 @@ from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
 from headway.config.shapes import SHAPES
 from headway.config.supervise import SuperviseConfig
-from headway.config.units import Interval, StepInterval, Tokens, share_or_interval
+from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, Tokens, share_or_interval, written
 
 #: Of a run, which is the name of its folder too.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -40,7 +41,8 @@ class ModelConfig(Section):
     preset: str | None = None
     """A named shape (`headway models` lists them); keys given beside it win."""
     from_pretrained: LocalPath | None = None
-    """Folder of a Hugging Face Llama or Mistral checkpoint: shape and first weights come from it."""
+    """Folder of a Hugging Face Llama or Mistral checkpoint: shape and first weights come from it. A run that goes on
+    needs it too, though its weights are those of its checkpoint."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the token store's vocabulary, rounded up to a multiple of 64, when not given."""
     dim: PositiveInt | None = None
@@ -135,7 +137,7 @@ class TrainConfig(Section):
     """Training tokens, e.g. `2B`; rounded up to whole steps."""
     sequence_length: PositiveInt = 1024
     """Tokens in one row."""
-    global_batch: int | str = 32
+    global_batch: Annotated[int | str, WithJsonSchema(written("rows", "tokens"))] = 32
     """Rows in one optimizer step, over all workers; or tokens: `64Ki tokens`."""
     batch_ramp: list[BatchStage] = []
     """Smaller batches to begin with, e.g. `[{global_batch: 64, until: 1B tokens}]` ([batch-ramp.md](batch-ramp.md))."""
@@ -230,7 +232,7 @@ class OptimizerConfig(Section):
 
 
 # The share comes first, so that 1.0 stays the whole run; in the other order it would be read as one step.
-ShareOrInterval = Annotated[Share | Interval, Field(union_mode="left_to_right")]
+ShareOrInterval = Annotated[Share | Interval, Field(union_mode="left_to_right"), SHARE_OR_INTERVAL]
 
 
 class ScheduleConfig(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -62,8 +63,8 @@ def parse_count(value: Any, unit: str) -> int:
     # "500 tokens": the first word is the unit itself. "256 MB" is common usage for 256M bytes.
     if not tail and scale.lower().rstrip("s") == unit.rstrip("s"):
         scale = ""
-    if unit == "bytes" and scale.lower() == "b" and not tail:
-        # A limit of 250 billion bytes is no limit where 250 bytes were meant.
+    if unit == "bytes" and scale.lower() == "b":
+        # Nobody who writes 100 B means a hundred billion bytes, and not everybody who writes 2B two.
         raise ValueError(f"'{value}' could be bytes or billions; write '{number} bytes' or '{number} GB'")
     if unit == "bytes" and scale.lower() not in _SCALES and scale.lower().endswith("b"):
         scale = scale[:-1]
@@ -75,10 +76,39 @@ def parse_count(value: Any, unit: str) -> int:
     return int(amount)
 
 
-#: Marks whole numbers that may be given with a unit.
-QUANTITY = WithJsonSchema({"type": ["integer", "string"]})
-Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), Field(ge=1), QUANTITY]
-Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), Field(ge=1), QUANTITY]
+def _either_case(text: str) -> str:
+    """A pattern of JSON Schema, which knows no flags, for a text in capitals or not."""
+    return re.sub(r"(?<!\\)[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", text)
+
+
+#: The same, as patterns for editors. Something above zero is asked for everywhere.
+_SCALE = "(k|m|b|g|t|ki|mi|gi|ti)?"
+_BYTES = "(k|m|g|t|ki|mi|gi|ti)"  # 2 B could be bytes or billions
+_ABOVE_ZERO = r"(?=.*[1-9])\s*[0-9][0-9_,]*(\.[0-9]+)?(e[0-9]+)?\s*"
+_TIME = r"(s|(sec|second|min|minute|h|hour|d|day)s?)"
+_PERCENT = r"\s*(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)\s*%"
+
+
+def written(*units: str, number: bool = True, others: Sequence[str] = ()) -> dict[str, Any]:
+    """JSON Schema of a quantity above zero: a number, if it may be one, or a text in one of these units.
+
+    Args:
+        units: Of "tokens", "rows", "steps", "documents", "bytes" and "seconds".
+        number: Whether a unit can be left out, and then a scale be given alone.
+        others: Patterns, in small letters, of other texts that will do.
+    """
+    words = {"seconds": _TIME, "bytes": rf"({_BYTES}b?|{_BYTES}?\s*bytes?)"}
+    patterns = [_ABOVE_ZERO + words.get(unit, rf"{_SCALE}\s*{unit}?") for unit in units]
+    patterns += [_ABOVE_ZERO + (f"{_BYTES}?" if "bytes" in units else _SCALE)] if number else []
+    no_minutes = r"(?!.*[0-9]\s*m\s*$)" if "steps" in units else ""  # nor millions: see `Interval.parse`
+    text = {"type": "string", "pattern": "^" + no_minutes + _either_case(rf"({'|'.join([*patterns, *others])})\s*$")}
+    return {"anyOf": [{"type": "integer", "minimum": 1}, text]} if number else text
+
+
+#: Mark whole numbers that may be given with a unit.
+TOKENS, BYTES = WithJsonSchema(written("tokens")), WithJsonSchema(written("bytes"))
+Tokens = Annotated[int, BeforeValidator(lambda v: parse_count(v, "tokens")), Field(ge=1), TOKENS]
+Bytes = Annotated[int, BeforeValidator(lambda v: parse_count(v, "bytes")), Field(ge=1), BYTES]
 
 
 @dataclass(frozen=True)
@@ -137,7 +167,7 @@ class Interval:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
-        return {"type": ["integer", "string"], "examples": [500, "1B tokens", "10 min"]}
+        return {**written("steps", "tokens", "seconds"), "examples": [500, "1B tokens", "10 min"]}
 
 
 def _is_a_time(interval: Interval) -> Interval:
@@ -153,8 +183,12 @@ def _is_no_time(interval: Interval) -> Interval:
 
 
 #: An interval in seconds only, and one in steps or tokens only.
-Duration = Annotated[Interval, AfterValidator(_is_a_time)]
-StepInterval = Annotated[Interval, AfterValidator(_is_no_time)]
+Duration = Annotated[Interval, AfterValidator(_is_a_time), WithJsonSchema(written("seconds", number=False))]
+StepInterval = Annotated[Interval, AfterValidator(_is_no_time), WithJsonSchema(written("steps", "tokens"))]
+#: A share from 0 to 1, a percentage, or so many steps or tokens.
+SHARE_OR_INTERVAL = WithJsonSchema(
+    {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, *written("steps", "tokens", others=[_PERCENT])["anyOf"]]}
+)
 
 
 @dataclass(frozen=True)
@@ -193,7 +227,7 @@ class Amount:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Any) -> dict[str, Any]:
-        return {"type": "string", "examples": ["10k documents", "2 GB"]}
+        return {**written("documents", "bytes", number=False), "examples": ["10k documents", "2 GB"]}
 
 
 def share_or_interval(value: Any) -> float | Interval:

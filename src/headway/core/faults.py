@@ -43,6 +43,9 @@ _ORDER = re.compile(
     r"(?::([1-9][0-9]*))?(?:#([1-9][0-9]*|\*))?(?:%([0-9]+))?"
 )
 
+#: Faults that the caller has to carry out, and where one does. Elsewhere they would pass without a trace.
+_ASKED = {"nan": ("gradient",), "spike": ("gradient",), "flip": ("replay.0", "replay", "weights")}
+
 FAULTS_VARIABLE, FAULTS_LOG_VARIABLE = "HEADWAY_FAULTS", "HEADWAY_FAULTS_LOG"
 #: How often the command that this worker belongs to has started its workers again.
 RESTARTS_VARIABLE = "HEADWAY_RESTARTS"
@@ -127,6 +130,13 @@ def parse_orders(orders: str) -> list[_Order]:
                 where="HEADWAY_FAULTS",
                 fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, eio, nan, spike or flip, as in"
                 " kill@step=17, kill@step=17#2 or enospc@checkpoint.shard:2",
+            )
+        asked = _ASKED.get(match[1])
+        if asked is not None and match[2].split("=")[0].split(".")[0] not in asked:
+            raise ConfigError(
+                f"there is no such fault: '{order.strip()}', which nothing there would answer to",
+                where="HEADWAY_FAULTS",
+                fix=f"{match[1]}@{asked[0]}, for example at step 5: {match[1]}@{asked[0]}=5",
             )
         start = None if match[4] == "*" else int(match[4] or 1)
         rank = None if match[5] is None else int(match[5])

@@ -19,8 +19,12 @@ def format_count(value: float | None) -> str:
 
 def counted(number: int, word: str) -> str:
     """1 -> "1 row"; 1234 -> "1,234 rows"; 2 -> "2 micro-batches"."""
-    ending = "" if number == 1 else "es" if word.endswith("ch") else "s"
-    return f"{number:,} {word}{ending}"
+    return f"{number:,} {plural(number, word)}"
+
+
+def plural(number: int, word: str) -> str:
+    """The word for one thing, or for another number of them: what `counted` puts behind the number."""
+    return word + ("" if number == 1 else "es" if word.endswith("ch") else "s")
 
 
 def format_bytes(value: float | None) -> str:

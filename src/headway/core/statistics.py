@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -12,3 +13,8 @@ def quantile(values: Sequence[float], share: float) -> float:
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats: infinite where no float is as large, NaN for NaN."""
+    return math.inf if loss > 700 else math.exp(loss)

@@ -64,7 +64,7 @@ class LedgerKeeper(Callback):
         steps = decision.first_step, decision.step + 1
         self._ledger.decide(self._attempt, *steps, decision.action, decision.reason)
         if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
-            self._ledger.rollback(decision.to_step, f"{decision.reason} at step {decision.step + 1}")
+            self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
 
     def _commit(self, job: Job, step: int, attempt: int) -> None:
         self._may_write()

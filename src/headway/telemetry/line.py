@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from headway.core.console import notice, show_live, write_log
 from headway.core.format import format_count, format_seconds
+from headway.core.statistics import perplexity
 
 #: Steps over which speed and ETA are averaged.
 _WINDOW = 100
@@ -65,8 +66,7 @@ def _age(seconds: float) -> str:
 
 def render_evaluation(step: int, loss: float) -> str:
     """An evaluation's own line, with the perplexity exp(loss)."""
-    perplexity = math.exp(loss) if loss < 700 else math.inf
-    return f"step {step:,} · validation loss {loss:.3f} · perplexity {perplexity:,.2f}"
+    return f"step {step:,} · validation loss {loss:.3f} · perplexity {perplexity(loss):,.2f}"
 
 
 class StatusLine:

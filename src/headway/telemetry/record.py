@@ -122,19 +122,6 @@ class Run:
         return _outcome(records[max(records)], newest=True) if records else NOT_STARTED
 
     @property
-    def restored_step(self) -> int | None:
-        """The step that was gone back to by hand, while nothing was trained since; what was recorded beyond counts
-        until it is done again."""
-        records = self.attempt_records
-        newest = records[max(records)] if records else {}
-        return as_int(newest.get("last_step")) if newest.get("outcome") == RESTORED else None
-
-    @property
-    def step(self) -> int:
-        """Finished steps: those that the run goes on from."""
-        return self.metrics.last_step if self.restored_step is None else self.restored_step
-
-    @property
     def state(self) -> str:
         """The outcome in one or two words: `failed` for one that is a sentence on what went wrong."""
         states = (FINISHED, PREEMPTED, RESTORED, RUNNING, DIED, NOT_ENDED, NOT_STARTED)
@@ -154,6 +141,11 @@ class Run:
     def get(self, key: str) -> Any:
         """A value of the config by its dotted key; None when it is not there."""
         return dig(self.config, *key.split("."))
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return finished_steps(self.attempt_records, self.metrics)
 
     @property
     def total_steps(self) -> int | None:
@@ -199,6 +191,17 @@ class Run:
         """Last sign of life."""
         times = [attempt.ended or attempt.started or 0.0 for attempt in self.attempts]
         return max(times, default=0.0) or None
+
+
+def finished_steps(records: Mapping[int, Mapping[str, Any]], metrics: Metrics) -> int:
+    """Steps that the newest state has: after going back by hand fewer than were recorded, until training goes on."""
+    for number in sorted(records, reverse=True):
+        step = as_int(records[number].get("last_step"))
+        if records[number].get("outcome") == RESTORED and step is not None:
+            return step
+        if number in metrics.spans:
+            break
+    return metrics.last_step
 
 
 def open_run(path: Path) -> Run:

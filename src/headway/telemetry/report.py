@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from headway.core.files import atomic_write
-from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds
+from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.charts import loss_chart, metric_chart
 from headway.telemetry.goodput import goodput_of
@@ -96,8 +96,8 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     if summary.best_validation_loss is not None and summary.best_validation_loss != summary.validation_loss:
         best = f"best {loss_text(summary.best_validation_loss)} at step {summary.best_validation_step:,}"
     over = f"mean of the last {summary.train_loss_steps} steps" if summary.train_loss_steps > 1 else "last step"
-    steps = "step" if summary.repeated_steps == 1 else "steps"
-    repeated = f"{summary.repeated_steps:,} {steps} done again after restarts" if summary.repeated_steps else ""
+    again = counted(summary.repeated_steps, "step")
+    repeated = f"{again} done again after restarts" if summary.repeated_steps else ""
     skipped = f", {summary.skipped_steps:,} skipped" if summary.skipped_steps else ""
     speed = format_count(summary.tokens_per_second)
     return [

@@ -13,7 +13,7 @@ from headway.core.format import UNKNOWN, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.charts import overlay_chart
 from headway.telemetry.metrics import read_metrics
-from headway.telemetry.record import Run, is_run, open_run
+from headway.telemetry.record import Run, finished_steps, is_run, open_run
 from headway.telemetry.summary import Summary, loss_text, median, share_text, summarize, usd_text
 
 
@@ -57,7 +57,7 @@ def _listing(run: Run) -> Listing:
     return Listing(
         name=run.name,
         state=run.state,
-        step=metrics.last_step if run.restored_step is None else run.restored_step,
+        step=finished_steps(run.attempt_records, metrics),
         total_steps=run.total_steps,
         train_loss=metrics.last("train/loss"),
         validation_loss=metrics.last("evaluation/loss"),

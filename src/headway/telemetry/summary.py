@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from headway.core.format import UNKNOWN
+from headway.core.statistics import perplexity
 from headway.telemetry.metrics import Metrics
 from headway.telemetry.record import Run
 
@@ -79,7 +80,7 @@ def summarize(run: Run) -> Summary:
         train_loss=float(losses[-window:].mean()) if window else None,
         train_loss_steps=window,
         validation_loss=float(validation[-1]) if len(validation) else None,
-        perplexity=_perplexity(float(validation[-1])) if len(validation) else None,
+        perplexity=perplexity(float(validation[-1])) if len(validation) else None,
         best_validation_loss=float(validation.min()) if len(validation) else None,
         best_validation_step=int(evaluated[validation.argmin()]) if len(validation) else None,
         tokens_per_second=median(metrics, "speed/tokens_per_second"),
@@ -103,10 +104,6 @@ def median(metrics: Metrics, name: str) -> float | None:
 def _max(metrics: Metrics, name: str) -> float | None:
     _, values = metrics.finite(name)
     return float(values.max()) if len(values) else None
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def loss_text(loss: float | None) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from headway.core.heartbeat import Phase, beat
+from headway.core.statistics import perplexity
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.world import World
 from headway.training.precision import autocast
@@ -27,7 +28,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """exp(loss)."""
-        return math.inf if self.loss > 700 else math.exp(self.loss)
+        return perplexity(self.loss)
 
 
 @torch.no_grad()

@@ -74,5 +74,6 @@ def test_the_reference_has_a_table_for_each_step() -> None:
 def test_editors_accept_names_and_sections() -> None:
     schema = json_schema()
     clean = schema["$defs"]["DataConfig"]["properties"]["clean"]
-    kinds = clean["anyOf"][0]["items"]["anyOf"]
-    assert kinds[0] == {"type": "string"} and kinds[1]["discriminator"]["propertyName"] == "step"
+    kinds = clean["anyOf"][0]["anyOf"][0]["items"]["anyOf"]
+    assert "unicode" in kinds[0]["enum"] and "python" not in kinds[0]["enum"]  # which needs a function
+    assert kinds[1]["discriminator"]["propertyName"] == "step"

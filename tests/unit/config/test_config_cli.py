@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from headway.cli.main import application
 from headway.config import Config, load_config
 from headway.config.complaints import known_keys
+from headway.config.reference import json_schema
 from headway.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -116,3 +119,68 @@ def test_the_json_schema_knows_what_the_loader_knows() -> None:
     assert definitions["CheckpointConfig"]["properties"]["every"]["default"] == "10 min"
     kinds = [option.get("type") for option in definitions["DataConfig"]["properties"]["sources"]["anyOf"]]
     assert kinds == ["array", "string", None]
+
+
+#: Keys that take more than a plain number or word, and null for a section or list.
+UNIONS = {
+    "": "train model data",
+    "train.": "tokens global_batch batch_ramp lanes",
+    "data.": "clean cache_bytes shard_bytes workers",
+    "schedule.": "warmup decay",
+    "parallel.": "workers threads",
+    "checkpoint.": "every keep_every keep_for memory_every",
+    "evaluation.": "every rows",
+    "supervise.": "grow_after",
+    "preemption.": "watch",
+}
+VALUES: list[Any] = [
+    0,
+    -1,
+    2,
+    0.5,
+    2.5,
+    1e6,
+    None,
+    "",
+    "auto",
+    "none",
+    "abc",
+    "1:8",
+    "1:0",
+    "64k",
+    "2B tokens",
+    "2 GB",
+    "2 B",
+]
+VALUES += [
+    "2 B",
+    "10 min",
+    "2 Days",
+    "500 STEPS",
+    "10M",
+    "10m",
+    "2 %",
+    "150 %",
+    "64 rows",
+    "0 steps",
+    "-5",
+    "unicode",
+    [],
+]
+
+
+@pytest.mark.parametrize("key", [section + key for section, keys in UNIONS.items() for key in keys.split()])
+def test_editors_take_what_the_loader_takes(key: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    editor = jsonschema.Draft202012Validator(json_schema())
+    *sections, last = key.split(".")
+    for value in VALUES:
+        tree: dict[str, Any] = {last: value}
+        for section in reversed(sections):
+            tree = {section: tree}
+        try:
+            Config.model_validate(tree)
+            taken = True
+        except ValidationError:
+            taken = False
+        assert editor.is_valid(tree) == taken, value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -408,6 +410,19 @@ def test_wrong_overrides(write: Any, text: str, what: str) -> None:
     error = refusal(write("train: {steps: 1}\ndata: {sources: [a]}"), text)
     assert what in error.what
     assert error.where == f"override '{text}'"
+
+
+def test_an_override_cannot_base_a_config_on_another_one(write: Any) -> None:
+    assert "write `base:` in a file" in str(refusal(write("train: {steps: 1}"), "base=gpu").fix)
+
+
+def test_a_config_from_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_text, args=["base: quickstart\nname: generated\n"])
+    writer.start()
+    assert load_config(pipe, ["train.steps=3"]).name == "generated"
+    writer.join()
 
 
 def test_python_users_are_told_too() -> None:

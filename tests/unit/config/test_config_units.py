@@ -52,6 +52,7 @@ def test_bytes_are_not_taken_for_billions(value: str) -> None:
         parse_count(value, "bytes")
     with pytest.raises(ValueError, match="bytes or billions"):
         Amount.parse(value)
+    assert parse_count("100 bytes", "bytes") == 100
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,10 @@ def test_signals(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> N
     assert result.stdout == "first\n"
 
 
-@pytest.mark.parametrize("orders", ["kil@step=3", "kill", "kill@", "kill@step=3:x", "kill@step=3:0", "nan@a,,"])
+@pytest.mark.parametrize(
+    "orders",
+    ["kil@step=3", "kill", "kill@", "kill@step=3:x", "kill@step=3:0", "nan@a,,", "nan@step=3", "flip@gradient"],
+)
 def test_a_mistyped_order_is_refused(monkeypatch: pytest.MonkeyPatch, orders: str) -> None:
     """An order that is silently not carried out would make a test of survival prove nothing."""
     monkeypatch.setenv("HEADWAY_FAULTS", orders)

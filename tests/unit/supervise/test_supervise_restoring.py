@@ -195,6 +195,12 @@ def test_list_shows_both_tiers(run: RunDirectory) -> None:
     assert "local+remote" in output.splitlines()[3]
 
 
+def test_diff_of_runs_names_one_of_their_checkpoints(run: RunDirectory) -> None:
+    refused = CliRunner().invoke(app, ["checkpoints", "diff", str(run.path), str(run.path)])
+    assert isinstance(refused.exception, CheckpointError)
+    assert "a run" in refused.exception.what and "/checkpoints/step-" in str(refused.exception.fix)
+
+
 def test_diff_tells_tensors_and_sizes_of_differences(tmp_path: Path) -> None:
     one, other = CheckpointStore(tmp_path / "a"), CheckpointStore(tmp_path / "b", max_shard_bytes=50)
     save(one, 3), save(other, 3)

@@ -46,6 +46,7 @@ def test_a_loss_that_is_no_number_is_shown() -> None:
 def test_an_evaluation_has_its_own_line() -> None:
     assert render_evaluation(1200, 3.3) == "step 1,200 · validation loss 3.300 · perplexity 27.11"
     assert "perplexity inf" in render_evaluation(1, 1e6)
+    assert render_evaluation(1, float("nan")).endswith("validation loss nan · perplexity nan")
 
 
 class Clock:

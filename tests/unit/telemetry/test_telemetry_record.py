@@ -12,6 +12,7 @@ import pytest
 
 from headway.core.errors import CheckpointError
 from headway.telemetry.record import open_run
+from headway.telemetry.runs import list_runs
 from headway.telemetry.summary import ago_text, summarize
 
 from .conftest import START, MakeRun, write_attempt
@@ -27,6 +28,19 @@ def test_a_run_that_died_and_went_on(make_run: MakeRun) -> None:
     assert [checkpoint.step for checkpoint in run.checkpoints] == [40, 100]
     assert run.checkpoints[1].bytes == 1_000_000 and run.checkpoints[1].attempt == 1
     assert run.vocab_size == 8192 and run.tokens_per_step == 32 * 256
+
+
+def test_a_run_that_was_restored_by_hand_is_where_its_checkpoint_is(make_run: MakeRun) -> None:
+    path = make_run()
+    write_attempt(path, 3, outcome="restored", exit_code=0, first_step=40, last_step=40)
+    write_attempt(path, 4, outcome="could not restore: no checkpoint of step 7 verifies", exit_code=4)
+    run = open_run(path)
+    assert run.step == 40 and run.tokens == 40 * 32 * 256 and summarize(run).step == 40
+    assert [listing.step for listing in list_runs(path.parent)] == [40]
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 41, "attempt": 5, "time": START, "train/loss": 5.0}) + "\n")
+    write_attempt(path, 5, outcome="preempted", exit_code=75)
+    assert open_run(path).step == 41
 
 
 def test_the_summary(make_run: MakeRun) -> None:

@@ -19,7 +19,7 @@ from headway.core.console import warning
 from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import atomic_write, fingerprint, write_json
-from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.format import format_bytes, format_count, format_seconds, plural
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.building import building, publish, refuse_foreign
 from headway.data.preparing.encode import LISTED, Recipe
@@ -75,8 +75,8 @@ class PrepareReport:
     def describe(self) -> str:
         """The report in one line for people."""
         parts = [
-            f"{format_count(self.documents)} documents ({format_count(self.validation_documents)} for validation)",
-            f"{format_count(self.tokens)} tokens",
+            f"{_many(self.documents, 'document')} ({format_count(self.validation_documents)} for validation)",
+            _many(self.tokens, "token"),
             f"{self.text_bytes / max(1, self.tokens):.2f} bytes per token",
         ]
         if not self.up_to_date:
@@ -85,14 +85,18 @@ class PrepareReport:
         kept = self.input_bytes - self.processed_bytes
         if kept and not self.up_to_date:
             parts.append(f"{format_bytes(kept)} unchanged")
-        left_out = {
-            "documents removed by cleaning and deduplication": self.removed,
-            f"malformed documents skipped, listed in {SKIPPED}": self.skipped,
-            "documents without text": self.empty_documents,
-            "files of unknown format ignored": self.ignored_files,
-        }
-        parts += [f"{format_count(count)} {what}" for what, count in left_out.items() if count]
+        left_out = (
+            (self.removed, "document", "removed by cleaning and deduplication"),
+            (self.skipped, "malformed document", f"skipped, listed in {SKIPPED}"),
+            (self.empty_documents, "document", "without text"),
+            (self.ignored_files, "file", "of unknown format ignored"),
+        )
+        parts += [f"{_many(count, what)} {why}" for count, what, why in left_out if count]
         return f"{self.store}: " + " · ".join(parts)
+
+
+def _many(count: int, word: str) -> str:
+    return f"{format_count(count)} {plural(count, word)}"
 
 
 def prepare(

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -230,6 +231,9 @@ def test_skipped_documents_are_counted_and_listed(
     assert len(listed) == 1000
     assert listed[0]["where"] == "a.jsonl:22" and "did you mean" not in listed[5]["reason"]
     assert "1,502 malformed documents skipped" in report.describe()
+    alone = replace(report, documents=1, validation_documents=0, tokens=1, skipped=1, up_to_date=True)
+    assert ": 1 document (0 for validation) · 1 token · " in alone.describe()
+    assert "1 malformed document skipped, listed in" in alone.describe()
 
 
 @pytest.mark.parametrize("preset", ["quickstart", "laptop"])
