@@ -46,15 +46,31 @@ class InOrder(typer.core.TyperGroup):
         return list(VERBS)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb. `--train.steps=50` is answered with what overrides look like."""
+        """Run the verb. `--train.steps=50` and `--steps 50` are answered with what overrides look like."""
         try:
             return super().invoke(ctx)
         except Exception as error:
             # Told by what it knows: depending on typer's version it is of click, or of typer's own copy of it.
-            name = getattr(error, "option_name", None) or ""
-            if "." in name and hasattr(error, "message"):
-                error.message += f". Overrides have no dashes: {name.lstrip('-')}=VALUE"
+            name = getattr(error, "option_name", None)
+            verb = getattr(getattr(error, "ctx", None), "command", None)
+            if name and hasattr(error, "message") and any(p.name == "overrides" for p in getattr(verb, "params", ())):
+                keys = _keys_meant(name.lstrip("-").replace("-", "_"))
+                if keys:
+                    error.message += f". Overrides have no dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
             raise
+
+
+def _keys_meant(name: str) -> list[str]:
+    """Keys of the config that an option may stand for: that very one, or few that are called so, by us or by others."""
+    if "." in name:
+        return [name]
+    from headway.config.complaints import OURS, known_keys
+
+    known = dict.fromkeys(known_keys())
+    if name in known or name in OURS:
+        return [OURS.get(name, name)]
+    keys = [key for key in known if key.rpartition(".")[2] == name]
+    return keys if len(keys) <= 3 else []
 
 
 def _version(wanted: bool) -> None:

@@ -161,7 +161,8 @@ class WatchedAttempt:
                 found = self._judge(now)
                 found_at = now
                 if found is not None and found.kind == "died":
-                    self._say(f"worker {found.rank} {found.what}; the others are ended")
+                    others = "; the others are ended" if self.config.parallel.workers > 1 else ""
+                    self._say(f"worker {found.rank} {found.what}{others}")
             if found is not None and (found.kind != "died" or now > found_at + _TELL_SECONDS):
                 return self._blame(found)
             if found is not None and now > found_at + _HURRY_SECONDS:

@@ -73,10 +73,27 @@ def test_check_of_a_model_whose_shape_comes_from_files() -> None:
     assert "n/a parameters" in run("check", "quickstart", "data.tokenizer.path=x")
 
 
-def test_an_override_with_dashes_is_answered_with_one_without() -> None:
-    result = CliRunner().invoke(application(), ["config", "check", "quickstart", "--train.steps=50"])
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--train.steps=50", "train.steps=VALUE"),
+        ("--steps=50", "train.steps=VALUE"),
+        ("--micro-batch=2", "train.micro_batch=VALUE"),
+        ("--lr=1", "optimizer.learning_rate=VALUE"),
+        ("--name=a", "name=VALUE"),
+        ("--every=5", "checkpoint.every=VALUE or checkpoint.remote.every=VALUE or evaluation.every=VALUE"),
+    ],
+)
+def test_an_override_with_dashes_is_answered_with_one_without(option: str, meant: str) -> None:
+    result = CliRunner().invoke(application(), ["config", "check", "quickstart", option])
     assert result.exit_code == 2
-    assert "Overrides have no dashes: train.steps=VALUE" in " ".join(re.sub("[│╭╮╰╯─]", "", result.output).split())
+    said = " ".join(re.sub("[│╭╮╰╯─]", "", result.output).split())
+    assert f"Overrides have no dashes: {meant} (Possible" in said or said.endswith(f"Overrides have no dashes: {meant}")
+
+
+@pytest.mark.parametrize("command", [["config", "check", "quickstart", "--other=1"], ["runs", "list", "--steps=1"]])
+def test_an_unknown_option_that_means_no_key_is_just_unknown(command: list[str]) -> None:
+    assert "Overrides" not in CliRunner().invoke(application(), command).output
 
 
 def test_check_refuses() -> None:
