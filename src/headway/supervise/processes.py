@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 #: Part of the command line of a process that may finish what it writes when its worker is gone.
 FINISHES_ITS_WORK = "headway.checkpoint.write_process"
@@ -24,6 +25,8 @@ FINISHES_ITS_WORK = "headway.checkpoint.write_process"
 GRACE_SECONDS, GONE_SECONDS = 5.0, 30.0
 #: How long it may do nothing that can be seen while it is not finished: it may wait for the disk.
 IDLE_SECONDS = 60.0
+#: How often it must have been seen to do nothing.
+_LOOKS = 50
 
 STOPPED, TRACED, DEAD, UNINTERRUPTIBLE = "T", "t", "Z", "D"
 _LINUX = sys.platform == "linux"
@@ -139,7 +142,7 @@ def end_all(
                 os.killpg(leader, signal.SIGKILL)
         return []
     start, killed = time.monotonic(), set[int]()
-    spared, seen = start, dict[int, tuple[object, float]]()
+    spared, seen = start, dict[int, _Seen]()
     while True:
         processes = all_processes()
         left = members(processes, leaders, descendants_of)
@@ -159,16 +162,25 @@ def end_all(
         time.sleep(0.01)
 
 
-def _gets_on(pid: int, now: float, seen: dict[int, tuple[object, float]]) -> bool:
-    """Whether a process has computed or written anything lately; `seen` keeps what it had done, and since when."""
+class _Seen(NamedTuple):
+    """What a process had done when it was looked at, since when, and how often since."""
+
+    done: object
+    since: float
+    looks: int
+
+
+def _gets_on(pid: int, now: float, seen: dict[int, _Seen]) -> bool:
+    """Whether a process has computed or written anything lately. One look says nothing, however late it is: a virtual
+    machine may have stood still, and the process with it."""
     done: object = None
     with suppress(OSError):
         # User and system time (proc_pid_stat(5), fields 14 and 15), and bytes given to files.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         done = fields[11:13], Path(f"/proc/{pid}/io").read_text(encoding="utf-8").splitlines()[1]
-    if pid not in seen or seen[pid][0] != done:
-        seen[pid] = done, now
-    return now - seen[pid][1] < IDLE_SECONDS
+    last = seen.get(pid)
+    seen[pid] = _Seen(done, now, 0) if last is None or last.done != done else last._replace(looks=last.looks + 1)
+    return now - seen[pid].since < IDLE_SECONDS or seen[pid].looks < _LOOKS
 
 
 def _reap(processes: Iterable[ProcessState]) -> None:

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,16 +60,26 @@ def test_how_a_process_died_can_be_read() -> None:
     assert process_state(worker.pid) is None
 
 
-def test_a_writer_may_finish_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder that waits for no disk."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_writer_may_finish_but_not_for_ever(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE_SECONDS", 1.0)
-    monkeypatch.setattr(processes, "IDLE_SECONDS", 2.5)
-    late, done, large = tmp_path / "late", tmp_path / "done", tmp_path / "large"
+    monkeypatch.setattr(processes, "IDLE_SECONDS", 4.0)
+    late, done, large = in_memory / "late", in_memory / "done", in_memory / "large"
     family = f"""
 import subprocess, sys, time
 name = "{processes.FINISHES_ITS_WORK}"
 quick = "import time, pathlib; time.sleep(0.5); pathlib.Path({str(done)!r}).touch()"
 slow = "import time, pathlib; time.sleep(60); pathlib.Path({str(late)!r}).touch()"
-busy = "import time, pathlib; t = time.time()\\nwhile time.time() < t + 3: pass\\npathlib.Path({str(large)!r}).touch()"
+busy = "import time, pathlib; t = time.monotonic()\\nwhile time.monotonic() < t + 7: pass\\npathlib.Path({str(large)!r}).touch()"
 for code in (quick, slow, busy):
     subprocess.Popen([sys.executable, "-c", code, name])
 print("ready", flush=True)
@@ -81,6 +93,19 @@ time.sleep(600)
     assert worker.wait() == -signal.SIGKILL
     assert done.exists() and not late.exists()
     assert large.exists() and time.monotonic() - start < 30, "who gets on may finish, who sleeps may not"
+
+
+def test_a_machine_that_stood_still_makes_no_process_idle() -> None:
+    """So long it was seen to do nothing, but only once."""
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        seen = dict[int, processes._Seen]()
+        assert processes._gets_on(sleeper.pid, 0.0, seen)
+        looks = [processes._gets_on(sleeper.pid, 1e6 + number, seen) for number in range(100)]
+        assert looks == [True] * 49 + [False] * 51
+    finally:
+        sleeper.kill()
+        sleeper.wait()
 
 
 def _gone(pid: int) -> bool:
