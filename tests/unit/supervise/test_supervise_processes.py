@@ -79,7 +79,7 @@ import subprocess, sys, time
 name = "{processes.FINISHES_ITS_WORK}"
 quick = "import time, pathlib; time.sleep(0.5); pathlib.Path({str(done)!r}).touch()"
 slow = "import time, pathlib; time.sleep(60); pathlib.Path({str(late)!r}).touch()"
-busy = "import time, pathlib; t = time.monotonic()\\nwhile time.monotonic() < t + 7: pass\\npathlib.Path({str(large)!r}).touch()"
+busy = "import time, pathlib\\nend = time.monotonic() + 7\\nwhile time.monotonic() < end: pass\\npathlib.Path({str(large)!r}).touch()"
 for code in (quick, slow, busy):
     subprocess.Popen([sys.executable, "-c", code, name])
 print("ready", flush=True)
