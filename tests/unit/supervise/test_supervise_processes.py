@@ -79,7 +79,8 @@ import subprocess, sys, time
 name = "{processes.FINISHES_ITS_WORK}"
 quick = "import time, pathlib; time.sleep(0.5); pathlib.Path({str(done)!r}).touch()"
 slow = "import time, pathlib; time.sleep(60); pathlib.Path({str(late)!r}).touch()"
-busy = "import time, pathlib\\nend = time.monotonic() + 7\\nwhile time.monotonic() < end: pass\\npathlib.Path({str(large)!r}).touch()"
+work = "import time, pathlib\\nend = time.monotonic() + 7\\nwhile time.monotonic() < end: pass"
+busy = work + "\\npathlib.Path({str(large)!r}).touch()"
 for code in (quick, slow, busy):
     subprocess.Popen([sys.executable, "-c", code, name])
 print("ready", flush=True)
