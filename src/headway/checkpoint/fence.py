@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import secrets
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
+from headway.core.machine import host_name
 from headway.core.waiting import wait_until
 
 OWNER_FILE = ".owner"
@@ -46,7 +46,7 @@ class Owner:
     @classmethod
     def this_process(cls, attempt: int) -> Owner:
         """A new owner with a new token."""
-        return cls(attempt, secrets.token_hex(8), socket.gethostname()[:64], os.getpid(), time.time())
+        return cls(attempt, secrets.token_hex(8), host_name(), os.getpid(), time.time())
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since).astimezone().isoformat(" ", "seconds")

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -34,6 +33,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.files import read_json_lines, sha256_file, write_json
+from headway.core.machine import host_name
 
 if TYPE_CHECKING:
     from headway.config import RemoteConfig
@@ -112,7 +112,7 @@ class RemoteTier:
         number = _last(lambda n: self.objects.read(_owner(n)) is not None)
         while True:
             number += 1
-            claim = Claim(self.url, number, secrets.token_hex(8), attempt, socket.gethostname()[:64], time.time())
+            claim = Claim(self.url, number, secrets.token_hex(8), attempt, host_name(), time.time())
             if self.objects.create(_owner(number), claim.render()):
                 break
         write_json(run / CLAIM_FILE, asdict(claim))

@@ -7,6 +7,7 @@ table of outputs) can stand in for it.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,11 @@ from typing import Literal
 
 #: A tool that takes longer than this does not answer any more.
 _COMMAND_SECONDS = 20.0
+
+
+def host_name() -> str:
+    """What records call this machine: at most 64 characters, for they are of bounded size."""
+    return socket.gethostname()[:64]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ reads it.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.core.files import append_json_line, parse_json_lines
+from headway.core.machine import host_name
 
 BOARD_FILE = "notices.jsonl"
 
@@ -37,7 +37,7 @@ class Notice:
     """What the source calls it, for its answer."""
     seen: float = field(default_factory=time.time, compare=False)
     """When it was heard, in Unix seconds."""
-    host: str = field(default_factory=lambda: socket.gethostname()[:64], compare=False)
+    host: str = field(default_factory=host_name, compare=False)
 
     def __str__(self) -> str:
         return f"{self.source}: {self.what}" + (f" at {clock_time(self.deadline)}" if self.deadline else "")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from typing import IO
 from headway.checkpoint.fence import OWNER_FILE, Owner, read_owner
 from headway.core.console import notice
 from headway.core.errors import CheckpointError
+from headway.core.machine import host_name
 from headway.core.waiting import wait_until
 
 #: The record is padded to this size, so that one write replaces one record, and a reader never sees parts of two.
@@ -95,7 +95,7 @@ def wait_for_dead_machine(run: Path, is_over: Callable[[], object] = lambda: Fal
         is_over: Ends the waiting.
     """
     owner = read_owner(run)
-    if owner is None or owner.host == socket.gethostname()[:64] or _is_free(run):
+    if owner is None or owner.host == host_name() or _is_free(run):
         return
     notice(f"the run is held by {owner}; waiting {_LEASE_SECONDS:.0f} s, after which a dead machine holds it no more")
     wait_until(lambda: is_over() or _is_free(run), _LEASE_SECONDS, 0.2)

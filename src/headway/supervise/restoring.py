@@ -155,7 +155,9 @@ def _bring(
         wanted = _newest_step(source, options) if step is None else step
         if config is not None:
             _refuse_other_config(config, source, wanted, options)
-        if not is_url(source) and _verifies(Path(source), wanted):  # what comes from a URL makes room when it is here
+        taken = wanted in checkpoint_folders(run.checkpoints)
+        # What comes from a URL makes room when it is here.
+        if taken and not is_url(source) and _verifies(Path(source), wanted):
             _make_room(run, wanted)
         (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options)
         return found.manifest

@@ -7,7 +7,6 @@ most wants to look at are those that died.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +18,7 @@ import yaml
 
 from headway.config import Batches, BatchStage
 from headway.core.errors import CheckpointError
+from headway.core.machine import host_name
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
 FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
@@ -306,7 +306,7 @@ def _outcome(record: dict[str, Any], newest: bool) -> str:
     )
     if not newest or host is None or pid is None:
         return DIED
-    if host != socket.gethostname():
+    if host != host_name():
         return NOT_ENDED
     import psutil
 

@@ -87,7 +87,7 @@ def test_the_lock_of_another_machine_is_waited_for_and_its_end_seen(
     start = time.monotonic()
     wait_for_dead_machine(run.path)
     assert time.monotonic() - start < 1 and capsys.readouterr().err == "", "the owner is here, and alive"
-    monkeypatch.setattr(ownership.socket, "gethostname", lambda: "another")
+    monkeypatch.setattr(ownership, "host_name", lambda: "another")
     wait_for_dead_machine(run.path, lambda: True)
     assert f"the run is held by {attempt.owner}" in capsys.readouterr().err
     threading.Timer(0.3, lambda: die(attempt)).start()

@@ -26,7 +26,7 @@ from headway.core.console import notice, progress
 from headway.core.faults import fault_point
 from headway.core.files import fingerprint, sync_folder, user_cache, write_json
 from headway.data.feeding.packing import Packing, PackingFigures, Plan, plan_rows
-from headway.data.store import TokenStore
+from headway.data.store import PACKING, TokenStore
 
 #: Of the packing rules and of the files; another one makes plans anew.
 _VERSION = 1
@@ -45,7 +45,7 @@ def open_plan(
     part = store.manifest["splits"][split][source]
     key = fingerprint({"version": _VERSION, "length": sequence_length, "packing": packing, "part": part})[:24]
     relative = Path(f"{sequence_length}-{packing}", split, source, key)
-    own, shared = store.path / "packing", user_cache() / "packing"
+    own, shared = store.path / PACKING, user_cache() / PACKING
     for root in (own, shared):
         found = _read(root / relative)
         if found is not None:

@@ -18,7 +18,7 @@ from headway.core.errors import DataError
 from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.data.feeding.packing import Packing, PackingFigures, concat_figures
 from headway.data.feeding.packing_plans import open_plan
-from headway.data.store import TokenStore
+from headway.data.store import PACKING, TokenStore
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class PackedRows:
         raise DataError(
             f"the packing of source '{self._source}' is damaged: it has {length} tokens from {start} on in a row with"
             f" room for {room}",
-            where=str(self._store.path / "packing"),
+            where=str(self._store.path / PACKING),
             fix="remove that folder (it is made again), then: headway data verify",
         )
 

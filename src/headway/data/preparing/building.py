@@ -15,10 +15,10 @@ from headway.core.files import sync_folder
 from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING
-from headway.data.store import INPUTS, MANIFEST, SKIPPED
+from headway.data.store import INPUTS, MANIFEST, PACKING, SKIPPED
 
-# What a store's folder has of its own; plans of packing are made again. Anything else there is somebody's.
-_OWN = {MANIFEST, INPUTS, SKIPPED, "tokenizer", *SPLITS, WORK, KEEPING, "packing"}
+# What a store's folder has of its own. Anything else there is somebody's.
+_OWN = {MANIFEST, INPUTS, SKIPPED, "tokenizer", *SPLITS, WORK, KEEPING, PACKING}
 
 
 @contextmanager

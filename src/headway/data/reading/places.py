@@ -16,11 +16,15 @@ from typing import Any, BinaryIO, cast
 from headway.core.errors import DataError
 from headway.core.object_storage import scheme_of
 from headway.data.reading import remote
+from headway.data.store import INPUTS, SKIPPED
 
 STDLIB = "stdlib:"
 # Third-party code is not the standard library's own text.
 _STDLIB_WITHOUT = {"site-packages", "dist-packages", "__pycache__"}
 _BLOCK = 2**20
+
+#: Device and inode of folders, one below the other.
+_Folders = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def _matches(pattern: Path) -> Iterator[tuple[Path, str]]:
             yield match, match.relative_to(root).as_posix()
 
 
-def _matching(folder: Path, parts: Sequence[str], above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+def _matching(folder: Path, parts: Sequence[str], above: _Folders = ()) -> Iterator[Path]:
     """Paths below a folder that a pattern means, part by part, but hidden ones that it does not ask for. Those of the
     standard library follow links that go round in circles.
 
@@ -140,12 +144,11 @@ def _matching(folder: Path, parts: Sequence[str], above: tuple[tuple[int, int], 
         yield from _matching(folder / part, rest) if rest else [folder / part]
         return
     try:
-        stat = folder.stat()
+        down = _one_further(folder, above)
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise unreadable(str(folder), error, "make it readable, or leave it out") from None
-    here = (stat.st_dev, stat.st_ino)
-    if here in above:
+    if down is None:
         return
     if not part.startswith("."):
         names = [name for name in names if not name.startswith(".")]
@@ -158,11 +161,11 @@ def _matching(folder: Path, parts: Sequence[str], above: tuple[tuple[int, int], 
     for name in names:
         if not rest:
             yield folder / name
-        yield from _matching(folder / name, parts, (*above, here))
+        yield from _matching(folder / name, parts, down)
 
 
 def _walk(
-    folder: Path, inside: str = "", without: AbstractSet[str] = frozenset(), above: tuple[tuple[int, int], ...] = ()
+    folder: Path, inside: str = "", without: AbstractSet[str] = frozenset(), above: _Folders = ()
 ) -> Iterator[tuple[Path, str]]:
     """Files below a folder but hidden ones and those in folders named in `without`; links are followed, unless they
     lead to a folder that they are in.
@@ -174,7 +177,7 @@ def _walk(
         above: Device and inode of the folders on the way here.
     """
     try:
-        stat = folder.stat()
+        down = _one_further(folder, above)
         entries = [
             (entry.name, entry.is_dir(), entry.is_file() or _leads_nowhere(Path(entry.path)))
             for entry in os.scandir(folder)
@@ -182,14 +185,20 @@ def _walk(
         ]
     except OSError as error:
         raise unreadable(str(folder), error, "make it readable, or leave it out") from None
-    here = (stat.st_dev, stat.st_ino)
-    if here in above:
+    if down is None:
         return
     for name, is_folder, is_file in sorted(entries):
         if is_folder and name not in without:
-            yield from _walk(folder / name, f"{inside}{name}/", without, (*above, here))
+            yield from _walk(folder / name, f"{inside}{name}/", without, down)
         elif is_file and not _of_a_store(folder / name):
             yield folder / name, f"{inside}{name}"
+
+
+def _one_further(folder: Path, above: _Folders) -> _Folders | None:
+    """The folders on the way, this one included; None where it is one of them, and a link has led back."""
+    stat = folder.stat()
+    here = (stat.st_dev, stat.st_ino)
+    return None if here in above else (*above, here)
 
 
 def _leads_nowhere(path: Path) -> bool:
@@ -199,7 +208,7 @@ def _leads_nowhere(path: Path) -> bool:
 
 def _of_a_store(path: Path) -> bool:
     """Whether it lists what was left out of a token store, which may lie in the folder of its own sources."""
-    return path.name == "skipped.jsonl" and (path.parent / "inputs.json").exists()
+    return path.name == SKIPPED and (path.parent / INPUTS).exists()
 
 
 def _size(path: Path) -> int:
