@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.fence import Fence, Fenced, open_writers_lock
+from headway.checkpoint.fence import Fence, Fenced
 from headway.checkpoint.outcomes import Outcome, Upload
+from headway.checkpoint.writers import open_writer_lock
 from headway.core import console
 from headway.core.errors import CheckpointError
 
@@ -67,7 +68,7 @@ class ProcessBeside:
         self.heard_seconds = time.monotonic()
         """When it last told that it gets on."""
         self._settle, self._uploaded, self._at_end = settle, uploaded, at_end
-        lock = [open_writers_lock(settings.fence.run)] if settings.fence else []
+        lock = [open_writer_lock(settings.fence.run, settings.rank)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "headway.checkpoint.write_process"],

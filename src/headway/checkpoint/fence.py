@@ -1,14 +1,12 @@
-"""What keeps a process from writing to a run that another has taken over, and lets it end what it has begun before."""
+"""What keeps a process from writing to a run that another has taken over."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 
 from headway.core.errors import CheckpointError
 from headway.core.machine import host_name
-from headway.core.waiting import wait_until
 
 OWNER_FILE = ".owner"
 #: How long a fault of the file system is waited out before it is said that the owner's record cannot be read.
@@ -121,39 +118,3 @@ class Fence:
         """
         if _read_patiently(self.run) != self.owner:
             raise fenced(self.run, self.owner.attempt)
-
-
-_WRITERS_FILE = ".writing"
-
-
-def open_writers_lock(run: Path) -> int:
-    """A file descriptor that stands for a process that writes checkpoints of a run, as long as any process has it open.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    descriptor = os.open(run / _WRITERS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    return descriptor
-
-
-def wait_for_writers(run: Path, seconds: float) -> bool:
-    """Let processes of earlier attempts end the checkpoints that were handed to them; whether all have ended.
-
-    They may go on when their workers were killed. Taking the run over before that would throw away what they do.
-    """
-    path = run / _WRITERS_FILE
-
-    def all_have_ended() -> bool:
-        if not path.exists():
-            return True
-        # On NFS, whose locks are of another kind, nobody has a file for himself who has not opened it to write.
-        with path.open("r+b") as file, suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        return False
-
-    try:
-        return wait_until(all_have_ended, seconds)
-    except OSError:  # a file system without locks: nobody waits for anybody
-        return False

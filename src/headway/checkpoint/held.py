@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headway.core.files import write_json
+from headway.core.files import is_there, write_json
 from headway.core.waiting import wait_until
 
 #: How long the first process waits for what the others have, when all workers may be dead.
@@ -29,10 +29,12 @@ class HeldStates:
         directory: The run's `checkpoints` folder.
         rank: Of the worker.
         workers: How many there are.
+        has_ended: Whether the process beside another worker is gone.
     """
 
-    def __init__(self, directory: Path, rank: int, workers: int) -> None:
+    def __init__(self, directory: Path, rank: int, workers: int, has_ended: Callable[[int], bool]) -> None:
         self._directory, self._rank, self._workers = directory, rank, workers
+        self._has_ended = has_ended
         self._orders: dict[int, Order] = {}
 
     def hold(self, order: Order) -> None:
@@ -65,17 +67,24 @@ class HeldStates:
             self._directory.mkdir(parents=True, exist_ok=True)
             if self._rank > 0:
                 write_json(mine, sorted(held))
-                chosen = _read_when_there(choice)
+                chosen = self._read_when_there(choice, 0)
                 return [step for step in chosen or [] if step in held]
             common = set(held)
             for rank in range(1, self._workers):
                 note = self._directory / f".held-{tag}-{rank:05d}.json"
-                common &= set(_read_when_there(note) or [])
+                common &= set(self._read_when_there(note, rank) or [])
                 note.unlink(missing_ok=True)
             steps = sorted(common)[-1:]
             write_json(choice, steps)
             return steps
         return []
+
+    def _read_when_there(self, path: Path, rank: int) -> list[int] | None:
+        """What another process has left; None when it has not in time, or is gone without."""
+        if not wait_until(lambda: is_there(path) or self._has_ended(rank), _MEETING_SECONDS) or not is_there(path):
+            return None
+        steps: list[int] = json.loads(path.read_bytes())
+        return steps
 
 
 def clear_notes(directory: Path, but_of: object) -> None:
@@ -83,10 +92,3 @@ def clear_notes(directory: Path, but_of: object) -> None:
     for path in directory.glob(".held-*.json"):
         if not path.name.startswith(f".held-{but_of}-"):
             path.unlink(missing_ok=True)
-
-
-def _read_when_there(path: Path) -> list[int] | None:
-    if not wait_until(path.exists, _MEETING_SECONDS):
-        return None
-    steps: list[int] = json.loads(path.read_bytes())
-    return steps

@@ -29,6 +29,7 @@ from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.staging import StagedImages, image_offsets
 from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.writers import writer_has_ended
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files import is_there, write_json
@@ -37,7 +38,8 @@ from headway.core.signals import STOPPING
 #: How often the first worker's process looks for what the others have written, and the least time between two words to
 #: the worker that this process gets on.
 _LOOK_SECONDS, _TELL_SECONDS = 0.02, 0.2
-#: How long it waits for others when the worker is gone, if they have not begun, or have and do not get on.
+#: How long it waits for others when the worker is gone, if they have not begun, or have and do not get on; not at all
+#: for those that have ended.
 _PATIENCE_ALONE_SECONDS, _PATIENCE_BEGUN_SECONDS = 5.0, 60.0
 
 
@@ -47,12 +49,14 @@ class WriteProcess:
     Args:
         settings: What does not change: `directory`, `keep`, `max_shard_bytes`, `fence`, `rank`, `workers`,
             `patience_seconds`, `after_save`, `sign`, `encrypt`, and `lock`, the descriptor that stands for this process
-            (`fence.open_writers_lock`).
+            (`open_writer_lock`).
         answers: Where outcomes go, as JSON lines.
     """
 
     def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
-        self._may_write = Fence.parse(settings["fence"]).assert_held if settings["fence"] else lambda: None
+        fence = Fence.parse(settings["fence"]) if settings["fence"] else None
+        self._may_write = fence.assert_held if fence else lambda: None
+        self._run = fence.run if fence else None
         follows = settings["after_save"] if settings["rank"] == 0 else None
         self._answers, self._worker = answers, os.getppid()
         self._told_seconds = 0.0
@@ -73,12 +77,17 @@ class WriteProcess:
         self._lock: int | None = settings["lock"]
         self.given_up: set[int] = set()
         """Numbers of orders that are over for the first worker."""
-        self._held, self._newest_saved = HeldStates(Path(settings["directory"]), self._rank, self._workers), -1
+        self._held = HeldStates(Path(settings["directory"]), self._rank, self._workers, self._has_ended)
+        self._newest_saved = -1
 
     def tell(self, kind: str, **content: Any) -> None:
         """Answer the worker; it may be gone."""
         with suppress(BrokenPipeError), self._telling:
             print(json.dumps({"kind": kind, **content}), file=self._answers, flush=True)
+
+    def _has_ended(self, rank: int) -> bool:
+        """Whether the process of another worker is gone, as far as that can be known."""
+        return self._run is not None and writer_has_ended(self._run, rank)
 
     def _get_on(self) -> None:
         """Let the worker know that this process is not stuck."""
@@ -147,7 +156,7 @@ class WriteProcess:
     def _contribute(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages) -> None:
         """Write beside the first worker's files, and leave a note of what was written."""
         folder = self._store.publisher.folder(order["step"], order["tag"])
-        self._wait_for(folder, "the first worker's folder did not come", order=order)
+        self._wait_for(folder, 0, "the first worker's folder did not come", order=order)
         try:
             self._may_write()
             part = write_part(folder, images, staged, self._get_on, self._key)
@@ -161,15 +170,14 @@ class WriteProcess:
         """Tell the first worker's process that this worker's part will not come: who was to write it died."""
         folder = self._store.publisher.folder(order["step"], order["tag"])
         with suppress(HeadwayError, OSError):  # nobody waits for it any more
-            self._wait_for(folder, "the first worker's folder did not come", order=order)
+            self._wait_for(folder, 0, "the first worker's folder did not come", order=order)
             leave_failure(folder, self._rank, order["why"])
 
     def _part_of(self, folder: Path, rank: int) -> Part:
         """What another worker has written, when it has."""
         note, failure = folder / _note(rank), folder / _failure(rank)
-        self._wait_for(
-            note, f"worker {rank} has not written its part", failure, written=partial(_bytes_of, folder, rank)
-        )
+        what = f"worker {rank} has not written its part"
+        self._wait_for(note, rank, what, failure, written=partial(_bytes_of, folder, rank))
         part = Part.parse(json.loads(note.read_bytes()))
         note.unlink()
         return part
@@ -177,6 +185,7 @@ class WriteProcess:
     def _wait_for(
         self,
         path: Path,
+        rank: int,
         otherwise: str,
         failure: Path | None = None,
         order: Order | None = None,
@@ -186,6 +195,7 @@ class WriteProcess:
 
         Args:
             path: Which.
+            rank: The worker whose process makes it.
             otherwise: What to say if it does not come.
             failure: A file that tells that it will not.
             order: What it belongs to; it will not come when the first worker has given it up, or is at a later step.
@@ -194,6 +204,9 @@ class WriteProcess:
         start = grew = time.monotonic()
         deadline, size = start + self._patience_seconds, 0
         while not is_there(path):
+            alone = os.getppid() != self._worker  # the worker died, and the others with it perhaps
+            if alone and self._has_ended(rank) and not is_there(path):
+                raise CheckpointError(f"{otherwise}, and its process is gone", where=str(path.parent))
             if failure is not None and failure.exists():
                 said = failure.read_text(encoding="utf-8") or "it left no reason, as on a full disk"
                 raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
@@ -202,7 +215,7 @@ class WriteProcess:
             ):
                 raise CheckpointError(f"{otherwise}; it has given up on it", where=str(path.parent))
             until = deadline
-            if os.getppid() != self._worker:  # it died, and the others with it perhaps
+            if alone:
                 if (now_there := written()) != size:
                     size, grew = now_there, time.monotonic()
                 until = min(deadline, grew + (_PATIENCE_BEGUN_SECONDS if size else _PATIENCE_ALONE_SECONDS))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.fence import wait_for_writers
+from headway.checkpoint.writers import wait_for_writers
 from headway.config import Config
 from headway.core.console import clear_line, log_to, notice, warning
 from headway.core.errors import INTERRUPTED

@@ -23,6 +23,8 @@ FINISHES_ITS_WORK = "headway.checkpoint.write_process"
 
 #: How long it may take, and how long killed processes may take to go.
 GRACE_SECONDS, GONE_SECONDS = 5.0, 30.0
+#: How long a process may have no command line: the kernel gives it one some time after it has begun (execve(2)).
+_BEGIN_SECONDS = 1.0
 #: How long it may do nothing that can be seen while it is not finished: it may wait for the disk.
 IDLE_SECONDS = 60.0
 #: How often it must have been seen to do nothing.
@@ -150,7 +152,7 @@ def end_all(
         now = time.monotonic()
         if not left or now - spared > GONE_SECONDS:
             return [p.pid for p in left]
-        writers = {p.pid for p in left if p.pid not in killed and FINISHES_ITS_WORK in _command(p.pid)}
+        writers = {p.pid for p in left if p.pid not in killed and _finishes_its_work(p.pid, now - start)}
         if writers and now - start >= GRACE_SECONDS:
             writers = {pid for pid in writers if _gets_on(pid, now, seen)} if unfinished() else set()
         spared = now if writers else spared
@@ -160,6 +162,12 @@ def end_all(
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def _finishes_its_work(pid: int, seconds: float) -> bool:
+    """Whether a process is one that may, or has so little begun that it has no command line yet."""
+    command = _command(pid)
+    return FINISHES_ITS_WORK in command or (not command and seconds < _BEGIN_SECONDS)
 
 
 class _Seen(NamedTuple):

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.fence import OWNER_FILE, Fence, Owner, fenced, read_owner, wait_for_writers
+from headway.checkpoint.fence import OWNER_FILE, Fence, Owner, fenced, read_owner
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.writers import wait_for_writers
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.files import is_there, sync_folder, write_json

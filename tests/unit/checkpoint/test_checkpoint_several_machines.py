@@ -59,7 +59,7 @@ def test_a_part_that_another_machine_has_written_is_seen_at_once(tmp_path: Path,
     more = {"encrypt": False, "max_shard_bytes": 1, "workers": 2, "patience_seconds": 2.0, "lock": None}
     note = tmp_path / "part-00001.json"
     soon(note.touch)
-    WriteProcess({**settings, **more}, io.StringIO())._wait_for(note, "worker 1 has not written its part")
+    WriteProcess({**settings, **more}, io.StringIO())._wait_for(note, 1, "worker 1 has not written its part")
     assert note.exists()
 
 

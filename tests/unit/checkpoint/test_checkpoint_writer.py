@@ -21,9 +21,11 @@ import torch
 from headway.checkpoint import write_process
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.beside import WriterSettings
-from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner, open_writers_lock, wait_for_writers
+from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner
+from headway.checkpoint.held import HeldStates
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
+from headway.checkpoint.writers import open_writer_lock, wait_for_writers, writer_has_ended
 from headway.config import Config, TrainConfig
 from headway.core import console
 from headway.core.errors import CheckpointError
@@ -404,6 +406,34 @@ def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(
         process._part_of(settings.directory, 2)
 
 
+def test_a_part_whose_process_is_gone_is_not_waited_for(settings: WriterSettings, tmp_path: Path) -> None:
+    """Though it was begun; it is as long as the process lives, which may be in one long write."""
+    settings.directory.mkdir()
+    record = {**replace(settings, fence=owned(tmp_path)).record(), "workers": 3, "lock": None}
+    process = write_process.WriteProcess(record, io.StringIO())
+    process._worker = -1  # somebody else is the parent now
+    (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
+    lock, start = open_writer_lock(tmp_path, 1), time.monotonic()
+    assert not writer_has_ended(tmp_path, 1) and writer_has_ended(tmp_path, 2)
+    threading.Timer(1.0, os.close, (lock,)).start()
+    for rank in (1, 2):
+        with pytest.raises(CheckpointError, match=f"worker {rank} has not written its part, and its process is gone"):
+            process._part_of(settings.directory, rank)
+    assert 1.0 <= time.monotonic() - start < write_process._PATIENCE_ALONE_SECONDS - 1
+
+
+@pytest.mark.parametrize(("noted", "written"), [([3], [3]), (None, [])])
+def test_notes_of_processes_that_are_gone_are_read_but_not_waited_for(
+    noted: list[int] | None, written: list[int], tmp_path: Path
+) -> None:
+    if noted:
+        (tmp_path / ".held-attempt-1-00001.json").write_text(json.dumps(noted))
+    held, found, start = HeldStates(tmp_path, 0, 2, has_ended=lambda rank: True), list[int](), time.monotonic()
+    held.hold({"descriptor": 5, "step": 3, "tag": "attempt-1"})
+    held.rescue(-1, lambda order: found.append(order["step"]))
+    assert found == written and time.monotonic() - start < 3
+
+
 def test_writers_are_waited_for_on_nfs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """flock(2): there it takes a file that is open for writing to have it for oneself."""
     flock = fcntl.flock
@@ -415,7 +445,7 @@ def test_writers_are_waited_for_on_nfs_too(tmp_path: Path, monkeypatch: pytest.M
         flock(number, operation)
 
     monkeypatch.setattr(fcntl, "flock", as_on_nfs)
-    lock = open_writers_lock(tmp_path)
+    lock = open_writer_lock(tmp_path, 0)
     assert not wait_for_writers(tmp_path, 0)
     os.close(lock)
     assert wait_for_writers(tmp_path, 0)

@@ -96,6 +96,21 @@ time.sleep(600)
     assert large.exists() and time.monotonic() - start < 30, "who gets on may finish, who sleeps may not"
 
 
+def test_a_writer_that_has_just_begun_is_known_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no command line for a moment, in which the kernel makes room for its program."""
+    command, looks = processes._command, dict[int, int]()
+
+    def late(pid: int) -> str:
+        looks[pid] = looks.get(pid, 0) + 1
+        return command(pid) if looks[pid] > 2 else ""
+
+    monkeypatch.setattr(processes, "_command", late)
+    code = "import time; time.sleep(0.5)"
+    writer = subprocess.Popen([sys.executable, "-c", code, processes.FINISHES_ITS_WORK], start_new_session=True)
+    assert end_all([writer.pid]) == []
+    assert writer.wait() == 0 and looks[writer.pid] > 2
+
+
 def test_a_machine_that_stood_still_makes_no_process_idle() -> None:
     """So long it was seen to do nothing, but only once."""
     sleeper = subprocess.Popen(["sleep", "60"])
