@@ -14,7 +14,7 @@ from typing import Any
 
 from headway.core.format import counted, format_seconds
 from headway.telemetry.metrics import read_records
-from headway.telemetry.record import FINISHED, Attempt, Run, as_int, as_text
+from headway.telemetry.record import FINISHED, PREEMPTED, Attempt, Run, as_int, as_text
 
 #: Causes, in the order in which they are told.
 START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
@@ -63,6 +63,8 @@ class _Done:
     waited: array[float] = field(default_factory=lambda: array("d"))
     stalls: float = 0.0
     first_time: float = 0.0
+    last_time: float = 0.0
+    """When the first and the last of the steps were finished, Unix seconds."""
 
 
 def goodput(
@@ -104,8 +106,11 @@ def goodput(
                 lost[AGAIN] += seconds
                 lost_steps[attempt.number] = lost_steps.get(attempt.number, 0) + 1
         lost[SAVING] += work.stalls
-        silent = endings.get(attempt.number, {}).get("silent_seconds")
-        lost[HANGING] += float(silent) if isinstance(silent, (int, float)) else 0.0
+        said = endings.get(attempt.number, {}).get("silent_seconds")
+        silent = float(said) if isinstance(said, (int, float)) else 0.0
+        lost[HANGING] += silent
+        if work.steps and attempt.outcome not in (FINISHED, PREEMPTED):
+            lost[DOWN] += max(0.0, attempt.ended - work.last_time - silent)  # it was down from there on
         if work.steps:
             counts_below = min(counts_below, work.steps[0])
     lost[OTHER] = max(0.0, wall - effective - sum(lost.values()))
@@ -132,8 +137,9 @@ def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:
         seconds = record.get("speed/step_seconds")
         if isinstance(seconds, float):
             share = record.get("speed/data_wait_share")
+            work.last_time = float(record.get("time") or 0.0)
             if not work.steps:
-                work.first_time = float(record.get("time") or 0.0)
+                work.first_time = work.last_time
             work.steps.append(step)
             work.seconds.append(seconds)
             work.waited.append(seconds * share if isinstance(share, float) else 0.0)
