@@ -1,4 +1,4 @@
-"""The checkpoint format, up to version 3: what `manifest.json` says, and the hash that names a state.
+"""The checkpoint format, up to version 4: what `manifest.json` says, and the hash that names a state.
 
 A checkpoint is a folder `step-00001000/` of safetensors files and this manifest, which is written last. The format is
 described for readers in other languages in docs/checkpoint-format.md.
@@ -15,7 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from headway.checkpoint.sealing import SEALED
 from headway.checkpoint.signing import signature_problem
@@ -128,15 +137,33 @@ class FileEntry(_Part):
     """One file as it was written."""
 
     bytes: NonNegativeInt
-    sha256: Sha256
+    sha256: Sha256 | None = None
+    """Of all its bytes: of an encrypted file, and in versions before 4."""
+    parts_sha256: Sha256 | None = None
+    """Of the hashes of its parts (`file_hash.parts_hash`)."""
+
+    @model_validator(mode="after")
+    def _has_a_hash(self) -> Self:
+        if (self.sha256 is None) == (self.parts_sha256 is None):
+            raise ValueError("a file has either a sha256 or a parts_sha256")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _what_it_has(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in serialize(self).items() if value is not None}
+
+    @property
+    def hash(self) -> str:
+        """The one that it has."""
+        return self.sha256 or self.parts_sha256 or ""
 
 
 class Manifest(_Part):
     """Everything a checkpoint says about itself."""
 
     format: Literal["headway-checkpoint"] = "headway-checkpoint"
-    version: Literal[1, 2, 3] = 2
-    """3 has sealed files, which are for it alone, so that what has none can be read by who knows nothing of them."""
+    version: Literal[1, 2, 3, 4] = 4
+    """3 has sealed files, which are for it alone; 4 the hashes of parts."""
     step: NonNegativeInt
     cursor: dict[str, int]
     """Where the run is: `step` and what else the training loop counts."""
@@ -154,6 +181,8 @@ class Manifest(_Part):
             raise ValueError(f"a tensor lies in '{min(unknown)}', which is not among the files")
         if self.version != 3 and any(name.endswith(SEALED) for name in self.files):
             raise ValueError(f"a file is encrypted, which version {self.version} does not have")
+        if any((entry.parts_sha256 is not None) != (self.version == 4) for entry in self.files.values()):
+            raise ValueError(f"a file's hash is not of the kind that version {self.version} has")
         if state_hash(self.tensors, self.cursor) != self.state_sha256:
             raise ValueError("state_sha256 does not belong to these tensors and this cursor")
         return self
@@ -187,8 +216,8 @@ class Manifest(_Part):
             raise ValueError(f"is not JSON: {error}") from None
         if not isinstance(record, dict) or record.get("format") != cls.model_fields["format"].default:
             raise ValueError("is not the manifest of a Headway checkpoint")
-        if record.get("version") not in (1, 2, 3):
-            raise ValueError(f"has format version {record.get('version')!r}; this Headway reads versions 1 to 3")
+        if record.get("version") not in (1, 2, 3, 4):
+            raise ValueError(f"has format version {record.get('version')!r}; this Headway reads versions 1 to 4")
         if record.pop("manifest_sha256", None) != fingerprint(record):
             raise ValueError("has changed since it was written (manifest_sha256 differs)")
         try:

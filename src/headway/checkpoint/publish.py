@@ -168,7 +168,7 @@ class Publisher:
         tensors = _entries(folder, [piece for part in parts for piece in part.pieces])
         files = {name: entry for part in parts for name, entry in part.files.items()}
         manifest = Manifest(
-            version=3 if any(name.endswith(SEALED) for name in files) else 2,
+            version=3 if any(name.endswith(SEALED) for name in files) else 4,
             step=cursor["step"],
             cursor=dict(cursor),
             context=dict(context),

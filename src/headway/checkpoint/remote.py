@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway.checkpoint.file_hash import is_as_written
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.sealed_objects import SealedObjects
@@ -32,7 +33,7 @@ from headway.checkpoint.sealing import SEALED, VARIABLE, encryption_key, key_to_
 from headway.core.console import warning
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
-from headway.core.files import read_json_lines, sha256_file, write_json
+from headway.core.files import read_json_lines, write_json
 from headway.core.machine import host_name
 
 if TYPE_CHECKING:
@@ -225,13 +226,13 @@ class RemoteTier:
         sent = _Journal(journal, self.url, manifest.state_sha256)
         for file, entry in manifest.files.items():
             target, path = f"{name}/{file}", folder / file
-            version = sent.version_of(file, entry.sha256)
+            version = sent.version_of(file, entry.hash)
             there = self.objects.facts(target) if version is not None else None
             if there is None or there.bytes != entry.bytes or there.version != version:
-                if path.stat().st_size != entry.bytes or sha256_file(path) != entry.sha256:
+                if path.stat().st_size != entry.bytes or not is_as_written(path, entry):
                     raise CheckpointError(f"{file} is damaged and is not sent", where=str(folder), fix="none is needed")
                 fault_point("upload.file")
-                sent.note(file, entry.sha256, self.objects.put(target, path).version)
+                sent.note(file, entry.hash, self.objects.put(target, path).version)
             advance(entry.bytes)
         fault_point("upload.manifest")
         self.assert_owner()

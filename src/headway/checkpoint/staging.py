@@ -28,7 +28,7 @@ _ALIGNMENT = 4096
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 _SYNC_FILE_RANGE_WRITE = 2  # nor for this
 #: Copied to a file before the disk begins to write it.
-_COPIED_BYTES = 32 * 2**20
+_COPIED_BYTES = 4 * 2**20
 
 
 def image_offsets(images: Sequence[Image]) -> list[int]:

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.checkpoint.file_hash import is_as_written
 from headway.checkpoint.format import Manifest, hash_tensor, read_manifest, step_of
 from headway.checkpoint.reading import SavedTensors, contradiction, open_shard
 from headway.checkpoint.sealing import VARIABLE, Undecipherable
 from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import sha256_file
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _check_file(folder: Path, name: str, manifest: Manifest, hashes: bool) -> Da
             return Damage(name, "is not a regular file")
         if status.st_size != entry.bytes:
             return Damage(name, f"has {status.st_size:,} bytes, {entry.bytes:,} were written")
-        if hashes and sha256_file(path) != entry.sha256:
+        if hashes and not is_as_written(path, entry):
             return Damage(name, "has changed since it was written (its hash differs)")
         with open_shard(path, "numpy") as file:
             difference = contradiction(manifest, name, file)

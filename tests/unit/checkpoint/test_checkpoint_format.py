@@ -38,23 +38,34 @@ def manifest(**changes: Any) -> Manifest:
         "cursor": cursor,
         "context": {"time": 1.5},
         "state_sha256": state_hash(tensors, cursor),
-        "files": {"a.safetensors": FileEntry(bytes=96, sha256=SHA)},
+        "files": {"a.safetensors": FileEntry(bytes=96, parts_sha256=SHA)},
         "tensors": tensors,
     }
     return Manifest(**{**values, **changes})
 
 
-def test_a_manifest_reads_back_as_it_was_written() -> None:
-    assert Manifest.parse(manifest().render()) == manifest()
+@pytest.mark.parametrize("entry", [{"parts_sha256": SHA}, {"sha256": SHA}])
+def test_a_manifest_reads_back_as_it_was_written(entry: dict[str, str]) -> None:
+    """And writes as it was read: an older one has the same bytes, for its hash and its signature."""
+    written = manifest(
+        files={"a.safetensors": FileEntry(bytes=96, **entry)}, version=4 if "parts_sha256" in entry else 2
+    )
+    assert Manifest.parse(written.render()) == written
+    assert Manifest.parse(written.render()).render() == written.render()
+    assert json.loads(written.render())["files"]["a.safetensors"] == {"bytes": 96, **entry}
 
 
 @pytest.mark.parametrize(
     ("edit", "complaint"),
     [
         ({"format": "other"}, "is not the manifest of a Headway checkpoint"),
-        ({"version": 4}, "format version 4; this Headway reads versions 1 to 3"),
-        ({"files": {"../a.safetensors": {"bytes": 1, "sha256": SHA}}}, "files"),
-        ({"files": {"a.pkl": {"bytes": 1, "sha256": SHA}}}, "files"),
+        ({"version": 5}, "format version 5; this Headway reads versions 1 to 4"),
+        ({"files": {"../a.safetensors": {"bytes": 1, "parts_sha256": SHA}}}, "files"),
+        ({"files": {"a.pkl": {"bytes": 1, "parts_sha256": SHA}}}, "files"),
+        ({"files": {"a.safetensors": {"bytes": 96}}}, "either a sha256 or a parts_sha256"),
+        ({"files": {"a.safetensors": {"bytes": 96, "sha256": SHA, "parts_sha256": SHA}}}, "either a sha256 or"),
+        ({"files": {"a.safetensors": {"bytes": 96, "sha256": SHA}}}, "not of the kind that version 4 has"),
+        ({"version": 2}, "not of the kind that version 2 has"),
         ({"files": {}}, "not among the files"),
         ({"cursor": {"step": 4}}, "state_sha256 does not belong"),
         ({"surprise": 1}, "surprise"),

@@ -42,7 +42,7 @@ def test_files_are_what_the_safetensors_library_reads(store: CheckpointStore) ->
     assert hash_tensors(loaded) == {name: entry.sha256 for name, entry in manifest.tensors.items()}
     assert (folder / "shard-00000.safetensors").read_bytes().count(b'"F32"') == 4
     preamble = 8 + int.from_bytes((folder / "shard-00000.safetensors").read_bytes()[:8], "little")
-    assert preamble % 8 == 0, "tensors would not be aligned when mapped"
+    assert preamble % 64 == 0, "a copy to what is not aligned takes a quarter longer"
 
 
 def test_large_tensors_get_files_of_their_own() -> None:
@@ -244,7 +244,9 @@ def test_a_tensor_cut_over_files_is_put_together(store: CheckpointStore) -> None
         update=file_facts(folder / "shard-00000.safetensors")
     )
     entry = manifest.tensors["model.embedding"].model_copy(update={"slices": tuple(slices)})
-    cut = Manifest(**{**dict(manifest), "files": files, "tensors": {**manifest.tensors, "model.embedding": entry}})
+    cut = Manifest(
+        **{**dict(manifest), "version": 2, "files": files, "tensors": {**manifest.tensors, "model.embedding": entry}}
+    )
     (folder / MANIFEST).write_bytes(cut.render())
 
     assert store.verify(3).damage == ()
@@ -255,7 +257,7 @@ def test_a_tensor_cut_over_files_is_put_together(store: CheckpointStore) -> None
 def file_facts(path: Path) -> dict[str, object]:
     from headway.core.files import sha256_file
 
-    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path), "parts_sha256": None}
 
 
 def test_manifests_are_json_for_everyone(store: CheckpointStore) -> None:
