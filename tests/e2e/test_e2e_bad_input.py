@@ -181,12 +181,31 @@ def test_a_run_that_is_in_use_is_left_alone(place: Path) -> None:
         (["checkpoint.sign=true"], "there is no key"),
         (["name=store", "runs={place}"], "not a run directory"),
         (["runs={place}/config.yaml"], "Not a directory"),
+        (["name=other", "checkpoint.remote.url=s4://bucket/runs"], "s4"),
+        (["name=other", "checkpoint.remote={url: 'file://{place}/remote', encrypt: true}"], "there is no key"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(place: Path, overrides: list[str], says: str) -> None:
     given = [text.replace("{place}", str(place)) for text in overrides]
     with pytest.raises(HeadwayError, match=says):
         preview(load_config(place / "config.yaml", given), Wishes())
+
+
+def test_a_run_is_not_moved_aside_for_one_that_lacks_a_key(place: Path) -> None:
+    before = sorted((place / "runs").iterdir())
+    refused("train", place / "config.yaml", "--restart", "checkpoint.sign=true", code=2, says="there is no key")
+    assert sorted((place / "runs").iterdir()) == before
+
+
+def test_a_remote_store_that_does_not_answer_is_told_in_a_dry_run(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (place / "in the way").write_text("a file")
+    url = f"file://{place}/in the way/remote"
+    assert "new" in preview(
+        load_config(place / "config.yaml", ["name=other", f"checkpoint.remote.url={url}"]), Wishes()
+    )
+    assert "the remote checkpoints cannot be reached now" in capfd.readouterr().err
 
 
 def test_a_key_that_would_have_the_runs_own_checkpoints_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

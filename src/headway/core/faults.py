@@ -25,6 +25,7 @@ Without the variable a fault point costs a look for it in the environment, about
 from __future__ import annotations
 
 import ctypes
+import difflib
 import errno
 import os
 import re
@@ -43,6 +44,17 @@ _ORDER = re.compile(
     r"(?::([1-9][0-9]*))?(?:#([1-9][0-9]*|\*))?(?:%([0-9]+))?"
 )
 
+#: What processes pass: the phases of a worker (`heartbeat.Phase`), and moments after which something is left half done.
+_POINTS = """
+    start data compute backward reduce update record evaluation checkpoint end
+    step gradient rollback replay weights
+    checkpoint.stage checkpoint.hold checkpoint.shard checkpoint.manifest checkpoint.rename checkpoint.replace
+    checkpoint.prune checkpoint.discard upload.file upload.manifest upload.discard bring.part bring.rename
+    data.encode data.piece data.unit data.shard data.publish data.published dedup.prints packing.block import.file
+    remote.block remote.keep remote.rename communication
+"""
+POINTS = frozenset(_POINTS.split())
+
 #: Faults that the caller has to carry out, and where one does. Elsewhere they would pass without a trace.
 _ASKED = {"nan": ("gradient",), "spike": ("gradient",), "flip": ("replay.0", "replay", "weights")}
 
@@ -50,6 +62,9 @@ FAULTS_VARIABLE, FAULTS_LOG_VARIABLE = "HEADWAY_FAULTS", "HEADWAY_FAULTS_LOG"
 #: How often the command that this worker belongs to has started its workers again.
 RESTARTS_VARIABLE = "HEADWAY_RESTARTS"
 _SLOW_SECONDS = 0.1
+
+#: Points that each worker has for itself.
+_OF_A_WORKER = re.compile(r"(?<=^replay)\.[0-9]+|(?<=^weights)\.[0-9]+|(?<=^communication)\.worker-[0-9]+")
 
 _passed: Counter[str] = Counter()
 _slow: set[_Order] = set()
@@ -130,6 +145,14 @@ def parse_orders(orders: str) -> list[_Order]:
                 where="HEADWAY_FAULTS",
                 fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, eio, nan, spike or flip, as in"
                 " kill@step=17, kill@step=17#2 or enospc@checkpoint.shard:2",
+            )
+        point = _OF_A_WORKER.sub("", match[2].split("=")[0])
+        if point not in POINTS:
+            near = difflib.get_close_matches(point, sorted(POINTS), n=1)
+            raise ConfigError(
+                f"there is no such fault: '{order.strip()}', since nothing passes a point '{point}'",
+                where="HEADWAY_FAULTS",
+                fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(POINTS))}",
             )
         asked = _ASKED.get(match[1])
         if asked is not None and match[2].split("=")[0].split(".")[0] not in asked:

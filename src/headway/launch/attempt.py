@@ -15,7 +15,8 @@ from typing import Any
 
 from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
-from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
+from headway.checkpoint.objects import UnreachableError
+from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE, RemoteTier, place_of
 from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import VARIABLE, key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -63,8 +64,9 @@ def make_way(config: Config, wishes: Wishes) -> RunDirectory:
 
     Raises:
         CheckpointError: an earlier run is in use and cannot be moved aside.
-        ConfigError: the run there was made by another config.
+        ConfigError: the run there was made by another config, or a key is missing (`refuse_missing_keys`).
     """
+    refuse_missing_keys(config)
     run = RunDirectory(config.run_directory)
     # When torchrun starts its workers once more, the wish has been granted before.
     if wishes.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
@@ -114,6 +116,24 @@ def refuse_run(config: Config, wishes: Wishes) -> None:
         OwnerLock.take(run.path).release()
     if not wishes.restart:
         _refuse_changes(run, config, wishes)
+
+
+def refuse_unusable_remote(config: Config) -> None:
+    """Ask the remote tier for the run's checkpoints, as the run will. That it does not answer is only said: a run that
+    has a checkpoint here, or gets an answer in time, goes on.
+
+    Raises:
+        ConfigError: the URL cannot be used, or what it needs is missing.
+        CheckpointError: the store refuses.
+    """
+    if config.checkpoint.remote is None:
+        return
+    run = config.run_directory
+    place = place_of(config.checkpoint.remote.model_dump(mode="json"), run.resolve().name, patience_seconds=5.0)
+    try:
+        RemoteTier.find(place, run).steps()
+    except UnreachableError as error:
+        warning(f"the remote checkpoints cannot be reached now: {error}")
 
 
 def refuse_missing_keys(config: Config) -> None:

@@ -11,7 +11,13 @@ from headway.core.cores import usable_cores
 from headway.core.format import counted, format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
-from headway.launch.attempt import Wishes, refuse_missing_keys, refuse_other_data, refuse_run
+from headway.launch.attempt import (
+    Wishes,
+    refuse_missing_keys,
+    refuse_other_data,
+    refuse_run,
+    refuse_unusable_remote,
+)
 from headway.launch.completed import completed
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
@@ -75,6 +81,7 @@ def _run(config: Config, fingerprints: Mapping[str, str], wishes: Wishes | None)
         return []
     refuse_run(config, wishes)
     refuse_other_data(config, fingerprints, wishes)
+    refuse_unusable_remote(config)
     where = config.run_directory
     if not is_run(where):
         state = "new"

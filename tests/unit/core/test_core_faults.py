@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import headway
 from headway.core import faults
 from headway.core.errors import ConfigError
+from headway.core.heartbeat import Phase
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +39,9 @@ def test_a_fault_happens_at_its_step_only(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADWAY_FAULTS", "enospc@shard")
-    with pytest.raises(OSError, match="shard") as caught:
-        faults.fault_point("shard")
+    monkeypatch.setenv("HEADWAY_FAULTS", "enospc@data.shard")
+    with pytest.raises(OSError, match=r"data\.shard") as caught:
+        faults.fault_point("data.shard")
     assert caught.value.errno == errno.ENOSPC
 
 
@@ -52,10 +56,36 @@ def test_signals(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> N
 
 @pytest.mark.parametrize(
     "orders",
-    ["kil@step=3", "kill", "kill@", "kill@step=3:x", "kill@step=3:0", "nan@a,,", "nan@step=3", "flip@gradient"],
+    [
+        "kil@step=3",
+        "kill",
+        "kill@",
+        "kill@step=3:x",
+        "kill@step=3:0",
+        "nan@gradient,,",
+        "nan@step=3",
+        "flip@gradient",
+        "kill@evaluate=3",
+        "kill@checkpoint.shards",
+        "kill@replay.x",
+    ],
 )
 def test_a_mistyped_order_is_refused(monkeypatch: pytest.MonkeyPatch, orders: str) -> None:
     """An order that is silently not carried out would make a test of survival prove nothing."""
     monkeypatch.setenv("HEADWAY_FAULTS", orders)
     with pytest.raises(ConfigError, match="no such fault"):
         faults.fault_point("elsewhere")
+
+
+def test_the_nearest_point_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nothing passes a point 'checkpoint\.shards'") as told:
+        faults.parse_orders("kill@checkpoint.shards:2")
+    assert told.value.fix == "did you mean checkpoint.shard?"
+
+
+def test_points_that_are_known_are_those_that_are_passed() -> None:
+    sources = Path(headway.__file__).parent.rglob("*.py")
+    passed = {name for path in sources for name in re.findall(r'fault_point\(f?"([a-z.]+)', path.read_text())}
+    passed = {name.removesuffix(".").removesuffix(".worker") for name in passed} | {p.name.lower() for p in Phase}
+    assert passed == faults.POINTS
+    assert faults.parse_orders("flip@replay.1=3,flip@weights.12=3,kill@communication.worker-1,kill@data=3:2#*%1")
