@@ -71,6 +71,18 @@ def test_one_command_goes_on_after_a_kill_a_hang_and_a_crash(tiny: Callable[...,
     assert shown["goodput"]["lost_steps"] == {"1": 1, "2": 1, "3": 1} and "goodput" in result.stderr
 
 
+def test_nobody_waits_for_the_part_of_a_dead_worker(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """It dies with the process that writes for it, in the very first checkpoint: there is no other to begin from, so
+    what the others write would have all the time that it takes."""
+    config = tiny(checkpoint={"every": "2 steps"}, supervise={"max_failures": 1})
+    result = headway("train", config, "-w", "2", faults="kill-group@checkpoint.shard%1")
+    assert result.returncode == 0, result.stderr
+    lost, finished = attempts(tmp_path / "runs" / "tiny")
+    assert (lost["kind"], lost["rank"], finished["kind"]) == ("died", 1, "finished")
+    assert lost["ended"] - lost["started"] < 45
+    assert "Terminating process" not in result.stderr, "what PyTorch's agent logs is told better"
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_lost_twice_is_left_out_until_it_is_back(tiny: Callable[..., Path], tmp_path: Path) -> None:
     supervise = {"max_failures": 3, "hang_seconds": 3, "grow_after": "1 s"}

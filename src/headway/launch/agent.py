@@ -74,7 +74,7 @@ def load_agent() -> None:
         import torch.distributed.launcher.api  # noqa: F401
     if "LOGLEVEL" not in os.environ:  # by which people ask it for more
         for name in list(logging.root.manager.loggerDict):
-            if name.startswith("torch.distributed.elastic."):
+            if name.startswith(("torch.distributed.elastic.", "torch.multiprocessing.")):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
