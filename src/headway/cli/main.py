@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import typer
 import typer.core
 
-from headway.core.console import open_streams, say, settle_streams
+from headway.core.console import ResultLost, open_streams, say, settle_streams
 from headway.core.errors import INTERRUPTED, HeadwayError
 
 #: The order of `headway --help`: from text to model to what comes after.
@@ -120,9 +121,7 @@ def main() -> None:
     code = _run()
     gc.freeze()
     lost = settle_streams()
-    if lost is not None and not isinstance(lost, BrokenPipeError):  # `headway ... | head`: the reader has had enough
-        say(f"error: the result cannot be written to standard output: {lost.strerror}")
-    sys.exit(code or int(lost is not None))
+    sys.exit(code if lost is None else code or _say_lost(lost))
 
 
 def _run() -> int | str | None:
@@ -134,7 +133,16 @@ def _run() -> int | str | None:
     except HeadwayError as error:
         say(error.render())
         return error.exit_code
+    except ResultLost as error:
+        settle_streams()  # what is left of the result is dropped
+        return _say_lost(error)
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
     return 0
+
+
+def _say_lost(error: OSError) -> int:
+    if error.errno != errno.EPIPE:  # `headway ... | head`: the reader has had enough
+        say(f"error: the result cannot be written to standard output: {error.strerror}")
+    return 1

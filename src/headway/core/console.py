@@ -75,6 +75,27 @@ def write_log(text: str) -> None:
             _log.write(f"{text}\n".encode())
 
 
+class ResultLost(OSError):
+    """Standard output does not take what is printed."""
+
+
+class _Results(io.TextIOWrapper):
+    """Standard output whose errors can be told from those of files, which have the same type and no name either."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        # As standard error has it: what a locale cannot write is no reason to lose a result.
+        errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+        by_line, through = stream.line_buffering, stream.write_through
+        super().__init__(stream.buffer, stream.encoding, errors, line_buffering=by_line, write_through=through)
+        self._stream = stream  # it closes what is below both when it goes
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise ResultLost(error.errno, error.strerror) from error
+
+
 def open_streams() -> None:
     """Standard streams that can be written to.
 
@@ -87,9 +108,8 @@ def open_streams() -> None:
             os.set_inheritable(descriptor, True)
             stream = os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # As standard error has it: what a locale cannot write is no reason to lose a result.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = _Results(sys.stdout)
 
 
 def settle_streams() -> OSError | None:

@@ -90,11 +90,14 @@ def test_the_exit_code_arrives_though_nobody_reads_the_error(stream: str) -> Non
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
-def test_a_result_that_cannot_be_written_is_an_error() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--version"], ["config", "schema"]])
+def test_a_result_that_cannot_be_written_is_an_error(words: list[str], unbuffered: str) -> None:
+    """When it is printed, or at the end, if it is short enough to wait until then."""
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "headway", "--version"]
-        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered, check=False)
+        command = [sys.executable, "-m", "headway", *words]
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert done.returncode == 1
     assert done.stderr == "error: the result cannot be written to standard output: No space left on device\n"
 
