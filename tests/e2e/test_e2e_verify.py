@@ -23,6 +23,9 @@ def test_elastic_promise_is_kept(tiny: Callable[..., Path], tmp_path: Path) -> N
     verdict = json.loads(result.stdout)
     assert verdict["passed"] and len(verdict["checks"]) == 3
     assert not (tmp_path / "runs").exists(), "the run directory is not touched"
+    assert headway("train", config, "checkpoint.every=6 steps", "checkpoint.keep=2").returncode == 0
+    manifest = json.loads((tmp_path / "runs/tiny/checkpoints/step-00000006/manifest.json").read_text())
+    assert manifest["state_sha256"] == verdict["state_sha256"], "the name that a checkpoint of it has"
 
 
 def test_a_promise_that_is_not_made_is_not_verified(tiny: Callable[..., Path]) -> None:

@@ -267,7 +267,17 @@ def state_hash(tensors: Mapping[str, TensorEntry], cursor: Mapping[str, int]) ->
     SHA-256 over one line ``[name, dtype, shape, sha256]`` of canonical JSON per tensor, sorted by name, and a last line
     with the cursor. World size, slices, attempt and time do not enter.
     """
-    lines: Iterable[Any] = ([name, t.dtype, list(t.shape), t.sha256] for name, t in sorted(tensors.items()))
+    return _named(((name, t.dtype, t.shape, t.sha256) for name, t in tensors.items()), cursor)
+
+
+def state_hash_of(tensors: StateTensors, hashes: Mapping[str, str], cursor: Mapping[str, int]) -> str:
+    """The same of a state in memory whose tensors have these hashes (`hash_tensors`)."""
+    kinds = {name: DTYPES[str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
+    return _named(((name, kinds[name], tuple(t.shape), hashes[name]) for name, t in tensors.items()), cursor)
+
+
+def _named(described: Iterable[tuple[str, str, Shape, str]], cursor: Mapping[str, int]) -> str:
+    lines: Iterable[Any] = ([name, dtype, list(shape), sha256] for name, dtype, shape, sha256 in sorted(described))
     return sha256_bytes(b"\n".join(canonical_json(line) for line in (*lines, dict(cursor))))
 
 

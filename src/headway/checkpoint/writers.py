@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from headway.core.machine import host_name
 from headway.core.waiting import wait_until
 
 _FOLDER = ".writers"
@@ -27,14 +28,17 @@ def open_writer_lock(run: Path, rank: int) -> int:
     path.parent.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, host_name().encode(), 0)
     return descriptor
 
 
 def writer_has_ended(run: Path, rank: int) -> bool:
-    """Whether no process writes checkpoints of a worker any more; False also where that cannot be known, on a file
-    system without locks."""
+    """Whether no process writes checkpoints of a worker any more; False also where that cannot be known: on a file
+    system without locks, and of another machine, whose locks many file systems do not show."""
+    path = _lock_of(run, rank)
     try:
-        return _nobody_has(_lock_of(run, rank))
+        return path.read_text(encoding="utf-8", errors="replace") == host_name() and _nobody_has(path)
     except OSError:
         return False
 

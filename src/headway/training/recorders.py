@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.fence import OwnerUnknown
-from headway.checkpoint.format import hash_tensors
+from headway.checkpoint.format import hash_tensors, state_hash_of
 from headway.checkpoint.outcomes import Outcome, Upload
 from headway.core.console import warning
 from headway.core.files import append_json_line
@@ -113,7 +113,8 @@ class Recorder(Callback):
 
 
 class StateHashes(Callback):
-    """Writes the SHA-256 of every state tensor each so many steps, for comparing two runs step by step.
+    """Writes the SHA-256 of every state tensor each so many steps, for comparing two runs step by step, and the name
+    that a checkpoint of the state would have.
 
     Every worker has one, since all bring together what each has; the first one writes.
     """
@@ -133,4 +134,6 @@ class StateHashes(Callback):
     def _write(self, job: Job, step: int) -> None:
         tensors = gather_whole(job.state.blocks(), job.world)
         if job.world.is_first:
-            append_json_line(self._path, {"step": step, "tensors": hash_tensors(tensors)})
+            hashes = hash_tensors(tensors)
+            name = state_hash_of(tensors, hashes, {**job.state.cursor_record(), "step": step})
+            append_json_line(self._path, {"step": step, "state_sha256": name, "tensors": hashes})

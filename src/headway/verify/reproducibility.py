@@ -12,11 +12,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headway.config import Config, dump_config, resolve_lanes
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.files import fingerprint, read_json_lines
+from headway.core.files import read_json_lines
 
 #: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
 Hashes = list[tuple[int, dict[str, str]]]
@@ -104,7 +105,8 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
                     first_difference(reference, trainings.run("workers", workers=workers)),
                 )
             )
-    return Verdict(steps, fingerprint(reference[-1][1]), checks)
+        state_sha256 = trainings.state_sha256("reference")
+    return Verdict(steps, state_sha256, checks)
 
 
 class _Trainings:
@@ -132,8 +134,16 @@ class _Trainings:
             raise self._failed(name, "was not resumed from a checkpoint")
         return hashes
 
+    def state_sha256(self, name: str) -> str:
+        """What a checkpoint of the last step is called, as `headway checkpoints list` shows it."""
+        records = {r["step"]: r["state_sha256"] for r in self._records(name)}
+        return str(records[self._steps])
+
     def _hashes(self, name: str) -> Hashes:
-        return [(r["step"], r["tensors"]) for r in read_json_lines(self._folder / name / "hashes.jsonl")]
+        return [(r["step"], r["tensors"]) for r in self._records(name)]
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        return list(read_json_lines(self._folder / name / "hashes.jsonl"))
 
     def _failed(self, name: str, how: str) -> HeadwayError:
         log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
