@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoint import write_process
+from headway.checkpoint import write_process, writers
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner
@@ -414,12 +414,23 @@ def test_a_part_whose_process_is_gone_is_not_waited_for(settings: WriterSettings
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
     lock, start = open_writer_lock(tmp_path, 1), time.monotonic()
+    os.close(open_writer_lock(tmp_path, 2))
     assert not writer_has_ended(tmp_path, 1) and writer_has_ended(tmp_path, 2)
     threading.Timer(1.0, os.close, (lock,)).start()
     for rank in (1, 2):
         with pytest.raises(CheckpointError, match=f"worker {rank} has not written its part, and its process is gone"):
             process._part_of(settings.directory, rank)
     assert 1.0 <= time.monotonic() - start < write_process._PATIENCE_ALONE_SECONDS - 1
+
+
+def test_of_a_process_on_another_machine_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock may not be seen here: that nobody seems to have it says nothing."""
+    assert not writer_has_ended(tmp_path, 1), "it has not begun"
+    monkeypatch.setattr(writers, "host_name", lambda: "elsewhere")
+    os.close(open_writer_lock(tmp_path, 1))
+    assert writer_has_ended(tmp_path, 1)
+    monkeypatch.undo()
+    assert not writer_has_ended(tmp_path, 1)
 
 
 @pytest.mark.parametrize(("noted", "written"), [([3], [3]), (None, [])])
