@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.chaos.campaign import FEWEST_STEPS, Shape, plan_campaign
+from headway.chaos.campaign import FEWEST_STEPS, Shape, Trial, plan_campaign
 from headway.chaos.controls import CONTROLS
 from headway.chaos.trial import SEED, Runs, TrialResult
 from headway.checkpoint.places import remote_manifests
@@ -32,11 +32,13 @@ class CampaignResult:
     controls: dict[str, str | None] = field(default_factory=dict)
     """What was lost on purpose -> None when that was found out."""
     seconds: float = 0.0
+    stopped: bool = False
+    """Before its end, by Ctrl-C or SIGTERM; what had come to its end is here."""
 
     @property
     def passed(self) -> bool:
         """Whether every run came out as if nothing had happened, and no control did."""
-        return not any(trial.problems for trial in self.trials) and not any(self.controls.values())
+        return not (self.stopped or any(trial.problems for trial in self.trials) or any(self.controls.values()))
 
     @property
     def kills(self) -> Counter[str]:
@@ -132,7 +134,19 @@ def run_campaign(
     runs, start = Runs(file, overrides, folder, steps, place), time.monotonic()
     notice(f"training {steps} steps without a disturbance")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))
-    trials = plan_campaign(shape, seed)
+    try:
+        _disturb(result, runs, plan_campaign(shape, seed), kills)
+        for control in (*CONTROLS, SEED) if controls else ():
+            notice(f"a run that loses on purpose: {control}")
+            result.controls[control] = runs.control(control, result.expected, worker_counts[0])
+    except KeyboardInterrupt:
+        result.stopped = True
+    result.seconds = time.monotonic() - start
+    return result
+
+
+def _disturb(result: CampaignResult, runs: Runs, trials: Iterator[Trial], kills: int) -> None:
+    """Carry out trials until so many kills have come."""
     with progress("kills", kills) as bar:
         # Not every kill that is planned comes: a run may be further than that when its workers start again.
         while (done := sum(result.kills.values())) < kills:
@@ -146,11 +160,6 @@ def run_campaign(
             bar.advance(min(kills - done, came))
             if not came:
                 break
-    for control in (*CONTROLS, SEED) if controls else ():
-        notice(f"a run that loses on purpose: {control}")
-        result.controls[control] = runs.control(control, result.expected, worker_counts[0])
-    result.seconds = time.monotonic() - start
-    return result
 
 
 def _place_in(config: Config, remote: str) -> str:
@@ -207,7 +216,8 @@ def _lines(result: CampaignResult) -> Iterator[str]:
         yield from (f"FAIL  run {trial.number}: {problem}" for problem in trial.problems)
     for control, problem in result.controls.items():
         yield f"FAIL  {problem}" if problem else f"ok    a run that lost its {control} was found out"
-    yield "passed" if result.passed else "FAILED"
+    failed = any(trial.problems for trial in result.trials) or any(result.controls.values())
+    yield "FAILED" if failed else "stopped before its end" if result.stopped else "passed"
 
 
 def _listed(counts: Sequence[int]) -> str:

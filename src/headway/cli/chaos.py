@@ -23,6 +23,8 @@ headway chaos configs/elastic.yaml train.steps=40 --kills 20
 headway chaos configs/elastic.yaml train.steps=40 --kills 500 --workers 1,2,4 --seed 7 --output chaos
 headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucket/chaos
 
+Ctrl-C ends a campaign, which then tells what has come of it so far.
+
 Exit codes: 0 all equal, 1 a difference, 2 usage or config.
 """
 
@@ -88,5 +90,7 @@ def chaos(
         print_json(result.record())
     else:
         print(render(result))
+    if result.stopped:
+        raise KeyboardInterrupt
     if not result.passed:
         raise typer.Exit(1)

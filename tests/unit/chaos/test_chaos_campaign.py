@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -21,10 +22,12 @@ from headway.chaos.campaign import (
     STEP_PHASES,
     UPLOAD_POINTS,
     Shape,
+    Trial,
     plan_campaign,
 )
-from headway.chaos.report import CampaignResult, render
+from headway.chaos.report import CampaignResult, render, run_campaign
 from headway.chaos.trial import Runs, TrialResult
+from headway.config import load_config
 from headway.core import faults
 
 SHAPE = Shape(steps=40, save_every=5, evaluate_every=6, micro_batches=2, worker_counts=(1, 2, 4))
@@ -57,6 +60,23 @@ def test_a_campaign_that_is_stopped_leaves_no_run_behind(
     with pytest.raises(KeyboardInterrupt):
         Runs(tmp_path / "config.yaml", [], tmp_path, 10).reference(1)
     assert processes[0].returncode == -signal.SIGKILL
+
+
+def test_a_campaign_that_is_stopped_tells_what_it_has_found(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def carry_out(runs: Runs, trial: Trial, expected: str) -> TrialResult:
+        if trial.number > 1:
+            raise KeyboardInterrupt
+        return TrialResult(1, (1,), Counter({"kill@update": 3}), state_sha256=expected)
+
+    monkeypatch.setattr(Runs, "reference", lambda *_: "a")
+    monkeypatch.setattr(Runs, "carry_out", carry_out)
+    config = load_config(tiny(), ["train.steps=40"])
+    result = run_campaign(config, tmp_path / "chaos", kills=9, seed=1, worker_counts=[1])
+    assert result.stopped and not result.passed and result.controls == {}
+    text = render(result)
+    assert text.startswith("3 kills in 1 runs") and text.endswith("stopped before its end")
 
 
 def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
