@@ -263,6 +263,8 @@ def main() -> None:
             else:
                 missing.append(peer)
         if options.only:
+            if not {"copy", "disk", "headway"} <= set(options.only) <= methods.keys():
+                parser.error(f"--only takes copy, disk, headway and any others of {', '.join(methods)}")
             methods = {name: methods[name] for name in options.only}
         # PyTorch's file system writer flushes (sync_files=True is its default).
         durable = {"copy", "disk", "headway", "dcp", "dcp async (thread)", "dcp async (process)"}

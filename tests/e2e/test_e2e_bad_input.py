@@ -191,9 +191,10 @@ def test_a_dry_run_refuses_what_the_run_would(place: Path, overrides: list[str],
         preview(load_config(place / "config.yaml", given), Wishes())
 
 
-def test_a_run_is_not_moved_aside_for_one_that_lacks_a_key(place: Path) -> None:
+@pytest.mark.parametrize("key", ["sign=true", "remote={url: 'file:///tmp/nowhere', encrypt: true}"])
+def test_a_run_is_not_moved_aside_for_one_that_lacks_a_key(place: Path, key: str) -> None:
     before = sorted((place / "runs").iterdir())
-    refused("train", place / "config.yaml", "--restart", "checkpoint.sign=true", code=2, says="there is no key")
+    refused("train", place / "config.yaml", "--restart", f"checkpoint.{key}", code=2, says="there is no key")
     assert sorted((place / "runs").iterdir()) == before
 
 

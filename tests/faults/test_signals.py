@@ -24,7 +24,7 @@ def wait_for(path: Path) -> None:
     wait_until(lambda: path.exists() and path.stat().st_size, 60, 0.005)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_launcher_reaches_its_workers(
     tiny: Callable[..., Path], tmp_path: Path, number: signal.Signals
 ) -> None:

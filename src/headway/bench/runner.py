@@ -239,7 +239,8 @@ def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
         raise ConfigError(
             f"the launcher '{launcher}' is not told how many workers to start",
             where="--launcher",
-            fix="local, torchrun, or a command with {workers}, as in 'srun --ntasks={workers}'",
+            fix="local, torchrun, or a command with {workers}, as in"
+            " 'torchrun --standalone --nproc-per-node {workers} --no-python'",
         )
     return [*shlex.split(launcher.replace("{workers}", str(workers))), sys.executable, *worker]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import statistics
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from headway.config import Config, dump_config, override, resolve_lanes
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import format_seconds
+from headway.core.signals import handled
 
 
 @dataclass
@@ -135,10 +137,11 @@ def run_campaign(
     notice(f"training {steps} steps without a disturbance")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))
     try:
-        _disturb(result, runs, plan_campaign(shape, seed), kills)
-        for control in (*CONTROLS, SEED) if controls else ():
-            notice(f"a run that loses on purpose: {control}")
-            result.controls[control] = runs.control(control, result.expected, worker_counts[0])
+        with handled((signal.SIGTERM,), signal.default_int_handler):
+            _disturb(result, runs, plan_campaign(shape, seed), kills)
+            for control in (*CONTROLS, SEED) if controls else ():
+                notice(f"a run that loses on purpose: {control}")
+                result.controls[control] = runs.control(control, result.expected, worker_counts[0])
     except KeyboardInterrupt:
         result.stopped = True
     result.seconds = time.monotonic() - start

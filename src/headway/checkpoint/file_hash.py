@@ -33,18 +33,21 @@ def parts_hash(preamble: bytes, tensors: Iterable[str]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def is_as_written(path: Path, entry: FileEntry) -> bool:
+def is_as_written(path: Path, entry: FileEntry, threads: int | None = None) -> bool:
     """Whether a file has the hash that a manifest gives for it.
+
+    Args:
+        threads: That share the work; as many as there are cores when not given.
 
     Raises:
         OSError: it cannot be read.
     """
     if entry.parts_sha256 is None:
         return sha256_file(path) == entry.sha256
-    return _parts_hash_of(path) == entry.parts_sha256
+    return _parts_hash_of(path, threads or usable_cores()) == entry.parts_sha256
 
 
-def _parts_hash_of(path: Path) -> str | None:
+def _parts_hash_of(path: Path, threads: int) -> str | None:
     """None when the file is no such file. It is read, not mapped: an error of the disk would end the process."""
     with path.open("rb", buffering=0) as file:
         descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
@@ -59,7 +62,7 @@ def _parts_hash_of(path: Path) -> str | None:
         def digest(span: tuple[int, int]) -> str:
             return _digest(descriptor, len(preamble) + span[0], len(preamble) + span[1])
 
-        with ThreadPoolExecutor(usable_cores()) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             return parts_hash(preamble, pool.map(digest, spans))
 
 
@@ -78,8 +81,8 @@ def _spans(header: bytes, nbytes: int) -> list[tuple[int, int]] | None:
 
 def _digest(descriptor: int, begin: int, end: int) -> str:
     """Of a part of a file, or of what there is of it."""
-    hasher, room = hashlib.sha256(), memoryview(bytearray(min(_READ_BYTES, end - begin)))
-    while begin < end and (count := os.preadv(descriptor, [room[: end - begin]], begin)):
-        hasher.update(room[:count])
-        begin += count
+    hasher = hashlib.sha256()
+    while begin < end and (read := os.pread(descriptor, min(_READ_BYTES, end - begin), begin)):
+        hasher.update(read)
+        begin += len(read)
     return hasher.hexdigest()

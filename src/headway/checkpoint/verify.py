@@ -104,7 +104,8 @@ def _check_file(folder: Path, name: str, manifest: Manifest, hashes: bool) -> Da
             return Damage(name, "is not a regular file")
         if status.st_size != entry.bytes:
             return Damage(name, f"has {status.st_size:,} bytes, {entry.bytes:,} were written")
-        if hashes and not is_as_written(path, entry):
+        # Other files are looked at meanwhile.
+        if hashes and not is_as_written(path, entry, max(1, usable_cores() // len(manifest.files))):
             return Damage(name, "has changed since it was written (its hash differs)")
         with open_shard(path, "numpy") as file:
             difference = contradiction(manifest, name, file)

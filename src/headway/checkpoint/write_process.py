@@ -205,8 +205,7 @@ class WriteProcess:
         deadline, size = start + self._patience_seconds, 0
         while not is_there(path):
             alone = os.getppid() != self._worker  # the worker died, and the others with it perhaps
-            if alone and self._has_ended(rank) and not is_there(path):
-                raise CheckpointError(f"{otherwise}, and its process is gone", where=str(path.parent))
+            gone = alone and self._has_ended(rank) and not is_there(path)  # before it is asked what it has left
             if failure is not None and failure.exists():
                 said = failure.read_text(encoding="utf-8") or "it left no reason, as on a full disk"
                 raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
@@ -214,6 +213,8 @@ class WriteProcess:
                 order.get("number") in self.given_up or self._store.publisher.is_past(order["step"], order["tag"])
             ):
                 raise CheckpointError(f"{otherwise}; it has given up on it", where=str(path.parent))
+            if gone:
+                raise CheckpointError(f"{otherwise}, and its process is gone", where=str(path.parent))
             until = deadline
             if alone:
                 if (now_there := written()) != size:

@@ -28,8 +28,12 @@ def open_writer_lock(run: Path, rank: int) -> int:
     path.parent.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, host_name().encode(), 0)
+    host = host_name().encode()
+    # A successor writes nothing: the disk may hang. Where it is full, nothing is known of this process, and no more.
+    with suppress(OSError):
+        if os.pread(descriptor, len(host) + 1, 0) != host:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, host, 0)
     return descriptor
 
 

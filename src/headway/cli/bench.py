@@ -30,7 +30,7 @@ headway bench smoke
 headway bench strategies --dry-run
 headway bench strategies workers=1,2,4,8 model=350m repeats=5
 headway bench strategies strategy=ddp,zero3 optimizer.name=muon --output bench/muon
-headway bench my-suite.yaml --launcher "srun --ntasks={workers}"
+headway bench my-suite.yaml --launcher "torchrun --standalone --nproc-per-node {workers} --no-python"
 headway bench report bench/strategies --compare bench/last-week
 kubectl logs job/bench | headway bench collect - --output bench/cluster
 

@@ -25,7 +25,7 @@ headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucke
 
 Ctrl-C ends a campaign, which then tells what has come of it so far.
 
-Exit codes: 0 all equal, 1 a difference, 2 usage or config.
+Exit codes: 0 all equal, 1 a difference, 2 usage or config, 130 stopped before its end.
 """
 
 
@@ -90,7 +90,7 @@ def chaos(
         print_json(result.record())
     else:
         print(render(result))
-    if result.stopped:
+    if result.stopped and not any(trial.problems for trial in result.trials):
         raise KeyboardInterrupt
     if not result.passed:
         raise typer.Exit(1)

@@ -95,6 +95,12 @@ class _Results(io.TextIOWrapper):
         except OSError as error:
             raise ResultLost(error.errno, error.strerror) from error
 
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise ResultLost(error.errno, error.strerror) from error
+
 
 def open_streams() -> None:
     """Standard streams that can be written to.

@@ -45,15 +45,18 @@ _ORDER = re.compile(
 )
 
 #: What processes pass: the phases of a worker (`heartbeat.Phase`), and moments after which something is left half done.
-_POINTS = """
+_OF_STEPS = """
     start data compute backward reduce update record evaluation checkpoint end
     step gradient rollback replay weights
+"""
+_OTHERS = """
     checkpoint.stage checkpoint.hold checkpoint.shard checkpoint.manifest checkpoint.rename checkpoint.replace
     checkpoint.prune checkpoint.discard upload.file upload.manifest upload.discard bring.part bring.rename
     data.encode data.piece data.unit data.shard data.publish data.published dedup.prints packing.block import.file
     remote.block remote.keep remote.rename communication
 """
-POINTS = frozenset(_POINTS.split())
+#: The former are passed with the number of the step, the others without one.
+POINTS = {**dict.fromkeys(_OF_STEPS.split(), True), **dict.fromkeys(_OTHERS.split(), False)}
 
 #: Faults that the caller has to carry out, and where one does. Elsewhere they would pass without a trace.
 _ASKED = {"nan": ("gradient",), "spike": ("gradient",), "flip": ("replay.0", "replay", "weights")}
@@ -153,6 +156,13 @@ def parse_orders(orders: str) -> list[_Order]:
                 f"there is no such fault: '{order.strip()}', since nothing passes a point '{point}'",
                 where="HEADWAY_FAULTS",
                 fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(POINTS))}",
+            )
+        if POINTS[point] != ("=" in match[2]):
+            raise ConfigError(
+                f"there is no such fault: '{order.strip()}'; '{point}' is passed"
+                f" {'at a step' if POINTS[point] else 'without a step'}",
+                where="HEADWAY_FAULTS",
+                fix=f"{match[1]}@{point}=5, at step 5" if POINTS[point] else f"{match[1]}@{match[2].split('=')[0]}",
             )
         asked = _ASKED.get(match[1])
         if asked is not None and match[2].split("=")[0].split(".")[0] not in asked:

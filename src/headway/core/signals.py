@@ -9,20 +9,21 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-#: What asks a run to stop: a scheduler's notices and Ctrl-C.
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+#: What asks a run to stop: a scheduler's notices, Ctrl-C, and a terminal that is closed.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 @contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:
-    """Handle signals in a block, and give what handled them before.
+    """Handle signals in a block, and give what handled them before. SIGHUP that is ignored stays so, as `nohup` wants.
 
     Python runs handlers in the main thread only; in another thread signals keep their meaning, and nothing is given.
     """
     if threading.current_thread() is not threading.main_thread():
         yield {}
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    spared = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, handler) for number in numbers if number not in spared}
     try:
         yield before
     finally:

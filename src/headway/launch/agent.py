@@ -136,7 +136,7 @@ def start_workers(
 def _run_copy(module: str, *arguments: str) -> None:
     """What a copy of the agent does: the same as a Python that is started for it, in a session of its own."""
     os.setsid()
-    for number in (*STOPPING, signal.SIGHUP, signal.SIGQUIT):  # the agent's handlers are not its own
+    for number in (*STOPPING, signal.SIGQUIT):  # the agent's handlers are not its own
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     # A program would have read this when it began.
     sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -133,7 +133,7 @@ def refuse_unusable_remote(config: Config) -> None:
     try:
         RemoteTier.find(place, run).steps()
     except UnreachableError as error:
-        warning(f"the remote checkpoints cannot be reached now: {error}")
+        warning(f"the remote checkpoints cannot be reached now: {error.what}")
 
 
 def refuse_missing_keys(config: Config) -> None:
@@ -153,6 +153,8 @@ def refuse_missing_keys(config: Config) -> None:
         )
     if config.checkpoint.encrypt:
         key_to_encrypt_with("checkpoint.encrypt")
+    if config.checkpoint.remote is not None and config.checkpoint.remote.encrypt:
+        key_to_encrypt_with("checkpoint.remote.encrypt")
 
 
 def refuse_other_data(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> None:

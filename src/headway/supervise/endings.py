@@ -101,7 +101,7 @@ class Budget:
         self._config, self._clock = config, clock
         self._failures: deque[float] = deque()
         self._seen: set[tuple[object, ...]] = set()
-        self._furthest, self._in_vain = -1, 0
+        self._furthest, self._in_vain = -2, 0  # -1 is a run that has no checkpoint yet
 
     def decide(self, ending: Ending, newest_step: int) -> Decision:
         """What follows from an ending.

@@ -14,7 +14,7 @@ from typing import Any
 
 from headway.core.format import counted, format_seconds
 from headway.telemetry.metrics import read_records
-from headway.telemetry.record import FINISHED, PREEMPTED, Attempt, Run, as_int, as_text
+from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, Attempt, Run, as_int, as_text
 
 #: Causes, in the order in which they are told.
 START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
@@ -26,6 +26,11 @@ START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
     "between attempts",
     "evaluation and the rest",
 )
+
+
+_STALLS = ("checkpoint/stall_seconds", "checkpoint/hold_stall_seconds")
+#: What the loop records when it has done it; outcomes of saves come in when the failure is over, too.
+_DONE = frozenset(("speed/step_seconds", "evaluation/loss", *_STALLS))
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class _Done:
     stalls: float = 0.0
     first_time: float = 0.0
     last_time: float = 0.0
-    """When the first and the last of the steps were finished, Unix seconds."""
+    """When the first step, and the last of all that was done, was finished, Unix seconds."""
 
 
 def goodput(
@@ -109,7 +114,7 @@ def goodput(
         said = endings.get(attempt.number, {}).get("silent_seconds")
         silent = float(said) if isinstance(said, (int, float)) else 0.0
         lost[HANGING] += silent
-        if work.steps and attempt.outcome not in (FINISHED, PREEMPTED):
+        if work.last_time and attempt.outcome not in (FINISHED, PREEMPTED, RUNNING):
             lost[DOWN] += max(0.0, attempt.ended - work.last_time - silent)  # it was down from there on
         if work.steps:
             counts_below = min(counts_below, work.steps[0])
@@ -134,15 +139,16 @@ def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:
         if number is None or step is None:
             continue
         work = found.setdefault(number, _Done())
+        if not _DONE.isdisjoint(record):
+            work.last_time = float(record.get("time") or 0.0)
         seconds = record.get("speed/step_seconds")
         if isinstance(seconds, float):
             share = record.get("speed/data_wait_share")
-            work.last_time = float(record.get("time") or 0.0)
             if not work.steps:
-                work.first_time = work.last_time
+                work.first_time = float(record.get("time") or 0.0)
             work.steps.append(step)
             work.seconds.append(seconds)
             work.waited.append(seconds * share if isinstance(share, float) else 0.0)
-        stalls = (record.get(key) for key in ("checkpoint/stall_seconds", "checkpoint/hold_stall_seconds"))
+        stalls = (record.get(key) for key in _STALLS)
         work.stalls += sum(stall for stall in stalls if isinstance(stall, float))
     return found

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StopSignals:
-    """Turns SIGTERM, SIGUSR1, Ctrl-C and notices into wishes that the loop reads between steps; a second Ctrl-C acts at
+    """Turns signals (`STOPPING`) and notices into wishes that the loop reads between steps; a second Ctrl-C acts at
     once.
 
     Args:

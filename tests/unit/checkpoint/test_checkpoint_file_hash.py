@@ -73,6 +73,7 @@ def header(*offsets: Any, **more: Any) -> bytes:
 )
 def test_a_header_that_lies_is_damage(path: Path, text: bytes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    assert file_hash._parts_hash_of(path, 1) is None
     assert not is_as_written(path, FileEntry(bytes=path.stat().st_size, parts_sha256="0" * 64))
 
 
@@ -80,6 +81,7 @@ def test_a_length_that_lies_takes_no_memory(path: Path) -> None:
     with path.open("wb") as file:
         file.write((2**63).to_bytes(8, "little"))
         os.ftruncate(file.fileno(), 2**40)  # holes, no bytes
+    assert file_hash._parts_hash_of(path, 1) is None
     assert not is_as_written(path, FileEntry(bytes=2**40, parts_sha256="0" * 64))
 
 

@@ -433,6 +433,24 @@ def test_of_a_process_on_another_machine_nothing_is_known(tmp_path: Path, monkey
     assert not writer_has_ended(tmp_path, 1)
 
 
+def test_a_full_disk_is_no_reason_not_to_begin_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training would end for it: the process is one that takes a dead one's place."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    os.close(open_writer_lock(tmp_path, 1))
+    assert not writer_has_ended(tmp_path, 1), "nothing is known of it"
+    monkeypatch.undo()
+    os.close(open_writer_lock(tmp_path, 1))
+    assert writer_has_ended(tmp_path, 1)
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "ftruncate", full)
+    os.close(open_writer_lock(tmp_path, 1))
+    assert writer_has_ended(tmp_path, 1), "nothing was written again"
+
+
 @pytest.mark.parametrize(("noted", "written"), [([3], [3]), (None, [])])
 def test_notes_of_processes_that_are_gone_are_read_but_not_waited_for(
     noted: list[int] | None, written: list[int], tmp_path: Path

@@ -91,7 +91,7 @@ def test_the_exit_code_arrives_though_nobody_reads_the_error(stream: str) -> Non
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", [["--version"], ["config", "schema"]])
+@pytest.mark.parametrize("words", [["--version"], ["config", "schema"], ["--help"]])
 def test_a_result_that_cannot_be_written_is_an_error(words: list[str], unbuffered: str) -> None:
     """When it is printed, or at the end, if it is short enough to wait until then."""
     with Path("/dev/full").open("w") as full:

@@ -28,8 +28,8 @@ def test_without_orders_nothing_happens() -> None:
 
 
 def test_a_fault_happens_at_its_count_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADWAY_FAULTS", "nan@gradient:2")
-    assert [faults.fault_point("gradient") for _ in range(4)] == [None, "nan", None, None]
+    monkeypatch.setenv("HEADWAY_FAULTS", "nan@gradient=1:2")
+    assert [faults.fault_point("gradient", 1) for _ in range(4)] == [None, "nan", None, None]
 
 
 def test_a_fault_happens_at_its_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +68,8 @@ def test_signals(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> N
         "kill@evaluate=3",
         "kill@checkpoint.shards",
         "kill@replay.x",
+        "kill@step",
+        "kill@checkpoint.shard=3",
     ],
 )
 def test_a_mistyped_order_is_refused(monkeypatch: pytest.MonkeyPatch, orders: str) -> None:
@@ -87,5 +89,5 @@ def test_points_that_are_known_are_those_that_are_passed() -> None:
     sources = Path(headway.__file__).parent.rglob("*.py")
     passed = {name for path in sources for name in re.findall(r'fault_point\(f?"([a-z.]+)', path.read_text())}
     passed = {name.removesuffix(".").removesuffix(".worker") for name in passed} | {p.name.lower() for p in Phase}
-    assert passed == faults.POINTS
+    assert passed == faults.POINTS.keys()
     assert faults.parse_orders("flip@replay.1=3,flip@weights.12=3,kill@communication.worker-1,kill@data=3:2#*%1")

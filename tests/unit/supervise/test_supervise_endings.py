@@ -57,9 +57,11 @@ def test_the_same_fault_twice_is_a_bug(kind: Literal["error", "hung"]) -> None:
     assert not decision.goes_on and "bug" in decision.why
 
 
-def test_delays_grow_until_there_is_progress() -> None:
+@pytest.mark.parametrize("first", [-1, 2])
+def test_delays_grow_until_there_is_progress(first: int) -> None:
+    """Also in a run that has no checkpoint yet."""
     budget = Budget(SuperviseConfig(max_failures=100, max_delay_seconds=5.0))
-    delays = [budget.decide(KILLED, step).delay_seconds for step in (2, 2, 2, 2, 2, 4, 4)]
+    delays = [budget.decide(KILLED, step).delay_seconds for step in (*[first] * 5, 4, 4)]
     assert delays == [0.0, 1.0, 2.0, 4.0, 5.0, 0.0, 1.0]
 
 

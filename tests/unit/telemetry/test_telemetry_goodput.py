@@ -31,10 +31,10 @@ def test_all_time_has_a_cause() -> None:
     found = goodput([FIRST, SECOND], {1: {"silent_seconds": 30.0}}, RECORDS)
     assert found is not None
     assert found.wall_seconds == 80.0
-    # After the last step of the first attempt, and what was noticed to be a hang, 4 s until its end.
+    # After the last save of the first attempt, and what was noticed to be a hang, 3.5 s until its end.
     # Steps 1 and 2 of the first attempt, less a quarter of waiting, and 3 to 5 of the second one.
     assert found.effective_seconds == pytest.approx(2 * 1.5 + 3 * 2.0)
-    lost = {START: 8.0 + 5.0, AGAIN: 4.0, SAVING: 0.5, DATA: 1.0, HANGING: 30.0, DOWN: 4.0 + 5.0}
+    lost = {START: 8.0 + 5.0, AGAIN: 4.0, SAVING: 0.5, DATA: 1.0, HANGING: 30.0, DOWN: 3.5 + 5.0}
     assert {cause: found.lost_seconds[cause] for cause in lost} == pytest.approx(lost)
     assert found.effective_seconds + sum(found.lost_seconds.values()) == pytest.approx(found.wall_seconds)
     assert found.lost_seconds[OTHER] > 0
@@ -49,6 +49,15 @@ def test_time_in_which_nobody_wanted_it_does_not_count(outcome: str, ending: dic
     assert found is not None and found.wall_seconds == 75.0 and found.lost_seconds[DOWN] == 0.0
     waited = goodput([replace(FIRST, outcome="preempted"), SECOND], {1: {"stopped_by": "SIGTERM"}}, [])
     assert waited is not None and waited.lost_seconds[DOWN] == 5.0
+
+
+def test_an_evaluation_of_a_run_that_is_running_is_no_time_between_attempts() -> None:
+    running = Attempt(1, "running", None, started=100.0, ended=180.0)
+    evaluation = {"attempt": 1, "step": 4, "time": 180.0, "evaluation/loss": 1.0}
+    found = goodput([running], {}, [*RECORDS[:4], evaluation])
+    assert found is not None and found.lost_seconds[DOWN] == 0.0 and found.lost_seconds[OTHER] > 60.0
+    killed = goodput([replace(running, outcome="died", ended=183.0), SECOND], {}, [*RECORDS[:4], evaluation])
+    assert killed is not None and killed.lost_seconds[DOWN] == 3.0
 
 
 def test_what_is_unknown_is_not_guessed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from headway.core.errors import ConfigError
@@ -45,20 +46,24 @@ _OTHER_SPELLINGS = {
 }
 
 
-def pattern_of(name_or_regex: str) -> str:
+def pattern_of(name_or_regex: str, also: Iterable[str] = ()) -> str:
     """The regular expression of a pattern's name, or of another spelling of it; any other is returned as it is.
+
+    Args:
+        also: Names that the caller knows besides, for the message.
 
     Raises:
         ConfigError: it is a name, but of no pattern. As a regular expression it would split text at that very word.
     """
     name = _OTHER_SPELLINGS.get(name_or_regex, name_or_regex)
     if name not in PATTERNS and _NAME.fullmatch(name):
-        near = difflib.get_close_matches(name.lower(), PATTERNS, 1)
+        names = sorted({*PATTERNS, *also})
+        near = difflib.get_close_matches(name.lower(), names, 1)
         guess = f"; did you mean '{near[0]}'?" if near else ""
         raise ConfigError(
             f"data.tokenizer.pattern: there is no pattern '{name}'{guess}",
             where="data.tokenizer.pattern",
-            fix=f"one of {', '.join(sorted(PATTERNS))}, or a regular expression",
+            fix=f"one of {', '.join(names)}, or a regular expression",
         )
     return PATTERNS.get(name, name_or_regex)
 

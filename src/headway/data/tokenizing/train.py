@@ -92,7 +92,7 @@ def _training_splits(pattern: str) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
     try:
-        words = Regex(pattern_of(_shipped(pattern)))
+        words = Regex(pattern_of(_shipped(pattern), [DEFAULT_PATTERN]))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
             f"data.tokenizer.pattern is neither a known name nor a regular expression: {error}",

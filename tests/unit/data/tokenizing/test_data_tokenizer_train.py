@@ -183,7 +183,9 @@ def test_the_config_says_the_pattern(tmp_path: Path) -> None:
     assert r"\p{N}{1,3}" in json.dumps(json.loads(Tokenizer.load(tmp_path / "store").content)).replace("\\\\", "\\")
 
 
-@pytest.mark.parametrize(("name", "near"), [("cl100k_base", "cl100k"), ("GPT2", "gpt2"), ("llama-3", "llama3")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("cl100k_base", "cl100k"), ("GPT2", "gpt2"), ("llama-3", "llama3"), ("headwey", "headway")]
+)
 def test_a_name_of_no_pattern_is_not_taken_for_a_regular_expression(name: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"no pattern '{name}'; did you mean '{near}'"):
         train_on(["some text"], 300, name)
