@@ -134,6 +134,8 @@ class Builder:
                 if survey and shards:
                     outcome.survey, outcome.shards = survey, shards
                     bar.skip(outcome.unit.bytes)
+                    if recipe.fingerprints is None:
+                        outcome.unit = outcome.unit.without_texts()
                 else:
                     _UnitJob(self, outcome, bar, recipe, key).submit(line)
                 if outcome.budget is not None:
@@ -192,7 +194,8 @@ class Builder:
         # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.
         vocabulary = (self._tokenizer.fingerprint, self._tokenizer.end_of_text_id)
         tokens = (*vocabulary, recipe.special_tokens_in_text, str(recipe.bound))
-        return key_of("shards", _CODE, outcome.key, *tokens, _hash_of(verdict))
+        mended = ["as text"] if self._tokenizer.takes_text_for_special else []  # it was once encoded as it is
+        return key_of("shards", _CODE, outcome.key, *tokens, *mended, _hash_of(verdict))
 
     def _name(self, outcome: Outcome) -> str:
         return self._sources[outcome.unit.source].name
@@ -301,6 +304,8 @@ class _UnitJob:
                     outcome.shards.splits[split] = entry
             builder.records.save_shards(self._key, outcome.shards, builder._name(outcome))
         builder._open.discard(self)
+        if self._verdict is not None or self._recipe.fingerprints is None:
+            outcome.unit = outcome.unit.without_texts()  # nobody reads it again
         fault_point("data.unit")
 
     def _stay(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from headway.data.reading.sources import Piece, Source, SourceFile, pieces_of
@@ -31,6 +31,10 @@ class Unit:
     def bytes(self) -> int:
         """Its share of the input's bytes, for progress."""
         return sum(piece.bytes for piece in self.pieces)
+
+    def without_texts(self) -> Unit:
+        """The same when it has been read: documents of a stream would stay in memory for as long as it is known."""
+        return Unit(self.source, tuple(replace(p, texts=p.texts and (), bad=()) for p in self.pieces))
 
 
 def units_of(number: int, source: Source, length: int) -> Iterator[Unit]:

@@ -27,7 +27,7 @@ _SMALL = 2**20
 
 # The library below has tried for seconds already.
 _TRIED = {"EndpointConnectionError"}
-_CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "uid", "commit_hash")
+_CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "commit_hash")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
 
 T = TypeVar("T")

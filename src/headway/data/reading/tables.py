@@ -98,7 +98,7 @@ def arrow_spans(file: SourceFile, field: str, template: str | None, size: int) -
         ConfigError: pyarrow is not installed.
         DataError: the file is no readable Arrow file, or has no such column of text.
     """
-    arrow = _pyarrow(file)
+    _pyarrow(file)  # or it is told what to install
     with _open_arrow(file) as (stream, reader):
         columns_for(reader.schema, field, template, file.location)
         if hasattr(reader, "num_record_batches"):
@@ -109,7 +109,7 @@ def arrow_spans(file: SourceFile, field: str, template: str | None, size: int) -
                 ((first, min(first + share, count)), file.bytes * min(share, count - first) // count)
                 for first in starts
             ]
-        if not file.ranges or any(arrow.types.is_dictionary(part.type) for part in reader.schema):
+        if not file.ranges or any(_has_dictionary(part.type) for part in reader.schema):
             return [(None, file.bytes)]
         messages = [(start, end) for kind, start, end in _messages(stream, file) if kind != _SCHEMA]
     if not messages:
@@ -140,7 +140,29 @@ def read_arrow(file: SourceFile, span: Span | None, field: str, template: str | 
                 with _open_arrow(file) as (_, fresh):
                     return _rows_until(fresh, file, span)
 
+        # A stream's batches have all columns; those that nobody wants may hold what Python cannot.
+        places = sorted({schema.get_field_index(column) for column in columns})
+        if not hasattr(reader, "num_record_batches"):
+            batches = (_only(batch, places) for batch in batches)
         yield from _texts(_sliced(batches), file, rows_before, field, template)
+
+
+def _only(batch: Any, places: Sequence[int]) -> Any:
+    import pyarrow as arrow
+
+    return arrow.RecordBatch.from_arrays(
+        [batch.column(place) for place in places], schema=arrow.schema([batch.schema.field(place) for place in places])
+    )
+
+
+def _has_dictionary(kind: Any) -> bool:
+    """Whether a type is a dictionary's, or has one at any depth."""
+    import pyarrow as arrow
+
+    if arrow.types.is_dictionary(kind):
+        return True
+    kind = getattr(kind, "storage_type", kind)
+    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _batches_at(stream: Any, schema: Any, span: Span) -> Iterator[Any]:

@@ -103,7 +103,7 @@ class _Fastokens(_Fast):
 
         super().__init__(tokenizer)
         self._special = special_tokens_in_text
-        content = tokenizer.content
+        content = tokenizer.content_for(special_tokens_in_text)
         self._library = take_loaded(content) or fastokens.Tokenizer.from_json_str(content.decode())
         self._library.no_truncation()
         self._library.no_padding()
@@ -124,7 +124,7 @@ class _Gigatoken(_Fast):
         import orjson
 
         super().__init__(tokenizer)
-        content = tokenizer.content
+        content = tokenizer.content_for(special_tokens_in_text)
         if not special_tokens_in_text:
             spec = orjson.loads(content)
             spec["added_tokens"] = [token for token in spec.get("added_tokens") or [] if not token.get("special")]
@@ -246,7 +246,7 @@ def choose_encoder(
     if wanted == REFERENCE:
         return REFERENCE
     begin_loading(lambda: tokenizer.content, wanted)
-    texts = [*odd_texts(tokenizer.added_tokens), *shortened(sample)]
+    texts = [*odd_texts([tokenizer.end_of_text, *tokenizer.added_tokens]), *shortened(sample)]
     expected = _Reference(tokenizer, special_tokens_in_text).encode(texts)
     if wanted != "auto":
         encoder = open_encoder(wanted, tokenizer, special_tokens_in_text, threads)

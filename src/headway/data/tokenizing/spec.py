@@ -161,3 +161,43 @@ def parts(text: str, kind: Cutting) -> Iterator[str]:
         yield text[start : stop - 1 if kind == "metaspace" else stop]
         start = stop
     yield text[start:]
+
+
+#: Score of a piece that no text is ever split into.
+_NEVER = -1e5
+
+
+def takes_text_for_special(spec: dict[str, Any], end: str) -> bool:
+    """Whether `tokenizers` makes special tokens of a text that spells them out, though it is told not to.
+
+    It does when the token that ends a text is an added one not marked as special, and when a Unigram model has them
+    among its pieces, which it finds like any other.
+    """
+    return bool(_unmarked(spec, end) or _found_pieces(spec, end))
+
+
+def _unmarked(spec: dict[str, Any], end: str) -> list[dict[str, Any]]:
+    return [token for token in added_tokens(spec) if token["content"] == end and not token.get("special")]
+
+
+def _found_pieces(spec: dict[str, Any], end: str) -> list[int]:
+    """Numbers of the special pieces of a Unigram model that a text could be split into."""
+    vocab, unknown = spec["model"]["vocab"], spec["model"].get("unk_id")
+    if isinstance(vocab, dict):
+        return []
+    special = {end, *(token["content"] for token in added_tokens(spec) if token.get("special"))}
+    return [n for n, (piece, score) in enumerate(vocab) if piece in special and n != unknown and score > _NEVER]
+
+
+def with_special_as_text(content: bytes, end: str) -> bytes:
+    """A tokenizer.json that does not (`takes_text_for_special`), with the same ids."""
+    import orjson
+
+    spec = orjson.loads(content)
+    found = _found_pieces(spec, end)
+    for token in _unmarked(spec, end):
+        token["special"] = True
+    lowest = min(_NEVER, *(score for _, score in spec["model"]["vocab"])) if found else _NEVER
+    for number in found:
+        spec["model"]["vocab"][number][1] = lowest
+    return orjson.dumps(spec)

@@ -31,6 +31,7 @@ class Tokenizer:
         special_tokens: Special tokens with their ids.
         unknown_id: The token that stands for what the vocabulary lacks; None when it lacks nothing.
         added_tokens: Texts of these and of the other added tokens, which are found in any text.
+        takes_text_for_special: Libraries must be given another file (`content_for`).
     """
 
     def __init__(self, content: bytes, where: str, end_of_text: str | None = None) -> None:
@@ -46,6 +47,7 @@ class Tokenizer:
             added = specs.added_tokens(spec)
             self.special_tokens: dict[str, int] = {t["content"]: t["id"] for t in added if t.get("special")}
             self.added_tokens: list[str] = [token["content"] for token in added]
+            self.takes_text_for_special = specs.takes_text_for_special(spec, self.end_of_text)
             self._cutting = specs.cutting(spec)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             reason = f"its JSON is not laid out like a tokenizer.json ({type(error).__name__}: {error})"
@@ -80,12 +82,18 @@ class Tokenizer:
     def _special_backend(self) -> Any:
         return self._open_backend(special_tokens_in_text=True)
 
+    def content_for(self, special_tokens_in_text: bool) -> bytes:
+        """The tokenizer.json for a library: one from which it makes no special token of a text, unless it should."""
+        if special_tokens_in_text or not self.takes_text_for_special:
+            return self.content
+        return specs.with_special_as_text(self.content, self.end_of_text)
+
     def _open_backend(self, special_tokens_in_text: bool) -> Any:
         # Not before it is used: processes that encode with another library need no second copy.
         from tokenizers import Tokenizer as Backend
 
         try:
-            backend = Backend.from_str(self.content.decode())
+            backend = Backend.from_str(self.content_for(special_tokens_in_text).decode())
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"not a tokenizer: {error}", where=self.where, fix="give a tokenizer.json") from None
         ids = {self.end_of_text: self.end_of_text_id, **self.special_tokens}

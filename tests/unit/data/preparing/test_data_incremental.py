@@ -16,6 +16,7 @@ from tests.support import store_contents
 from headway.config.data import DataConfig
 from headway.core import faults
 from headway.core.errors import ConfigError, DataError
+from headway.data.preparing import prepare as prepare_module
 from headway.data.preparing.prepare import PrepareReport, prepare
 from headway.data.preparing.units import units_of
 from headway.data.reading import sources as source_module
@@ -330,6 +331,26 @@ def test_a_file_that_vanishes_half_way_is_named(
     assert "30.txt" in str(caught.value.where)
     monkeypatch.undo()
     assert prepare(config(corpus, shard_bytes=800), workers=1).documents == 39
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_documents_of_a_stream_do_not_stay_in_memory(
+    config: Configs, documents: Texts, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Not those that were encoded, and not those whose shards were there."""
+    held: list[int] = []
+    inputs_json = prepare_module.inputs_json
+
+    def look(data: Any, sources: Any, outcomes: Any, *more: Any) -> Any:
+        held.append(sum(len(piece.texts or ()) for outcome in outcomes for piece in outcome.unit.pieces))
+        return inputs_json(data, sources, outcomes, *more)
+
+    monkeypatch.setattr(prepare_module, "inputs_json", look)
+    data = config({"path": "python:", "name": "x"}, shard_bytes=2000)
+    for count in (200, 201) if again else (200,):
+        report = prepare(data, workers=1, iterables={"x": documents(count)})
+        assert report.documents == count
+    assert set(held) == {0}
 
 
 def test_what_is_handed_over_is_prepared_like_a_file(

@@ -463,3 +463,35 @@ def test_missing_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"pip install 'headway\[(parquet|zstd)\]'"):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize("nested", ["struct", "list"])
+def test_a_stream_with_a_dictionary_within_a_column_loses_nothing(nested: str, tmp_path: Path) -> None:
+    """Its dictionary is a message of its own, which is no batch of rows."""
+    arrow = pytest.importorskip("pyarrow")
+    texts = [f"document {number}" for number in range(6)]
+    tags = arrow.array(["x", "y"] * 3).dictionary_encode()
+    if nested == "struct":
+        column = arrow.StructArray.from_arrays([tags], ["tag"])
+    else:
+        column = arrow.ListArray.from_arrays(arrow.array(range(7), arrow.int32()), tags)
+    table = arrow.table({"text": texts, "more": column})
+    with arrow.ipc.new_stream(tmp_path / "a.arrow", table.schema) as out:
+        out.write_table(table, max_chunksize=2)
+    found = [batch for piece in pieces_of(find(tmp_path / "a.arrow")) for batch in read_batches(piece)]
+    assert [text for batch in found for text in batch.texts] == texts and not any(batch.bad for batch in found)
+
+
+def test_columns_of_a_stream_that_nobody_wants_are_left_alone(tmp_path: Path) -> None:
+    """They may hold what Python cannot: years it does not know, bytes that are no text, two of one name."""
+    arrow = pytest.importorskip("pyarrow")
+    texts = ["one", "two"]
+    years = arrow.array([10**17] * 2, arrow.timestamp("s"))
+    broken = arrow.array([b"\xff", b"\xfe"], arrow.binary()).view(arrow.string())
+    names = ["text", "years", "broken", "x", "x"]
+    table = arrow.Table.from_arrays([arrow.array(texts), years, broken, arrow.array(texts), arrow.array(texts)], names)
+    with arrow.ipc.new_stream(tmp_path / "a.arrow", table.schema) as out:
+        out.write_table(table)
+    for template in (None, "{text}"):
+        found = [b for p in pieces_of(find(tmp_path / "a.arrow", template=template)) for b in read_batches(p)]
+        assert [text for batch in found for text in batch.texts] == texts and not any(batch.bad for batch in found)

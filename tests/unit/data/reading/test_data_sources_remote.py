@@ -262,3 +262,10 @@ def test_an_unknown_scheme_is_a_mistake_of_the_config() -> None:
     with pytest.raises(ConfigError, match="Protocol not known: s4") as caught:
         find("s4://bucket/a.txt")
     assert "s3://" in str(caught.value.fix)
+
+
+def test_the_owner_of_a_file_is_no_version_of_it() -> None:
+    """What `fsspec` calls `uid` on SFTP and SMB."""
+    info = {"size": 10, "uid": 1000}
+    assert remote._version({**info, "mtime": "a"}) != remote._version({**info, "mtime": "b"})
+    assert remote._version({**info, "ETag": "a", "mtime": "b"}) == remote._version({**info, "ETag": "a", "mtime": "c"})

@@ -15,6 +15,7 @@ from headway.config.data import SourceConfig
 from headway.core.errors import DataError
 from headway.data.reading.sources import find_sources
 from headway.data.tokenizing import spec as module
+from headway.data.tokenizing.encoders import ENCODERS, REFERENCE, open_encoder
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_tokenizer
 
@@ -214,3 +215,43 @@ def test_ids_that_the_library_would_change_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(DataError, match="ids have a gap: </s> is 9"):
         Tokenizer.load(tmp_path).encode_batch(["hello"])
+
+
+def unigram(special: bool) -> bytes:
+    """As T5's: `</s>` is a piece like any other, and likely."""
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    end = {"id": 1, "content": "</s>", "special": special}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    pieces = [["<unk>", 0.0], ["</s>", 0.0], *([piece, -3.0] for piece in ("▁", "a", "<", "/", "s", ">"))]
+    spec = {
+        "version": "1.0",
+        "added_tokens": [{**end, **flags}],
+        "pre_tokenizer": metaspace,
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False},
+    }
+    return json.dumps(spec).encode()
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_the_end_of_a_text_that_is_a_piece_of_a_unigram_model_is_text_in_a_text(special: bool) -> None:
+    tokenizer = Tokenizer(unigram(special), "here")
+    assert (tokenizer.end_of_text, tokenizer.end_of_text_id) == ("</s>", 1)
+    assert tokenizer.encode_batch(["a</s>a"]) == [[2, 3, 4, 5, 6, 7, 3]]
+    (wanted,) = tokenizer.encode_arrays(["a</s>a"], special_tokens_in_text=True)
+    assert 1 in wanted.tolist()
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_an_end_of_text_that_is_not_marked_special_is_text_in_a_text(trained: Tokenizer, encoder: str) -> None:
+    spec = json.loads(trained.content)
+    assert [token["content"] for token in spec["added_tokens"]] == ["<|endoftext|>"]
+    spec["added_tokens"][0]["special"] = False
+    tokenizer = Tokenizer(json.dumps(spec).encode(), "here")
+    if encoder != REFERENCE:
+        pytest.importorskip(encoder)
+    text = "def <|endoftext|> return"
+    ids, _ = open_encoder(encoder, tokenizer).encode([text])
+    assert [ids.tolist()] == trained.encode_batch([text])
+    assert tokenizer.fingerprint != trained.fingerprint and tokenizer.takes_text_for_special
+    assert not trained.takes_text_for_special
