@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -48,3 +49,24 @@ def test_a_signal_before_the_first_step_is_a_preemption_too(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
     assert json.loads(attempt.read_text())["exit_code"] == 75
+
+
+def test_a_process_whose_starter_ignores_children_knows_of_its_own(tiny: Callable[..., Path]) -> None:
+    """That is inherited: from a daemon written so, or by `trap '' CHLD`."""
+    command = [sys.executable, "-m", "headway", "train", str(tiny())]
+    done = subprocess.run(
+        ["bash", "-c", """trap '' CHLD; exec "$@" """, "bash", *command], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wish_to_stop_does_not_wait_for_an_evaluation(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """A machine that goes may go in the middle of it."""
+    config = tiny(train={"steps": 100_000}, evaluation={"every": "1 steps"}, checkpoint={"every": "100000 steps"})
+    command = [sys.executable, "-m", "headway", "train", str(config), "supervise.enabled=false"]
+    faults = {**os.environ, "HEADWAY_FAULTS": "stop@step=3,kill@evaluation=4:2"}
+    done = subprocess.run(command, capture_output=True, text=True, env=faults)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (tmp_path / "runs/tiny/checkpoints/step-00000004").exists() or wait_until(
+        (tmp_path / "runs/tiny/checkpoints/step-00000004").exists, 30
+    )

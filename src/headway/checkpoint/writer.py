@@ -22,6 +22,7 @@ from headway.checkpoint.staging import Slot
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.format import format_seconds
+from headway.core.heartbeat import Phase, beat
 
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks
@@ -197,6 +198,9 @@ class CheckpointWriter:
                 finished.join(_LOOK_SECONDS)
                 with self._changed:
                     self._give_up_if_stalled(write_held)
+                    sends = not (self._outstanding or write_held)
+                if sends:  # what is saved may take long to be sent; who sends it has limits of its own
+                    beat(Phase.END)
         for slot in self._slots:
             slot.close()
 

@@ -31,6 +31,14 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
             signal.signal(number, earlier or signal.SIG_DFL)  # None: it was not installed by Python
 
 
+def reset(numbers: Iterable[int]) -> None:
+    """Leave signals to a copy of this process as a program that is started finds them: without handlers, and SIGHUP
+    ignored if it is here."""
+    for number in numbers:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 @contextmanager
 def held() -> Iterator[None]:
     """Keep signals that ask to stop until the end of a block: for steps that must be taken together."""

@@ -15,7 +15,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.garbage import pause_collection, resume_collection
-from headway.core.signals import STOPPING
+from headway.core.signals import STOPPING, reset
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
 from headway.launch.worker import first_record
 from headway.supervise.processes import can_be_copied
@@ -112,6 +112,7 @@ def start_workers(
         with_variables({**variables, "OMP_NUM_THREADS": threads}),
         tempfile.TemporaryDirectory(prefix="headway-agent-") as scratch,
     ):
+        under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -124,7 +125,7 @@ def start_workers(
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
             # What workers take as a wish to stop, the agent passes on to them.
-            signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+            signals_to_handle="SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if under_nohup else ",SIGHUP"),
             start_method="fork",  # of functions; programs are started as such
         )
         if copied:
@@ -136,8 +137,7 @@ def start_workers(
 def _run_copy(module: str, *arguments: str) -> None:
     """What a copy of the agent does: the same as a Python that is started for it, in a session of its own."""
     os.setsid()
-    for number in (*STOPPING, signal.SIGQUIT):  # the agent's handlers are not its own
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    reset((*STOPPING, signal.SIGQUIT))  # the agent's handlers are not its own
     # A program would have read this when it began.
     sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = [module, *arguments]

@@ -229,6 +229,20 @@ def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, 
     return attempt
 
 
+class _Stop(BaseException):
+    """A signal to stop. No `Exception`: compilers wrap or swallow those."""
+
+
+@contextmanager
+def told_as_preempted() -> Iterator[None]:
+    """Make of a signal that came in `preemptible` what it means for the attempt."""
+    try:
+        yield
+    except _Stop as stop:
+        what = f"stopped by {stop} while no step was under way"
+        raise Preempted(what, fix="run the same command again") from None
+
+
 @contextmanager
 def preemptible() -> Iterator[None]:
     """Turn a signal to stop that comes outside the training loop into `Preempted`; the loop has handlers of its own.
@@ -240,10 +254,9 @@ def preemptible() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        raise Preempted(f"stopped by {name} while no step was under way", fix="run the same command again")
+        raise _Stop(signal.Signals(number).name)
 
-    with handled((signal.SIGTERM, signal.SIGUSR1), stop):
+    with told_as_preempted(), handled((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), stop):
         yield
 
 
@@ -268,6 +281,7 @@ def own_attempt(
             # Ends after the attempt's record is complete: an answer to a notice may have the machine taken at once.
             stack.enter_context(watching_for(attempt.directory, config.preemption))
             stack.enter_context(_concluding(attempt))
+            stack.enter_context(told_as_preempted())
         yield attempt
 
 

@@ -21,7 +21,7 @@ from headway.config import Config
 from headway.core.console import say
 from headway.core.errors import INTERRUPTED, HeadwayError, Preempted
 from headway.launch.agent import ONE_THREAD, run_agent
-from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, refuse_other_data
+from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, refuse_other_data, told_as_preempted
 from headway.launch.completed import completed
 from headway.launch.worker import die_with_parent, error_record, report_to
 from headway.supervise.notices import watching_for
@@ -148,7 +148,7 @@ def _only_worker(
 def _watched(config: Config, attempt: Attempt) -> Iterator[Attempt]:
     """With all that an attempt's only worker has around it: somebody to tell of errors, and an ear for notices."""
     report_to(attempt.directory, 0)
-    with watching_for(attempt.directory, config.preemption):
+    with watching_for(attempt.directory, config.preemption), told_as_preempted():
         yield attempt
 
 

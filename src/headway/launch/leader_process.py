@@ -18,7 +18,7 @@ from headway.config import Config
 from headway.core.console import settle_streams
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.object_storage import load_filesystem
-from headway.core.signals import STOPPING
+from headway.core.signals import STOPPING, reset
 from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
 from headway.launch.agent import load_agent, load_training
@@ -93,12 +93,14 @@ def load_ahead(config: Config) -> None:
     """Load what workers need into this process, of which leaders are copies: the next one starts a second or two
     faster, and has these 200 MB in common with this process."""
     pause_collection()
-    load_training()
-    if config.parallel.workers > 1:
-        load_agent()
-    if config.checkpoint.remote is not None:
-        load_filesystem(config.checkpoint.remote.url)
-    resume_collection()  # without these pages: a collection in the copy would write to all of them, and so copy them
+    try:
+        load_training()
+        if config.parallel.workers > 1:
+            load_agent()
+        if config.checkpoint.remote is not None:
+            load_filesystem(config.checkpoint.remote.url)
+    finally:
+        resume_collection()  # without these pages: a collection in the copy would write to all of them, and copy them
 
 
 def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Channel]:
@@ -119,8 +121,7 @@ def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Ch
         try:
             os.setsid()
             ours.close()
-            for asked in STOPPING:
-                signal.signal(asked, signal.default_int_handler if asked == signal.SIGINT else signal.SIG_DFL)
+            reset(STOPPING)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
             die_with_parent()
             code = lead(Channel(theirs), config, wishes, number)

@@ -49,6 +49,7 @@ class _Supervisor:
 
     def run(self) -> None:
         if self._own_process:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child's end can be known
             adopt_orphans()
         with handled(STOPPING, self._note):
             wait_for_dead_machine(self._config.run_directory, lambda: self._signals)

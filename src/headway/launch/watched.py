@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -209,7 +210,11 @@ class WatchedAttempt:
             return
         self._load_at = self._load_at or now + (0.0 if self._restarts else _LOAD_AHEAD_SECONDS)
         if now > self._load_at and "headway.launch.session" not in sys.modules:
-            load_ahead(self.config)
+            try:
+                load_ahead(self.config)
+            except Exception as error:  # the next attempt loads it itself
+                self._load_at = math.inf
+                self._say(f"warning: what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
 
     def _make_room(self) -> None:
         """Have workers save and end at the next step, when it is time to try with all of them again."""

@@ -102,7 +102,7 @@ class Watchdog:
     def limit_seconds(self, reading: Reading) -> float:
         """How long a worker may be without a sign of life in its phase."""
         config = self.config
-        if reading.first_step < 0 or reading.step <= reading.first_step:
+        if reading.phase == Phase.START or reading.first_step < 0 or reading.step <= reading.first_step:
             return config.start_seconds
         if reading.phase in (Phase.CHECKPOINT, Phase.END):
             return config.save_seconds

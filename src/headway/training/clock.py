@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from headway.training.step import StepResult
 
 
+#: A scheduler signals every process of a job, and the supervisor passes its own on: that is one Ctrl-C.
+_SAME_SECONDS = 1.0
+
+
 class StopSignals:
     """Turns signals (`STOPPING`) and notices into wishes that the loop reads between steps; a second Ctrl-C acts at
     once.
@@ -36,6 +40,7 @@ class StopSignals:
     def __init__(self, notices: NoticeReader | None = None) -> None:
         self.name: str | None = None
         self._notices = notices
+        self._interrupted: float | None = None
         self._handled = handled(STOPPING, self._handle)
 
     @property
@@ -64,8 +69,14 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name
-        if number == signal.SIGINT:
+        if number != signal.SIGINT:
+            return
+        now = time.monotonic()
+        if self._interrupted is None:
+            self._interrupted = now
+        elif now - self._interrupted >= _SAME_SECONDS:
             signal.signal(number, self._before[signal.SIGINT])
+            signal.raise_signal(number)
 
 
 class SaveClock:

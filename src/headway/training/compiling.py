@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from headway.config import Config
 from headway.core.console import notice, warning
 from headway.core.files import fingerprint, user_cache, write_json
 from headway.core.format import format_seconds
+from headway.core.heartbeat import Phase, beat
 from headway.models.attention import Positions, rotary_tables
 from headway.models.layer import Layer
 from headway.models.shape import Shape
@@ -62,11 +64,21 @@ def compile_model(config: Config, model: nn.Module) -> None:
 
     dynamo.recompile_limit = _MOST_SHAPES
     dynamo.fail_on_recompile_limit_hit = True
+    _tell_when_compiling()
     if config.parallel.tensor > 1:
         # Between layers the residual stream is cut by position, which PyTorch (2.13) cannot give back to eager code.
         nn.Module.compile(model, dynamic=False)
     else:
         model.compile(dynamic=False)
+
+
+@cache
+def _tell_when_compiling() -> None:
+    """Let the watchdog know: a shape that is new in the middle of a run takes as long as the first one, and no hang."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(lambda *_: beat(Phase.START))
+    callback_handler.register_end_callback(lambda *_: beat(Phase.COMPUTE))
 
 
 def compiling_pays(config: Config, device: torch.device, rows: int, micro_batches: int) -> bool:

@@ -90,10 +90,15 @@ def train_loop(job: Job) -> None:
             if went_back(job, feed, result):
                 watch.restart()
                 continue
+            if stop and not last:  # a machine that goes does not wait for an evaluation
+                with clock.saving():
+                    _checkpoint(job)
             if job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
                 _evaluate(job)
             fault_point("step", step)
-            if save or stop or last or job.due(config.checkpoint.every):  # checkpoint
+            if stop and not last:
+                pass
+            elif save or last or job.due(config.checkpoint.every):  # checkpoint
                 with clock.saving():
                     _checkpoint(job)
             elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, DivergedError
 from headway.core.faults import fault_point
+from headway.core.heartbeat import Phase, beat
 
 if TYPE_CHECKING:
     from headway.data.feeding.prefetch import Prefetcher
@@ -43,6 +44,7 @@ def went_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
         return False
     stopped = None
     if decision.action == "rollback":
+        beat(Phase.CHECKPOINT)  # a write is waited for, and every byte of a checkpoint read
         decision, stopped = _planned(job, decision)
     elif decision.action == "stop":
         stopped = DivergedError(
@@ -62,6 +64,7 @@ def went_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
         return False
     fault_point("rollback", decision.step + 1)
     assert job.rewinder is not None
+    beat(Phase.CHECKPOINT)
     job.state.left_out = (*job.state.left_out, (decision.first_step, decision.step + 1))
     job.rewinder.rewind(job, decision.to_step)
     feed.rewind(job.state.cursor.step)

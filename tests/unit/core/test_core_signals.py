@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.core.signals import STOPPING, handled, held
+from headway.core.signals import STOPPING, handled, held, reset
+from headway.training.clock import StopSignals
 
 
 @pytest.fixture
@@ -53,3 +54,30 @@ def test_another_thread_leaves_signals_as_they_are() -> None:
     thread.start()
     thread.join()
     assert given == [{}]
+
+
+def test_a_copy_finds_signals_as_a_program_would() -> None:
+    with handled(STOPPING, lambda number, frame: None):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            reset(STOPPING)
+            found = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+            assert found == [signal.SIG_DFL, signal.default_int_handler, signal.SIG_IGN]
+            signal.signal(signal.SIGHUP, lambda number, frame: None)
+            reset([signal.SIGHUP])
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+
+def test_one_ctrl_c_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a scheduler signals the supervisor and its workers, and the supervisor passes it on."""
+    now = [100.0]
+    monkeypatch.setattr("headway.training.clock.time.monotonic", lambda: now[0])
+    with StopSignals() as signals:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        assert signals.stop and signals.name == "SIGINT"
+        now[0] += 2.0
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,9 @@ def test_each_attempt_costs_what_its_machines_did(tiny: Callable[..., Path]) -> 
         (second.directory / "attempt.json").write_text(json.dumps({**record, "started": time.time() - 1800}))
         run = RunDirectory(config.run_directory)
         assert _spent_usd(run, second, 10.0) == pytest.approx(2.0 + 5.0, abs=0.1)
+
+
+def test_a_signal_to_stop_is_not_taken_for_a_compilers_error() -> None:
+    """Compilers, and who tries whether one works, take any `Exception` that comes for their own."""
+    with pytest.raises(Preempted, match="SIGTERM"), preemptible(), suppress(Exception):
+        signal.raise_signal(signal.SIGTERM)

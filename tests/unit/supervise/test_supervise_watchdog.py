@@ -82,6 +82,7 @@ def test_a_page_is_never_found_half_written(tmp_path: Path) -> None:
         ({}, 30.0),
         ({"step": 5}, 900.0),  # the first step compiles
         ({"first_step": -1, "step": 0, "phase": Phase.START}, 900.0),
+        ({"phase": Phase.START}, 900.0),  # a new shape compiles
         ({"phase": Phase.CHECKPOINT}, 900.0),
         ({"phase": Phase.DATA}, 300.0),
         ({"phase": Phase.EVALUATION}, 30.0),
