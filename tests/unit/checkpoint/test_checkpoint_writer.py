@@ -29,6 +29,7 @@ from headway.checkpoint.writers import open_writer_lock, wait_for_writers, write
 from headway.config import Config, TrainConfig
 from headway.core import console
 from headway.core.errors import CheckpointError
+from headway.core.heartbeat import Phase
 from headway.core.types import Block, StateBlocks
 from headway.core.waiting import wait_until
 from states import equal, make_state, names
@@ -389,6 +390,20 @@ def test_nobody_waits_for_an_upload_as_for_a_checkpoint(tmp_path: Path) -> None:
     assert writer._process._popen.poll() is None, "it goes on trying for a while"
     writer._process.kill()
     writer.close()
+
+
+def test_a_worker_that_waits_for_an_upload_says_so(settings: WriterSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take longer than any save, and the watchdog would call it a hang."""
+    beats: list[Phase] = []
+    monkeypatch.setattr("headway.checkpoint.writer.beat", beats.append)
+    monkeypatch.setattr("headway.checkpoint.writer._LOOK_SECONDS", 0.05)
+    writer = CheckpointWriter(settings)
+    submit(writer, 1)
+    writer.wait()
+    os.kill(_process(writer), signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (_process(writer), signal.SIGCONT)).start()
+    writer.close()
+    assert beats.count(Phase.END) > 2
 
 
 def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(
