@@ -15,7 +15,12 @@ import typer
 if TYPE_CHECKING:
     from headway.config import Config
 
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.", show_default=False)]
+ConfigArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG", help="YAML file of the run, or a preset: quickstart, laptop, gpu.", show_default=False
+    ),
+]
 OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Overrides, for example train.steps=50.", show_default=False),

@@ -31,7 +31,8 @@ def evaluate(
     split: Annotated[Literal["train", "validation"], typer.Option(help="Split of the store.")] = "validation",
     rows: Annotated[int | None, typer.Option(min=1, help="Rows at most; all when not given.")] = None,
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per row; as in training when not given.")
+        int | None,
+        typer.Option(min=1, help="Tokens per row; when not given as in training, or 1,024 of an exported one."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -168,7 +168,7 @@ def evaluate_trained(
             where=str(store_path),
             fix="give a store that was prepared with data.tokenizer.path set to the model's folder",
         )
-    length = sequence_length or config.train.sequence_length
+    length = sequence_length or min(config.train.sequence_length, trained.model.config.max_sequence_length)
     feed = EvaluationFeed(
         store,
         split=split,
