@@ -17,8 +17,19 @@ from headway.core.waiting import wait_until
 
 def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "headway", "train", str(config), *arguments], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "headway", "train", str(config), *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under `nohup`
     )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it has said, when it has ended; if it does not, it must not go on beside the other tests."""
+    try:
+        return process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
 
 
 def wait_for(path: Path) -> None:
@@ -33,7 +44,7 @@ def test_a_signal_to_the_launcher_reaches_its_workers(
     process = start(config, "-w", "2")
     wait_for(tmp_path / "runs/tiny/metrics.jsonl")
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    errors = ended(process)
     assert process.returncode == 75, errors
     assert f"stopped by {number.name}" in errors and list((tmp_path / "runs/tiny/checkpoints").glob("step-*"))
 
@@ -46,7 +57,7 @@ def test_a_signal_before_the_first_step_is_a_preemption_too(
     attempt = tmp_path / "runs/tiny/attempts/001/attempt.json"
     wait_for(attempt)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    errors = ended(process)
     assert process.returncode == 75, errors
     assert json.loads(attempt.read_text())["exit_code"] == 75
 

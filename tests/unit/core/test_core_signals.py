@@ -16,8 +16,10 @@ from headway.training.clock import StopSignals
 def came() -> Iterator[list[int]]:
     """What reaches the handler that was there before."""
     numbers: list[int] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under `nohup`
     with handled(STOPPING, lambda number, frame: numbers.append(number)):
         yield numbers
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_signals_are_held_until_the_end_of_the_block(came: list[int]) -> None:
@@ -74,10 +76,14 @@ def test_one_ctrl_c_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> 
     """As where a scheduler signals the supervisor and its workers, and the supervisor passes it on."""
     now = [100.0]
     monkeypatch.setattr("headway.training.clock.time.monotonic", lambda: now[0])
-    with StopSignals() as signals:
-        for _ in range(2):
-            signal.raise_signal(signal.SIGINT)
-        assert signals.stop and signals.name == "SIGINT"
-        now[0] += 2.0
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run behind a shell
+    try:
+        with StopSignals() as signals:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+            assert signals.stop and signals.name == "SIGINT"
+            now[0] += 2.0
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
