@@ -38,9 +38,14 @@ class CampaignResult:
     """Before its end, by Ctrl-C or SIGTERM; what had come to its end is here."""
 
     @property
+    def failed(self) -> bool:
+        """Whether some run did not come out as if nothing had happened, or a control did."""
+        return any(trial.problems for trial in self.trials) or any(self.controls.values())
+
+    @property
     def passed(self) -> bool:
-        """Whether every run came out as if nothing had happened, and no control did."""
-        return not (self.stopped or any(trial.problems for trial in self.trials) or any(self.controls.values()))
+        """Whether it came to its end, and nothing was found."""
+        return not (self.stopped or self.failed)
 
     @property
     def kills(self) -> Counter[str]:
@@ -219,8 +224,7 @@ def _lines(result: CampaignResult) -> Iterator[str]:
         yield from (f"FAIL  run {trial.number}: {problem}" for problem in trial.problems)
     for control, problem in result.controls.items():
         yield f"FAIL  {problem}" if problem else f"ok    a run that lost its {control} was found out"
-    failed = any(trial.problems for trial in result.trials) or any(result.controls.values())
-    yield "FAILED" if failed else "stopped before its end" if result.stopped else "passed"
+    yield "FAILED" if result.failed else "stopped before its end" if result.stopped else "passed"
 
 
 def _listed(counts: Sequence[int]) -> str:

@@ -272,13 +272,26 @@ def state_hash(tensors: Mapping[str, TensorEntry], cursor: Mapping[str, int]) ->
 
 def state_hash_of(tensors: StateTensors, hashes: Mapping[str, str], cursor: Mapping[str, int]) -> str:
     """The same of a state in memory whose tensors have these hashes (`hash_tensors`)."""
-    kinds = {name: DTYPES[str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
-    return _named(((name, kinds[name], tuple(t.shape), hashes[name]) for name, t in tensors.items()), cursor)
+    return _named(((name, dtype_name(name, t), tuple(t.shape), hashes[name]) for name, t in tensors.items()), cursor)
 
 
 def _named(described: Iterable[tuple[str, str, Shape, str]], cursor: Mapping[str, int]) -> str:
     lines: Iterable[Any] = ([name, dtype, list(shape), sha256] for name, dtype, shape, sha256 in sorted(described))
     return sha256_bytes(b"\n".join(canonical_json(line) for line in (*lines, dict(cursor))))
+
+
+def dtype_name(name: str, tensor: torch.Tensor) -> str:
+    """The safetensors name of a tensor's type.
+
+    Raises:
+        CheckpointError: it has no place in the format.
+    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"tensors of type {dtype} have no place in a checkpoint", where=f"tensor '{name}'", fix="convert it"
+        )
+    return DTYPES[dtype]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

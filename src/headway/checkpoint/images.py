@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.checkpoint.file_hash import parts_hash
-from headway.checkpoint.format import DTYPES, ITEM_BYTES, FileEntry
+from headway.checkpoint.format import ITEM_BYTES, FileEntry, dtype_name
 from headway.checkpoint.sealing import SEALED, seal, sealed_size
-from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 
 if TYPE_CHECKING:
-    import torch
-
     from headway.core.types import Block
 
 #: One call writes no more than this; the kernel takes at most 2 GiB.
@@ -216,17 +213,3 @@ class _Hashed:
 
 def _digest(elements: memoryview) -> str:
     return hashlib.sha256(elements).hexdigest()
-
-
-def dtype_name(name: str, tensor: torch.Tensor) -> str:
-    """The safetensors name of a tensor's type.
-
-    Raises:
-        CheckpointError: it has no place in the format.
-    """
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise CheckpointError(
-            f"tensors of type {dtype} have no place in a checkpoint", where=f"tensor '{name}'", fix="convert it"
-        )
-    return DTYPES[dtype]

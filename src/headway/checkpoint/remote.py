@@ -359,14 +359,18 @@ def open_place(
     return sealed
 
 
-def claim_tier(remote: RemoteConfig, run: Path, attempt: int, **options: Any) -> RemoteTier:
-    """The remote tier of a run, claimed for an attempt that owns the run directory (`RemoteTier.take`).
+def find_tier(remote: RemoteConfig, run: Path, **options: Any) -> RemoteTier:
+    """The remote tier of a run (`RemoteTier.find`).
 
     Args:
         options: For `Objects`.
     """
-    place = place_of(remote.model_dump(mode="json"), run.resolve().name, **options)
-    return RemoteTier.find(place, run).take(run, attempt)
+    return RemoteTier.find(place_of(remote.model_dump(mode="json"), run.resolve().name, **options), run)
+
+
+def claim_tier(remote: RemoteConfig, run: Path, attempt: int, **options: Any) -> RemoteTier:
+    """The same, claimed for an attempt that owns the run directory (`RemoteTier.take`)."""
+    return find_tier(remote, run, **options).take(run, attempt)
 
 
 def _generation(number: int) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard, remove
-from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, tensor_bytes
-from headway.checkpoint.images import Elements, Piece, dtype_name, plan_images
+from headway.checkpoint.format import MANIFEST, Manifest, dtype_name, read_manifest, step_name, tensor_bytes
+from headway.checkpoint.images import Elements, Piece, plan_images
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.publish import Publisher, write_part
 from headway.checkpoint.reading import SavedTensors, read_tensors

@@ -90,7 +90,7 @@ def chaos(
         print_json(result.record())
     else:
         print(render(result))
-    if result.stopped and not any(trial.problems for trial in result.trials):
+    if result.stopped and not result.failed:
         raise KeyboardInterrupt
     if not result.passed:
         raise typer.Exit(1)

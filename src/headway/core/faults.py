@@ -149,29 +149,32 @@ def parse_orders(orders: str) -> list[_Order]:
                 fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, eio, nan, spike or flip, as in"
                 " kill@step=17, kill@step=17#2 or enospc@checkpoint.shard:2",
             )
-        point = _OF_A_WORKER.sub("", match[2].split("=")[0])
-        if point not in POINTS:
-            near = difflib.get_close_matches(point, sorted(POINTS), n=1)
-            raise ConfigError(
-                f"there is no such fault: '{order.strip()}', since nothing passes a point '{point}'",
-                where="HEADWAY_FAULTS",
-                fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(POINTS))}",
-            )
-        if POINTS[point] != ("=" in match[2]):
-            raise ConfigError(
-                f"there is no such fault: '{order.strip()}'; '{point}' is passed"
-                f" {'at a step' if POINTS[point] else 'without a step'}",
-                where="HEADWAY_FAULTS",
-                fix=f"{match[1]}@{point}=5, at step 5" if POINTS[point] else f"{match[1]}@{match[2].split('=')[0]}",
-            )
-        asked = _ASKED.get(match[1])
-        if asked is not None and match[2].split("=")[0].split(".")[0] not in asked:
-            raise ConfigError(
-                f"there is no such fault: '{order.strip()}', which nothing there would answer to",
-                where="HEADWAY_FAULTS",
-                fix=f"{match[1]}@{asked[0]}, for example at step 5: {match[1]}@{asked[0]}=5",
-            )
+        _refuse_unmet(order.strip(), match[1], match[2])
         start = None if match[4] == "*" else int(match[4] or 1)
         rank = None if match[5] is None else int(match[5])
         parsed.append(_Order(match[1], match[2], int(match[3] or 1), start, rank))
     return parsed
+
+
+def _refuse_unmet(order: str, action: str, place: str) -> None:
+    """Refuse an order whose point nothing passes, or with no such action.
+
+    Args:
+        place: The point, with its step if it has one.
+    """
+    name, at_step, _ = place.partition("=")
+    point = _OF_A_WORKER.sub("", name)
+    what, fix = f"there is no such fault: '{order}'", ""
+    if point not in POINTS:
+        near = difflib.get_close_matches(point, sorted(POINTS), n=1)
+        what += f", since nothing passes a point '{point}'"
+        fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(POINTS))}"
+    elif POINTS[point] != bool(at_step):
+        what += f"; '{point}' is passed {'at a step' if POINTS[point] else 'without a step'}"
+        fix = f"{action}@{point}=5, at step 5" if POINTS[point] else f"{action}@{name}"
+    elif action in _ASKED and name.split(".")[0] not in _ASKED[action]:
+        asked = _ASKED[action][0]
+        what += ", which nothing there would answer to"
+        fix = f"{action}@{asked}, for example at step 5: {action}@{asked}=5"
+    if fix:
+        raise ConfigError(what, where="HEADWAY_FAULTS", fix=fix)

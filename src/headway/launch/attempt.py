@@ -16,7 +16,7 @@ from typing import Any
 from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.objects import UnreachableError
-from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE, RemoteTier, place_of
+from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE, find_tier
 from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import VARIABLE, key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -128,10 +128,8 @@ def refuse_unusable_remote(config: Config) -> None:
     """
     if config.checkpoint.remote is None:
         return
-    run = config.run_directory
-    place = place_of(config.checkpoint.remote.model_dump(mode="json"), run.resolve().name, patience_seconds=5.0)
     try:
-        RemoteTier.find(place, run).steps()
+        find_tier(config.checkpoint.remote, config.run_directory, patience_seconds=5.0).steps()
     except UnreachableError as error:
         warning(f"the remote checkpoints cannot be reached now: {error.what}")
 

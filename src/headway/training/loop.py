@@ -90,14 +90,15 @@ def train_loop(job: Job) -> None:
             if went_back(job, feed, result):
                 watch.restart()
                 continue
-            if stop and not last:  # a machine that goes does not wait for an evaluation
+            leaves = stop and not last
+            if leaves:  # a machine that goes does not wait for an evaluation
                 with clock.saving():
                     _checkpoint(job)
             if job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
                 _evaluate(job)
             fault_point("step", step)
-            if stop and not last:
-                pass
+            if leaves:
+                pass  # it was saved above
             elif save or last or job.due(config.checkpoint.every):  # checkpoint
                 with clock.saving():
                     _checkpoint(job)
@@ -112,7 +113,7 @@ def train_loop(job: Job) -> None:
                 raise _diverged(job)
             if stop or last:
                 _save_surely(job)
-            if stop and not last:
+            if leaves:
                 raise _stopped(job, signals)
             watch.restart()
 

@@ -98,7 +98,6 @@ def arrow_spans(file: SourceFile, field: str, template: str | None, size: int) -
         ConfigError: pyarrow is not installed.
         DataError: the file is no readable Arrow file, or has no such column of text.
     """
-    _pyarrow(file)  # or it is told what to install
     with _open_arrow(file) as (stream, reader):
         columns_for(reader.schema, field, template, file.location)
         if hasattr(reader, "num_record_batches"):
@@ -124,8 +123,9 @@ def read_arrow(file: SourceFile, span: Span | None, field: str, template: str | 
     with _open_arrow(file) as (stream, reader):
         schema = reader.schema
         columns = [name.split(".")[0] if name not in schema.names else name for name in wanted_fields(field, template)]
+        places = sorted({schema.get_field_index(column) for column in columns})
         if hasattr(reader, "num_record_batches"):
-            options = arrow.ipc.IpcReadOptions(included_fields=sorted({schema.get_field_index(c) for c in columns}))
+            options = arrow.ipc.IpcReadOptions(included_fields=places)
             stream.seek(0)
             part = arrow.ipc.open_file(stream, options=options)
             first, end = span or (0, part.num_record_batches)
@@ -134,16 +134,14 @@ def read_arrow(file: SourceFile, span: Span | None, field: str, template: str | 
             def rows_before() -> int:
                 return sum(part.get_batch(number).num_rows for number in range(first))
         else:
-            batches = _batches_at(stream, schema, span) if span else iter(reader)
+            # A stream's batches have all columns; those that nobody wants may hold what Python cannot.
+            whole = _batches_at(stream, schema, span) if span else iter(reader)
+            batches = (_only(batch, places) for batch in whole)
 
             def rows_before() -> int:
                 with _open_arrow(file) as (_, fresh):
                     return _rows_until(fresh, file, span)
 
-        # A stream's batches have all columns; those that nobody wants may hold what Python cannot.
-        places = sorted({schema.get_field_index(column) for column in columns})
-        if not hasattr(reader, "num_record_batches"):
-            batches = (_only(batch, places) for batch in batches)
         yield from _texts(_sliced(batches), file, rows_before, field, template)
 
 

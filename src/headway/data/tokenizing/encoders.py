@@ -245,7 +245,7 @@ def choose_encoder(
     """
     if wanted == REFERENCE:
         return REFERENCE
-    begin_loading(lambda: tokenizer.content, wanted)
+    begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
     texts = [*odd_texts([tokenizer.end_of_text, *tokenizer.added_tokens]), *shortened(sample)]
     expected = _Reference(tokenizer, special_tokens_in_text).encode(texts)
     if wanted != "auto":

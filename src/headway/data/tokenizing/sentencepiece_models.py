@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.core.errors import DataError
+from headway.data.tokenizing.spec import NEVER
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
 _SPACE = "▁"
-# Pieces that stand for no text must never be chosen, by any sum of scores.
-_NEVER = -1e5
 
 
 @dataclass
@@ -195,7 +194,7 @@ def _unigram(model: _Model) -> dict[str, Any]:
         "type": "Unigram",
         "unk_id": model.unknown,
         "byte_fallback": model.byte_fallback,
-        "vocab": [[p.text, min(_NEVER, lowest) if p.kind in hidden else p.score] for p in model.pieces],
+        "vocab": [[p.text, min(NEVER, lowest) if p.kind in hidden else p.score] for p in model.pieces],
     }
 
 

@@ -163,8 +163,8 @@ def parts(text: str, kind: Cutting) -> Iterator[str]:
     yield text[start:]
 
 
-#: Score of a piece that no text is ever split into.
-_NEVER = -1e5
+#: Score of a Unigram piece that no text is ever split into, unless all have lower ones.
+NEVER = -1e5
 
 
 def takes_text_for_special(spec: dict[str, Any], end: str) -> bool:
@@ -186,7 +186,7 @@ def _found_pieces(spec: dict[str, Any], end: str) -> list[int]:
     if isinstance(vocab, dict):
         return []
     special = {end, *(token["content"] for token in added_tokens(spec) if token.get("special"))}
-    return [n for n, (piece, score) in enumerate(vocab) if piece in special and n != unknown and score > _NEVER]
+    return [n for n, (piece, score) in enumerate(vocab) if piece in special and n != unknown and score > NEVER]
 
 
 def with_special_as_text(content: bytes, end: str) -> bytes:
@@ -197,7 +197,8 @@ def with_special_as_text(content: bytes, end: str) -> bytes:
     found = _found_pieces(spec, end)
     for token in _unmarked(spec, end):
         token["special"] = True
-    lowest = min(_NEVER, *(score for _, score in spec["model"]["vocab"])) if found else _NEVER
-    for number in found:
-        spec["model"]["vocab"][number][1] = lowest
+    if found:
+        lowest = min(NEVER, *(score for _, score in spec["model"]["vocab"]))
+        for number in found:
+            spec["model"]["vocab"][number][1] = lowest
     return orjson.dumps(spec)

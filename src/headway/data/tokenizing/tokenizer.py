@@ -86,6 +86,10 @@ class Tokenizer:
         """The tokenizer.json for a library: one from which it makes no special token of a text, unless it should."""
         if special_tokens_in_text or not self.takes_text_for_special:
             return self.content
+        return self._special_as_text
+
+    @cached_property
+    def _special_as_text(self) -> bytes:
         return specs.with_special_as_text(self.content, self.end_of_text)
 
     def _open_backend(self, special_tokens_in_text: bool) -> Any:
