@@ -10,14 +10,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headway.core.waiting import wait_until
 
 
-def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(config: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "headway", "train", str(config), *arguments],
+        env={**os.environ, **variables},
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under `nohup`
@@ -47,6 +49,23 @@ def test_a_signal_to_the_launcher_reaches_its_workers(
     errors = ended(process)
     assert process.returncode == 75, errors
     assert f"stopped by {number.name}" in errors and list((tmp_path / "runs/tiny/checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("whom", ["all", "agent"])
+def test_workers_have_the_time_that_their_saves_take(tiny: Callable[..., Path], tmp_path: Path, whom: str) -> None:
+    """systemd and Slurm send a signal to all processes of a job, PyTorch's agent among them, which would give workers
+    half a minute; here, none at all."""
+    config = tiny(train={"steps": 100_000}, checkpoint={"every": "100000 steps"})
+    process = start(config, "-w", "2", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="0")
+    wait_for(tmp_path / "runs/tiny/metrics.jsonl")
+    [agent] = psutil.Process(process.pid).children()
+    workers = agent.children()
+    assert len(workers) == 2
+    for told in (agent, *workers, process) if whom == "all" else (agent,):
+        told.send_signal(signal.SIGTERM)
+    errors = ended(process)
+    assert process.returncode == 75, errors
+    assert "is saved" in errors and list((tmp_path / "runs/tiny/checkpoints").glob("step-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

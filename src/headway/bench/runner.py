@@ -30,7 +30,7 @@ from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import format_bytes, format_count, format_seconds
 from headway.core.launched import world_size_from_environment
-from headway.core.signals import handled
+from headway.core.signals import STOPPING, handled
 from headway.supervise.processes import end_all
 
 LOGS, EARLIER = "logs", "earlier"
@@ -322,7 +322,7 @@ def stoppable() -> Iterator[None]:
         name = signal.Signals(number).name
         raise Preempted(f"stopped by {name}; what is measured is kept", fix="run the same command again")
 
-    with handled((signal.SIGTERM, signal.SIGUSR1), stop):
+    with handled(set(STOPPING) - {signal.SIGINT}, stop):  # Ctrl-C raises an error of its own
         yield
 
 

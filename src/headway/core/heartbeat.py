@@ -2,7 +2,8 @@
 
 A beat is a few stores to memory: no system call, no lock, nothing that waits. The supervisor reads the same page
 whatever the worker is stuck in. A beat takes about 2 microseconds (CPython 3.11), and 1 without a file
-(`open_heartbeat`): that is the look for an ordered fault.
+(`open_heartbeat`): that is the look for an ordered fault. Where files cannot be shared in memory (some FUSE and 9p
+mounts), a beat is a write.
 
 Times are of the monotonic clock, which all processes of a machine share.
 """
@@ -13,6 +14,7 @@ import mmap
 import os
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -95,8 +97,12 @@ class Heartbeat:
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_FILE_BYTES))
+        self._page: mmap.mmap | _WrittenPage
         with path.open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), _FILE_BYTES)
+            try:
+                self._page = mmap.mmap(file.fileno(), _FILE_BYTES)
+            except OSError:
+                self._page = _WrittenPage(path)
         now = time.monotonic_ns()
         self._pid = os.getpid()  # a system call, and a beat makes none
         self._phase, self._step, self._first_step = Phase.START, 0, -1
@@ -152,6 +158,17 @@ class Heartbeat:
             _MAGIC, self._pid, self._phase, self._step, now, self._phase_ns, self._collectives,
             self._own_ns, self._data_ns, self._first_step, self._steps_ns, self._waits_for,
         )  # fmt: skip
+
+
+class _WrittenPage:
+    """Stands for a page that cannot be shared in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+
+    def __setitem__(self, place: slice, content: bytes) -> None:
+        with suppress(OSError):  # one that is lost does no harm; the supervisor judges a worker's silence
+            os.pwrite(self._file, content, place.start or 0)
 
 
 def read_heartbeat(path: Path) -> Reading | None:

@@ -8,14 +8,15 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.store import CheckpointStore
 from headway.config import Config
-from headway.core.errors import HeadwayError, Preempted
+from headway.core.errors import HeadwayError
 from headway.core.garbage import pause_collection, resume_collection
-from headway.core.signals import STOPPING, reset
+from headway.core.signals import STOPPING, handled, reset
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
 from headway.launch.worker import first_record
 from headway.supervise.processes import can_be_copied
@@ -36,28 +37,37 @@ def run_agent(config: Config, attempt: Attempt) -> None:
         HeadwayError: what ended the attempt, as told by the worker that met it.
     """
     load_agent()
-    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        start_workers(
-            config.parallel.workers,
-            f"{config.name}-{attempt.number}",
-            {ATTEMPT_VARIABLE: str(attempt.number)},
-            "headway.launch.worker",
-            str(config.run_directory),
-        )
+        with _left_to_supervisor():
+            start_workers(
+                config.parallel.workers,
+                f"{config.name}-{attempt.number}",
+                {ATTEMPT_VARIABLE: str(attempt.number)},
+                "headway.launch.worker",
+                str(config.run_directory),
+                ends_workers_on=(),
+            )
     except ChildFailedError as error:
         told = _told(attempt)
         # Whom another worker's death has made crash has less to tell than that death.
         if told is None or (told.exit_code == 1 and first_killed(error)):
             raise _died(error, attempt) from None
         raise told from None
-    except SignalException as error:
-        if any(info.step == config.train.steps for info in CheckpointStore(attempt.run / "checkpoints").list()):
-            return  # it came when all was done
-        saved = "before a checkpoint could be saved; the newest one is intact"
-        raise _told(attempt) or Preempted(f"stopped by {error.sigval.name} {saved}") from None
+
+
+@contextmanager
+def _left_to_supervisor() -> Iterator[None]:
+    """Have the supervisor answer signals to stop, which schedulers send to all processes of a job: it gives workers the
+    time that their saves take, the agent half a minute. Ctrl-C reaches it too, and twice would mean something else."""
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            os.kill(os.getppid(), number)
+
+    with handled(STOPPING, tell):
+        yield
 
 
 def load_training() -> None:
@@ -79,7 +89,13 @@ def load_agent() -> None:
 
 
 def start_workers(
-    workers: int, run_id: str, variables: Mapping[str, str], module: str, *arguments: str, trains: bool = True
+    workers: int,
+    run_id: str,
+    variables: Mapping[str, str],
+    module: str,
+    *arguments: str,
+    trains: bool = True,
+    ends_workers_on: Iterable[signal.Signals] = STOPPING,
 ) -> None:
     """Run a module's `main` in so many processes that know of each other, and wait for all of them.
 
@@ -89,6 +105,7 @@ def start_workers(
     Args:
         variables: Added to the environment of the processes.
         trains: The module will train, so a process that is to be copied loads what that takes.
+        ends_workers_on: Signals that the agent passes on to the processes, to kill those that are there 30 s later.
 
     Raises:
         ChildFailedError: a process ended with an error; the others have been stopped.
@@ -112,7 +129,7 @@ def start_workers(
         with_variables({**variables, "OMP_NUM_THREADS": threads}),
         tempfile.TemporaryDirectory(prefix="headway-agent-") as scratch,
     ):
-        under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # by `nohup`
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -124,8 +141,7 @@ def start_workers(
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            # What workers take as a wish to stop, the agent passes on to them.
-            signals_to_handle="SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if under_nohup else ",SIGHUP"),
+            signals_to_handle=",".join(number.name for number in {signal.SIGQUIT, *ends_workers_on} - ignored),
             start_method="fork",  # of functions; programs are started as such
         )
         if copied:

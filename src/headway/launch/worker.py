@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from headway.core.console import say, warning
+from headway.core.console import say
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
 from headway.core.heartbeat import current_step, open_heartbeat
@@ -33,8 +33,8 @@ def main() -> None:
     folder = attempt_folder(run, number)
     if rank > 0:
         keep_log(worker_log(folder, rank))
-    report_to(folder, rank)
     with reasons_in(folder, rank):
+        report_to(folder, rank)
         from headway.config import load_config
         from headway.launch.attempt import Wishes
         from headway.launch.session import run_in_this_process
@@ -74,14 +74,20 @@ def report_to(folder: Path, rank: int) -> None:
 
     The stack is written by a signal handler in C, which needs no lock of the interpreter, so a thread that holds it for
     ever can be seen too. SIGURG is ignored by processes that do not handle it (yet), so asking does no harm.
+
+    Raises:
+        HeadwayError: the files for that cannot be made; the supervisor would wait for them in vain.
     """
     global _stacks
     try:
         open_heartbeat(folder / f"heartbeat-{rank}")
         _stacks = (folder / f"stack-{rank}.txt").open("w", encoding="utf-8")
     except OSError as error:
-        warning(f"worker {rank} cannot be watched: {error}")
-        return
+        raise HeadwayError(
+            f"worker {rank} cannot be watched: {error.strerror or error}",
+            where=error.filename or str(folder),
+            fix="make room on its disk, or see to its permissions; then run the same command again",
+        ) from error
     faulthandler.enable(_stacks, all_threads=True)
     faulthandler.register(signal.SIGURG, _stacks, all_threads=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import subprocess
 import sys
 import time
@@ -32,7 +34,13 @@ def running(*states: str, status: int | None = None) -> dict[int, ProcessState |
     return {rank: ProcessState(10 + rank, state, 1, 10 + rank, status) for rank, state in enumerate(states)}
 
 
-def test_a_page_says_what_was_told_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_page_says_what_was_told_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENODEV, "what a FUSE mount without shared memory says")
+
+    if not shared:
+        monkeypatch.setattr(mmap, "mmap", refuse)
     heart = Heartbeat(tmp_path / "heartbeat-0")
     heart.beat(Phase.DATA, 7)
     heart.beat(Phase.COMPUTE)
@@ -52,12 +60,15 @@ def test_a_page_says_what_was_told_last(tmp_path: Path) -> None:
     assert read_heartbeat(tmp_path / "nobody") is None
 
 
-def test_a_page_is_never_found_half_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_page_is_never_found_half_written(tmp_path: Path, shared: bool) -> None:
     """A supervisor that looked while a worker wrote once took it for one that had been silent for 22 hours."""
     path, start = tmp_path / "heartbeat-0", time.monotonic()
     script = (
-        "import sys, pathlib\n"
+        "import mmap, sys, pathlib\n"
         "from headway.core.heartbeat import Heartbeat, Phase\n"
+        "def refuse(*_): raise OSError(19, 'No such device')\n"
+        f"mmap.mmap = mmap.mmap if {shared} else refuse\n"
         "heart = Heartbeat(pathlib.Path(sys.argv[1]))\n"
         "while True:\n"
         "    heart.beat(Phase.DATA, 7)\n"
