@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +40,8 @@ _CODE = 1
 _LIMITS = 2
 # What a survey keeps per document for the search for duplicates: fingerprints, and which documents were kept so far.
 _PRINTS, _KEPT = "prints", "kept.npy"
+# Documents of streams, between the two passes.
+_TEXTS = "texts"
 
 
 @dataclass
@@ -102,6 +105,7 @@ class Builder:
         """
         self.records.used.clear()
         self.records.taken.clear()
+        self.records.new_file("", _TEXTS).unlink(missing_ok=True)
         recipe = replace(self._recipe, bound=bound)
         if not self._data.dedup.wanted:
             return self._read_pass(recipe)
@@ -134,8 +138,7 @@ class Builder:
                 if survey and shards:
                     outcome.survey, outcome.shards = survey, shards
                     bar.skip(outcome.unit.bytes)
-                    if recipe.fingerprints is None:
-                        outcome.unit = outcome.unit.without_texts()
+                    outcome.unit = outcome.unit.without_texts(self._texts_for(recipe))
                 else:
                     _UnitJob(self, outcome, bar, recipe, key).submit(line)
                 if outcome.budget is not None:
@@ -199,6 +202,10 @@ class Builder:
 
     def _name(self, outcome: Outcome) -> str:
         return self._sources[outcome.unit.source].name
+
+    def _texts_for(self, recipe: Recipe) -> Path | None:
+        """Where documents of streams wait for the second pass, if there will be one."""
+        return self.records.new_file("", _TEXTS) if recipe.fingerprints is not None else None
 
     def _kept_files(self) -> list[str]:
         """Endings of what a survey keeps for the search for duplicates."""
@@ -304,8 +311,7 @@ class _UnitJob:
                     outcome.shards.splits[split] = entry
             builder.records.save_shards(self._key, outcome.shards, builder._name(outcome))
         builder._open.discard(self)
-        if self._verdict is not None or self._recipe.fingerprints is None:
-            outcome.unit = outcome.unit.without_texts()  # nobody reads it again
+        outcome.unit = outcome.unit.without_texts(builder._texts_for(self._recipe))
         fault_point("data.unit")
 
     def _stay(self) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def prepare(
         records = Records(folder, path, fresh=force)
         builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count)
         outcomes, bound = _built(builder, data, sources, present)
-        skipped = [bad for outcome in outcomes for bad in outcome.survey.skipped_list][:LISTED]
+        skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
         manifest = manifest_json(_settings(data, steps), tokenizer, bound, sources, outcomes, inputs)
         up_to_date = present is not None and not builder.processed and _is(present, manifest)
@@ -277,7 +278,7 @@ def _built(
     largest = max((outcome.shards.largest for outcome in outcomes), default=-1)
     smallest = min((outcome.shards.smallest for outcome in outcomes), default=2**64)
     if largest < 0:
-        raise _no_documents(sources, outcomes)
+        raise _no_documents(sources, outcomes, next(_malformed(builder.records, outcomes), None))
     settled = settled_bound(data.validation, smallest, largest)
     if settled != bound:
         outcomes = builder.run(settled)
@@ -296,7 +297,14 @@ def settled_bound(validation: float, smallest: int, largest: int) -> int:
     return bound
 
 
-def _no_documents(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> DataError:
+def _malformed(records: Records, outcomes: Iterable[Outcome]) -> Iterator[dict[str, str]]:
+    """Malformed documents in input order; of each unit some."""
+    return records.listed(outcome.key for outcome in outcomes if outcome.survey.skipped)
+
+
+def _no_documents(
+    sources: Sequence[Source], outcomes: Sequence[Outcome], malformed: dict[str, str] | None
+) -> DataError:
     files = [file.location for source in sources for file in source.files]
     where = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     read = sum(outcome.survey.read for outcome in outcomes)
@@ -304,13 +312,12 @@ def _no_documents(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> Dat
         return DataError(
             f"the cleaning has left nothing of {read:,} documents", where=where, fix="loosen data.clean, step by step"
         )
-    skipped = [bad for outcome in outcomes for bad in outcome.survey.skipped_list]
-    if not skipped:
+    if malformed is None:
         return DataError("the input holds no text", where=where, fix="check data.sources")
     count = sum(outcome.survey.skipped for outcome in outcomes)
     return DataError(
-        f"the input holds no text: all {count:,} documents are malformed, the first: {skipped[0]['reason']}",
-        where=skipped[0]["where"],
+        f"the input holds no text: all {count:,} documents are malformed, the first: {malformed['reason']}",
+        where=malformed["where"],
         fix="repair the input, or set the source's format or field",
     )
 

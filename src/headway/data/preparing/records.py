@@ -37,6 +37,7 @@ class Survey:
     empty: int = 0
     skipped: int = 0
     skipped_list: list[dict[str, str]] = field(default_factory=list)
+    """Some of them, until the survey is kept: then `Records.listed` has them."""
     clean: dict[str, Any] | None = None
     """The cleaner's counts, as JSON."""
     piece_documents: list[int] = field(default_factory=list)
@@ -110,7 +111,13 @@ class Records:
     def survey(self, key: str, others: Iterable[str] = ()) -> Survey | None:
         """The survey of that key, if it is known with other files of these endings."""
         record = self._find(f"{WORK}/{key}.survey.json", [f"{WORK}/{key}.{name}" for name in others])
-        return Survey(**record) if record else None
+        return Survey(**{**record, "skipped_list": []}) if record else None
+
+    def listed(self, keys: Iterable[str]) -> Iterator[dict[str, str]]:
+        """Malformed documents that the surveys of these keys have met, as each of them lists them."""
+        for key in keys:
+            record = _read(self.path_of(f"{WORK}/{key}.survey.json"))
+            yield from record["skipped_list"] if record else ()
 
     def shards(self, key: str, source: str) -> Shards | None:
         """The shards of that key, if they are known and their files are there in full length."""
@@ -148,6 +155,7 @@ class Records:
     def save_survey(self, key: str, survey: Survey, others: Iterable[str] = ()) -> None:
         """Keep a survey; `others` are the endings of files that belong to it."""
         self._save(f"{WORK}/{key}.survey.json", asdict(survey), [f"{WORK}/{key}.{ending}" for ending in others])
+        survey.skipped_list = []  # of many dirty units they would fill the memory
 
     def save_shards(self, key: str, shards: Shards, source: str) -> None:
         """Keep the record of shards that have been written."""

@@ -9,10 +9,12 @@ Muthitacharoen et al. 2001, section 3.1, with files in place of bytes).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 
+from headway.data.reading.pieces import StoredTexts
 from headway.data.reading.sources import Piece, Source, SourceFile, pieces_of
 
 # However unlucky the names are, a unit ends at so many times the length that it should have.
@@ -32,9 +34,22 @@ class Unit:
         """Its share of the input's bytes, for progress."""
         return sum(piece.bytes for piece in self.pieces)
 
-    def without_texts(self) -> Unit:
-        """The same when it has been read: documents of a stream would stay in memory for as long as it is known."""
-        return Unit(self.source, tuple(replace(p, texts=p.texts and (), bad=()) for p in self.pieces))
+    def without_texts(self, store: Path | None = None) -> Unit:
+        """The same when it has been read: documents of a stream would stay in memory for as long as it is known.
+
+        Args:
+            store: A file that they are added to, since they will be read again.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+        def stored(texts: Iterable[str] | None) -> Iterable[str] | None:
+            if texts is None or store is None:
+                return texts and ()
+            return StoredTexts.append(store, texts)
+
+        return Unit(self.source, tuple(replace(p, texts=stored(p.texts), bad=()) for p in self.pieces))
 
 
 def units_of(number: int, source: Source, length: int) -> Iterator[Unit]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from headway.data.reading.documents import BadDocument
 from headway.data.reading.places import SourceFile
@@ -24,9 +27,35 @@ class Piece:
     """Its share of the file's bytes, for progress."""
     template: str | None = None
     """Makes the text, instead of `field`."""
-    texts: tuple[str, ...] | None = None
+    texts: Iterable[str] | None = None
     """Documents of a stream."""
     bad: tuple[BadDocument, ...] = ()
     """What of a stream was malformed."""
     empty: int = 0
     """Documents of a stream without any text."""
+
+
+@dataclass(frozen=True)
+class StoredTexts:
+    """Documents of a stream that will be read again, in a file until then."""
+
+    path: Path
+    start: int
+    end: int
+    """Where they are in it, in bytes."""
+
+    @classmethod
+    def append(cls, path: Path, texts: Iterable[str]) -> StoredTexts:
+        """Add texts to a file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with path.open("ab") as file:
+            start = file.tell()
+            return cls(path, start, start + file.write(json.dumps(list(texts)).encode()))
+
+    def __iter__(self) -> Iterator[str]:
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            yield from json.loads(file.read(self.end - self.start))

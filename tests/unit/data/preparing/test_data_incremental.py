@@ -17,6 +17,7 @@ from headway.config.data import DataConfig
 from headway.core import faults
 from headway.core.errors import ConfigError, DataError
 from headway.data.preparing import prepare as prepare_module
+from headway.data.preparing.build import Builder
 from headway.data.preparing.prepare import PrepareReport, prepare
 from headway.data.preparing.units import units_of
 from headway.data.reading import sources as source_module
@@ -333,35 +334,70 @@ def test_a_file_that_vanishes_half_way_is_named(
     assert prepare(config(corpus, shard_bytes=800), workers=1).documents == 39
 
 
+@pytest.mark.parametrize("dedup", [False, True])
 @pytest.mark.parametrize("again", [False, True])
 def test_documents_of_a_stream_do_not_stay_in_memory(
-    config: Configs, documents: Texts, monkeypatch: pytest.MonkeyPatch, again: bool
+    config: Configs, documents: Texts, monkeypatch: pytest.MonkeyPatch, again: bool, dedup: bool
 ) -> None:
-    """Not those that were encoded, and not those whose shards were there."""
+    """Not those that were encoded, not those whose shards were there, nor those that are searched for duplicates."""
     held: list[int] = []
-    inputs_json = prepare_module.inputs_json
 
-    def look(data: Any, sources: Any, outcomes: Any, *more: Any) -> Any:
-        held.append(sum(len(piece.texts or ()) for outcome in outcomes for piece in outcome.unit.pieces))
-        return inputs_json(data, sources, outcomes, *more)
+    def watch(where: Any, name: str, outcomes_of: Callable[..., Any]) -> None:
+        function = getattr(where, name)
 
-    monkeypatch.setattr(prepare_module, "inputs_json", look)
-    data = config({"path": "python:", "name": "x"}, shard_bytes=2000)
+        def look(*given: Any) -> Any:
+            pieces = [piece for outcome in outcomes_of(*given) for piece in outcome.unit.pieces]
+            held.append(sum(len(piece.texts or ()) for piece in pieces if isinstance(piece.texts, tuple)))
+            return function(*given)
+
+        monkeypatch.setattr(where, name, look)
+
+    watch(Builder, "_search", lambda builder, outcomes: outcomes)
+    watch(prepare_module, "inputs_json", lambda data, sources, outcomes, *more: outcomes)
+    data = config({"path": "python:", "name": "x"}, shard_bytes=2000, dedup={"documents": dedup})
     for count in (200, 201) if again else (200,):
         report = prepare(data, workers=1, iterables={"x": documents(count)})
         assert report.documents == count
     assert set(held) == {0}
 
 
-def test_what_is_handed_over_is_prepared_like_a_file(
-    tmp_path: Path, config: Configs, documents: Texts, jsonl: Callable[..., Path]
+def test_malformed_documents_are_listed_in_order_and_do_not_stay_in_memory(
+    tmp_path: Path, config: Configs, jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = documents(50)
+    """Of units that are known already too."""
+    held: list[int] = []
+    run = Builder.run
+
+    def look(builder: Builder, bound: int) -> Any:
+        outcomes = run(builder, bound)
+        held.append(sum(len(outcome.survey.skipped_list) for outcome in outcomes))
+        return outcomes
+
+    monkeypatch.setattr(Builder, "run", look)
+    source = {"path": f"{tmp_path}/*.jsonl", "format": "jsonl"}
+    for names in ("bd", "abcd"):
+        for name in names:
+            jsonl(tmp_path / f"{name}.jsonl", [f"{name} {number}" for number in range(9)])
+            with (tmp_path / f"{name}.jsonl").open("a") as file:
+                file.write("{\n[\n")
+        report = prepare(config([source], bad_documents="skip", shard_bytes=100), workers=2)
+        listed = [json.loads(line)["where"] for line in (tmp_path / "store/skipped.jsonl").read_text().splitlines()]
+        assert listed == [f"{tmp_path}/{name}.jsonl:{line}" for name in names for line in (10, 11)]
+        assert report.skipped == len(listed)
+    assert set(held) == {0}
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_what_is_handed_over_is_prepared_like_a_file(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Callable[..., Path], dedup: bool
+) -> None:
+    texts = [*documents(48), "\ufeff línea\n\n", "漢字"]
     jsonl(tmp_path / "a.jsonl", texts)
-    prepare(config({"path": "a.jsonl", "name": "x"}, store=tmp_path / "file"), workers=1)
-    data = config({"path": "python:", "name": "x"})
+    settings = {"dedup": {"documents": dedup}}
+    prepare(config({"path": "a.jsonl", "name": "x"}, store=tmp_path / "file", **settings), workers=1)
+    data = config({"path": "python:", "name": "x"}, **settings)
     report = prepare(data, workers=2, iterables={"x": lambda: iter(texts)})
-    assert report.documents == 50
+    assert report.documents == 50 and not list((tmp_path / "store/.work").glob(".*"))
     assert prepare(data, iterables={"x": [{"text": text} for text in texts]}).up_to_date
     opened, file = TokenStore.open(tmp_path / "store"), TokenStore.open(tmp_path / "file")
     assert (
