@@ -79,11 +79,12 @@ class _Fast:
         """In the parts that the reference makes: a library may need fifty times the length of an endless word."""
         ids: list[NDArray[Any]] = []
         counts = np.zeros(len(texts), np.int64)
-        for number, text in enumerate(texts):
-            for parts in _grouped(self._tokenizer.parts(text), _GROUP_CHARACTERS):
-                part, lengths = self._encode(parts)
-                ids.append(part)
-                counts[number] += lengths.sum()
+        owned = ((number, part) for number, text in enumerate(texts) for part in self._tokenizer.parts(text))
+        for group in _grouped(owned, _GROUP_CHARACTERS):
+            owners, parts = zip(*group, strict=True)
+            part_ids, lengths = self._encode(list(parts))
+            ids.append(part_ids)
+            np.add.at(counts, list(owners), lengths)
         return np.concatenate(ids), counts
 
     def _encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -136,14 +137,16 @@ class _Gigatoken(_Fast):
         return _flat([self._library.encode(text) for text in texts], self._dtype)
 
 
-def _grouped(parts: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lists of parts of about `size` characters together."""
-    group: list[str] = []
-    for part in parts:
-        group.append(part)
-        if sum(map(len, group)) >= size:
+def _grouped(parts: Iterable[tuple[int, str]], size: int) -> Iterator[list[tuple[int, str]]]:
+    """Lists of parts, each with the number of its text, of about `size` characters together."""
+    group: list[tuple[int, str]] = []
+    characters = 0
+    for number, part in parts:
+        group.append((number, part))
+        characters += len(part)
+        if characters >= size:
             yield group
-            group = []
+            group, characters = [], 0
     if group:
         yield group
 
