@@ -262,6 +262,14 @@ def test_prompts_that_cannot_be_used(place: Path) -> None:
     refused("generate", run, "--prompt", "red " * 3000, code=2, says="more than the model's 2,048 positions")
 
 
+def test_a_tokenizer_by_itself_takes_nothing_but_a_pattern(place: Path) -> None:
+    store = place / "store"
+    refused(
+        "tokenizer", "inspect", store, "train.steps=3", code=2, says="says nothing about a tokenizer", where="train"
+    )
+    succeeded("tokenizer", "inspect", store, "data.tokenizer.pattern=gpt2")
+
+
 def test_a_reader_that_has_enough(place: Path) -> None:
     command = [sys.executable, "-m", "headway", "generate", str(place / "runs" / "tiny"), "-n", "400", "-p", "red"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -107,7 +107,7 @@ def inspect(
         sample = sample or list(sample_text(find_sources(settings.sources), _SAMPLE_BYTES))
         loaded, path = _own(settings)
     else:
-        loaded = Tokenizer.load(path)
+        loaded = Tokenizer.load(path, _pattern_of(overrides or []))
     facts = _facts(loaded, str(path)) | _measured(loaded, sample)
     if text is not None:
         facts["tokens"] = [[number, loaded.decode([number])] for number in loaded.encode_batch([text])[0]]
@@ -115,6 +115,25 @@ def inspect(
         print_json(facts)
     else:
         _print_facts(facts)
+
+
+def _pattern_of(overrides: list[str]) -> str | None:
+    """The one setting that a tokenizer by itself may need.
+
+    Raises:
+        ConfigError: others are given.
+    """
+    from headway.core.errors import ConfigError
+
+    settings = dict(override.partition("=")[::2] for override in overrides)
+    pattern = settings.pop("data.tokenizer.pattern", None)
+    if settings:
+        raise ConfigError(
+            f"{next(iter(settings))} says nothing about a tokenizer by itself",
+            where=" ".join(overrides),
+            fix="give a config's YAML file, or data.tokenizer.pattern for a .tiktoken file",
+        )
+    return pattern
 
 
 @tokenizer.command()

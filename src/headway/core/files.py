@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from headway.core.errors import ConfigError
+
 
 def sha256_bytes(data: bytes | memoryview) -> str:
     """Hex SHA-256 of a buffer."""
@@ -125,3 +127,15 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict):
             yield record
+
+
+def expanded(path: str | Path, where: str | None = None) -> Path:
+    """A path with `~` and `~user` as the shell has them.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"'{path}' has no meaning here: {error}", where=where, fix="name the folder") from None

@@ -17,6 +17,8 @@ class Pii(Step):
     numbers, dates, decimals, times, code. So is what is ambiguous, such as ten digits without separators.
     """
 
+    version = 2
+
     def __init__(self, config: PiiStep) -> None:
         super().__init__()
         finders: list[tuple[Callable[[str], Iterator[Found]], str | None]] = [

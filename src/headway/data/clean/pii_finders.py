@@ -24,13 +24,13 @@ class Found(NamedTuple):
 
 # E-mail ---------------------------------------------------------------------------------------------------------------
 
-_LOCAL = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_%+-])?$")
+_LOCAL = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_%+-])?\Z")
 _DOMAIN = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]{2,18}(?![A-Za-z0-9_-]|\.[A-Za-z0-9])"
 )
 # Of RFC 2606, for examples.
 _RESERVED = re.compile(r"(?:^|\.)(?:example\.(?:com|net|org|edu)|example|test|invalid|localhost|local)$", re.IGNORECASE)
-_AUTHORITY = re.compile(r"://[^/\s]*$")
+_AUTHORITY = re.compile(r"://[^/\s]*\Z")
 # Domains in use end in a country's two letters or in one of these in all but a few cases; attributes and files do not.
 _ENDINGS = frozenset(
     "com org net edu gov mil int info biz name pro aero coop museum mobi travel jobs asia cat tel post xxx"
@@ -181,7 +181,7 @@ _CODES = frozenset(
 _LAST_FOUR = re.compile(r"[-.][0-9]{4}(?![\w\-+]|\.[0-9])")
 # The North American numbering plan: area and exchange begin with 2 to 9; one kind of separator, or parentheses.
 _AREA = re.compile(
-    r"(?<![\w.\-+/=#%$*])(?:\+?1[ .\-]?)?(?:\(([2-9][0-9]{2})\)[ \-]?|([2-9][0-9]{2})([ .\-]))([2-9][0-9]{2})$"
+    r"(?<![\w.\-+/=#%$*])(?:\+?1[ .\-]?)?(?:\(([2-9][0-9]{2})\)[ \-]?|([2-9][0-9]{2})([ .\-]))([2-9][0-9]{2})\Z"
 )
 
 

@@ -109,7 +109,7 @@ class _BlockedWords:
 
     def __init__(self, path: Path) -> None:
         try:
-            lines = path.read_text("utf-8").splitlines()
+            lines = path.read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"the list of blocked words cannot be read: {error}", where=str(path), fix="check blocked_words"

@@ -24,7 +24,8 @@ from headway.data.feeding.order import mix
 
 # Leaders that a document is compared with for one band. Further ones would be unlike it, and it has other bands.
 _BAND_ROUNDS = 8
-# Kept documents of one component that a document is compared with; one that is unlike all of them is kept.
+# Kept documents of one component that a document is compared with; one that is unlike all of them is kept. The time is
+# by their number times that of the members, so there is an end to it.
 _FINAL_ROUNDS = 1000
 
 Judge = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
@@ -36,7 +37,7 @@ def mark_similar_documents(
     config: DedupConfig,
     workspace: Workspace,
     progress: Callable[[int], None],
-) -> None:
+) -> int:
     """Find near-duplicates among documents that are kept so far.
 
     Args:
@@ -46,6 +47,10 @@ def mark_similar_documents(
         config: Similarity and bands.
         workspace: Bounds the memory.
         progress: Called with the number of bands done.
+
+    Returns:
+        Documents of components with more than `_FINAL_ROUNDS` kept ones that were not compared with all of these, and
+        stay.
     """
     parents = workspace.table(corpus.count, np.int64)
     # The leader that a document was last found similar to, plus 1: most meet again in the next band. Leaders met
@@ -79,8 +84,8 @@ def mark_similar_documents(
                 _follow_leaders(corpus, partial(partition.read, part), join_similar, _BAND_ROUNDS, workspace)
         progress(band + 1)
     with workspace.partition(partial(_component_rows, corpus, parents, met), corpus.count) as partition:
-        for part in range(partition.parts):
-            _follow_leaders(corpus, partial(partition.read, part), drop_similar, _FINAL_ROUNDS, workspace)
+        reads = (partial(partition.read, part) for part in range(partition.parts))
+        return sum(_follow_leaders(corpus, read, drop_similar, _FINAL_ROUNDS, workspace) for read in reads)
 
 
 def _band_rows(corpus: Corpus, kept_copy: NDArray[np.int64], band: int) -> Iterator[Rows]:
@@ -100,7 +105,7 @@ def _component_rows(corpus: Corpus, parents: NDArray[np.int64], met: NDArray[np.
 
 def _follow_leaders(
     corpus: Corpus, read: Callable[[], Iterator[Rows]], judge: Judge, rounds: int, workspace: Workspace
-) -> None:
+) -> int:
     """Show members of each group of equal keys to the group's leader; those turned away form a group of their own.
 
     Args:
@@ -109,11 +114,17 @@ def _follow_leaders(
         judge: From members and their leaders, which ones belong together; takes note of it.
         rounds: Leaders that a group may have, one after the other.
         workspace: Bounds the memory.
+
+    Returns:
+        Documents of groups that would have had more leaders.
     """
-    spool = None
-    for _ in range(rounds):
+    spool, left = None, 0
+    for number in range(rounds + 1):
         leader_keys, leaders = _find_leaders(corpus, read, workspace)
         if not len(leaders):
+            break
+        if number == rounds:
+            left = sum(int(np.isin(rows[:, 0], leader_keys).sum()) for rows in read())
             break
         rest = workspace.spool()
         for rows in read():
@@ -127,6 +138,7 @@ def _follow_leaders(
         spool, read = rest, rest.read
     if spool is not None:
         spool.close()
+    return left
 
 
 def _find_leaders(

@@ -25,6 +25,8 @@ from headway.data.dedup.words import UNICODE_VERSION, hash_words, normal_bytes
 
 #: Changes whenever the same text would have other prints.
 METHOD = 1
+# The same for how texts are cut into paragraphs.
+_PARAGRAPHS = 2
 
 _MAGIC = b"headway-prints-1"
 # Documents and bytes of text that are worked on at a time: their bins stay in the processor's cache.
@@ -181,6 +183,7 @@ def prints_recipe(config: DedupConfig) -> dict[str, Any]:
         recipe["near"] = {**near, "unicode": UNICODE_VERSION}
     if config.paragraphs:
         recipe["paragraph_bytes"] = config.paragraph_bytes
+        recipe["paragraphs"] = _PARAGRAPHS
     return recipe
 
 

@@ -13,8 +13,10 @@ _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, each with the blank lines that follow it, so that joined they are the text."""
-    ends = [match.end() for match in _BLANK.finditer(text)]
+    """The paragraphs of a text, each with the blank lines that follow it (the first one with those before it, too), so
+    that joined they are the text."""
+    begins = len(text) - len(text.lstrip())
+    ends = [match.end() for match in _BLANK.finditer(text) if match.end() > begins]
     if not ends or ends[-1] != len(text):
         ends.append(len(text))
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

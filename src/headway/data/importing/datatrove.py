@@ -17,6 +17,7 @@ import numpy as np
 
 from headway.core.console import warning
 from headway.core.errors import DataError
+from headway.core.files import expanded
 from headway.data.importing.files import BLOCK_DOCUMENTS, Ends, ImportSource, TokenFile, damaged, size_of
 
 _ENDING = ".ds"
@@ -36,7 +37,7 @@ def find(paths: Sequence[str], dtype: np.dtype[Any] | None) -> list[ImportSource
     """
     sources = []
     for path in paths:
-        place = Path(path).expanduser()
+        place = expanded(path)
         if not place.is_dir():
             sources.append(ImportSource(place.name.removesuffix(_ENDING), (open_file(place, dtype),)))
             continue

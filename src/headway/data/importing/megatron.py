@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError, DataError
+from headway.core.files import expanded
 from headway.data.importing.files import (
     BLOCK_DOCUMENTS,
     Ends,
@@ -78,7 +79,7 @@ def _number(text: str) -> float | None:
 
 
 def _prefixes(path: str) -> list[Path]:
-    place = Path(path).expanduser()
+    place = expanded(path)
     if place.is_dir():
         found = sorted(index.with_suffix("") for index in place.glob("*.idx"))
         if not found:
@@ -136,50 +137,61 @@ def open_file(prefix: Path) -> TokenFile:
 
 
 class _Tables:
-    """The three arrays of an index, mapped."""
+    """The three arrays of an index, mapped when they are asked for: a map holds an open file, and indices may be
+    thousands."""
 
     def __init__(self, index: Path, sequences: int, documents: int, width: int) -> None:
         self.index, self.width = index, width
-        offset = _HEADER.size
-        self.lengths = _map(index, "<i4", sequences, offset)
-        self.pointers = _map(index, "<i8", sequences, offset + 4 * sequences)
-        self.documents = _map(index, "<i8", documents, offset + 12 * sequences)
-        last = int(self.documents[-1]) if documents else 0
+        self._sequences, self._documents = sequences, documents
+        last = int(self.documents()[-1]) if documents else 0
         if last != sequences:
             raise damaged(index, f"its documents end at sequence {last:,} of {sequences:,}")
-        self.bytes = int(self.pointers[-1]) + width * int(self.lengths[-1]) if sequences else 0
+        self.bytes = int(self.pointers()[-1]) + width * int(self.lengths()[-1]) if sequences else 0
+
+    def lengths(self) -> NDArray[Any]:
+        return _map(self.index, "<i4", self._sequences, _HEADER.size)
+
+    def pointers(self) -> NDArray[Any]:
+        return _map(self.index, "<i8", self._sequences, _HEADER.size + 4 * self._sequences)
+
+    def documents(self) -> NDArray[Any]:
+        return _map(self.index, "<i8", self._documents, _HEADER.size + 12 * self._sequences)
 
 
 def _map(index: Path, dtype: str, count: int, offset: int) -> NDArray[Any]:
     if not count:
         return np.empty(0, dtype=dtype)
-    return np.asarray(np.memmap(index, dtype=dtype, mode="r", shape=(count,), offset=offset))
+    try:
+        return np.asarray(np.memmap(index, dtype=dtype, mode="r", shape=(count,), offset=offset))
+    except OSError as error:
+        raise unreadable(index, error) from None
 
 
 def _ends(tables: _Tables) -> Ends:
     """Where documents end, in tokens."""
     _check_sequences(tables)
+    documents, pointers, lengths = tables.documents(), tables.pointers(), tables.lengths()
     previous = 0
-    for first in range(0, len(tables.documents), BLOCK_DOCUMENTS):
-        block = np.asarray(tables.documents[first : first + BLOCK_DOCUMENTS])
+    for first in range(0, len(documents), BLOCK_DOCUMENTS):
+        block = np.asarray(documents[first : first + BLOCK_DOCUMENTS])
         if (np.diff(block, prepend=previous) < 0).any() or (first == 0 and block[0] != 0):
             raise damaged(tables.index, "its documents are not in order")
         previous = int(block[-1])
         # A document ends where the last of its sequences does.
         last = np.maximum(block - 1, 0)
-        ends = tables.pointers[last] // tables.width + tables.lengths[last]
+        ends = pointers[last] // tables.width + lengths[last]
         ends[block == 0] = 0
         yield ends[1:] if first == 0 else ends
 
 
 def _check_sequences(tables: _Tables) -> None:
     """Refuse sequences that do not lie one behind the other."""
-    expected = 0
-    for first in range(0, len(tables.lengths), BLOCK_DOCUMENTS):
-        lengths = tables.lengths[first : first + BLOCK_DOCUMENTS].astype(np.int64)
+    expected, pointers, all_lengths = 0, tables.pointers(), tables.lengths()
+    for first in range(0, len(all_lengths), BLOCK_DOCUMENTS):
+        lengths = all_lengths[first : first + BLOCK_DOCUMENTS].astype(np.int64)
         ends = expected + np.cumsum(lengths) * tables.width
         starts = np.concatenate([[expected], ends[:-1]])
-        wrong = np.flatnonzero((tables.pointers[first : first + BLOCK_DOCUMENTS] != starts) | (lengths < 0))
+        wrong = np.flatnonzero((pointers[first : first + BLOCK_DOCUMENTS] != starts) | (lengths < 0))
         if len(wrong):
             raise damaged(
                 tables.index, f"sequence {first + int(wrong[0]):,} does not begin where the one before it ends"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from headway.core.errors import ConfigError, DataError
+from headway.core.files import expanded
 from headway.data.importing.files import ImportSource, TokenFile, damaged, size_of, unreadable
 
 _HEADER_BYTES = 1024
@@ -38,7 +39,7 @@ def find(paths: Sequence[str], dtype: np.dtype[Any]) -> list[ImportSource]:
     Raises:
         DataError: a file is missing, cannot be read, or is damaged.
     """
-    places = [Path(path).expanduser() for path in paths]
+    places = [expanded(path) for path in paths]
     sources = []
     for folder in (place for place in places if place.is_dir()):
         files = [file for file in folder.glob("*.bin") if file.is_file()]

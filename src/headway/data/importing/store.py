@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -14,7 +15,7 @@ from typing import Any
 from headway.core.console import progress, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.faults import fault_point
-from headway.core.files import fingerprint, sha256_file, write_json
+from headway.core.files import expanded, fingerprint, sha256_file, write_json
 from headway.core.format import format_bytes, format_count, format_seconds
 from headway.data.importing import datatrove, megatron, nanogpt
 from headway.data.importing.documents import SPLIT_RULE, Counts, DocumentWriter, ShardSeries
@@ -202,7 +203,7 @@ def _named_tokenizer(sources: Sequence[ImportSource]) -> Path:
     names = sorted(str(name) for name in found if name is not None)
     if len(names) == 1 and None not in found:
         file = found[names[0]]
-        for path in (Path(names[0]).expanduser(), file.path.parent / names[0]):
+        for path in (expanded(names[0], str(file.path)), file.path.parent / names[0]):
             if path.exists():
                 return path
     said = f"name {' and '.join(repr(name) for name in names)}" if names else "do not name one"
@@ -224,7 +225,7 @@ def _check_plan(plan: ImportPlan) -> None:
                 fix="give the tokenizer that wrote it (--tokenizer)",
             )
     paths = [file.path.resolve() for _, _, file in plan.files]
-    twice = next((path for number, path in enumerate(paths) if path in paths[:number]), None)
+    twice = next((path for path, times in Counter(paths).items() if times > 1), None)
     if twice is not None:
         raise ConfigError("this file is named twice", where=str(twice), fix="name each file once")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from headway.core.errors import DataError
+from headway.core.files import expanded
 from headway.core.object_storage import scheme_of
 from headway.data.reading import remote
 from headway.data.store import INPUTS, SKIPPED
@@ -110,7 +111,7 @@ def _local(path: str) -> tuple[str, Iterator[tuple[Path, str]]]:
         # Some packages' `__init__.py` are empty, which is no reason for a warning.
         found = ((p, n) for p, n in _walk(root, without=_STDLIB_WITHOUT) if p.suffix == ".py" and p.stat().st_size)
         return "folder", found
-    place = Path(path).expanduser()
+    place = expanded(path)
     if place.is_dir():
         return "folder", _walk(place)
     if place.is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,12 @@ def read_tokenizer(path: Path, pattern: str | None = None) -> FoundTokenizer:
 
 
 def _file_in(folder: Path) -> Path:
-    inner = folder / "tokenizer"
-    folder = inner if inner.is_dir() else folder
-    for name in _NAMES:
-        files = sorted(folder.glob(name))
+    """The tokenizer of a folder, or of the folder `tokenizer` in it, as a store has one."""
+    for place, name in product((folder, folder / "tokenizer"), _NAMES):
+        files = sorted(place.glob(name))
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
-            raise DataError(f"a folder with several tokenizers: {names}", where=str(folder), fix="name one of them")
+            raise DataError(f"a folder with several tokenizers: {names}", where=str(place), fix="name one of them")
         if files:
             return files[0]
     return folder / _NAMES[0]

@@ -35,7 +35,7 @@ PATTERNS: dict[str, str] = {
 }
 PATTERNS["llama3"] = PATTERNS["cl100k"]
 
-# tiktoken's own spellings: faster in its regex engine, the same splits.
+# tiktoken's own spellings: faster in its regex engine, the same splits but for white space that ends a text.
 _OTHER_SPELLINGS = {
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s": "gpt2",
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
@@ -66,6 +66,40 @@ def pattern_of(name_or_regex: str, also: Iterable[str] = ()) -> str:
             fix=f"one of {', '.join(names)}, or a regular expression",
         )
     return PATTERNS.get(name, name_or_regex)
+
+
+# What stands for one character, or a character itself.
+_ATOM = r"\\[pP]\{\^?\w+\}|\\.|\[(?:\\.|[^\]\\])+\]|[^\\\[\](){}|+*?^$]"
+_UNLIKE = re.compile(rf"(?P<counted>{_ATOM})(?P<times>\{{[0-9]+(?:,[0-9]*)?\}})\+|{_ATOM}|(?P<anchor>[$^])")
+
+
+def from_tiktoken(pattern: str, ends_in_spaces: bool) -> str:
+    """A pattern of tiktoken's engine as `tokenizers` has to have it: a name, or a regular expression.
+
+    To the latter's engine (Oniguruma with Ruby's syntax) `x{1,3}+` means any number of `x{1,3}`, not one that keeps
+    what it took, and `$` and `^` are about lines.
+
+    Args:
+        pattern: A name, or a regular expression of tiktoken's.
+        ends_in_spaces: Some token is white space in which others follow a line break, so that it matters how what ends
+            a text is split.
+
+    Raises:
+        ConfigError: it is a name, but of no pattern; or a group is repeated in the first way.
+    """
+    known = pattern_of(pattern)
+    if pattern in PATTERNS or (known != pattern and not ("$" in pattern and ends_in_spaces)):
+        return known
+
+    def written(found: re.Match[str]) -> str:
+        if found["counted"]:
+            return f"(?>{found['counted']}{found['times']})"
+        return {"$": r"\z", "^": r"\A"}.get(found[0], found[0])
+
+    regex = _UNLIKE.sub(written, pattern)
+    if re.search(r"\)\{[0-9,]+\}\+", regex):
+        raise ConfigError("`tokenizers` reads `(...){m,n}+` otherwise", where=pattern, fix="write (?>(...){m,n})")
+    return regex
 
 
 def pre_tokenizer(pattern: str) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from typing import Any
 
 from headway.core.errors import DataError
 from headway.core.files import sha256_bytes
-from headway.data.tokenizing.patterns import PATTERNS, pattern_of, pre_tokenizer
+from headway.data.tokenizing.patterns import PATTERNS, from_tiktoken, pre_tokenizer
 from headway.data.tokenizing.spec import END_OF_TEXT
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+_SPACES_BEHIND_BREAK = re.compile(rb"\s*[\r\n]\s*[^\S\r\n]")
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,14 @@ def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str
     """Turn a `.tiktoken` file into a tokenizer.json.
 
     The file does not say how text is split, nor which special tokens there are. OpenAI's are known by their SHA-256;
-    for others the pattern is the given one, or `pattern` or `pat_str` in the `tokenizer_config.json` beside it, whose
-    `added_tokens_decoder` names the special tokens.
+    for others the pattern is `pattern` or `pat_str` in the `tokenizer_config.json` beside it, whose
+    `added_tokens_decoder` names the special tokens, or the given one.
 
     Args:
         data: The file's bytes.
         path: The file, for messages.
         config: The `tokenizer_config.json` beside it; may be empty.
-        pattern: A name or a regular expression.
+        pattern: A name or a regular expression, for a file of which nothing else tells it.
 
     Returns:
         The JSON, and the end-of-text token where it is known.
@@ -104,12 +105,13 @@ def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str
     """
     hashed = sha256_bytes(data)
     known = next((encoding for encoding in _PUBLISHED.values() if encoding.sha256 == hashed), None)
-    pattern = pattern or config.get("pattern") or config.get("pat_str") or (known.pattern if known else None)
+    pattern = (known.pattern if known else None) or config.get("pattern") or config.get("pat_str") or pattern
     if not isinstance(pattern, str):
         raise DataError(
             "a .tiktoken file does not say how it splits text into words, and this one is not a published one",
             where=str(path),
-            fix=f"set data.tokenizer.pattern to one of {', '.join(sorted(PATTERNS))}, or to its regular expression",
+            fix=f"set data.tokenizer.pattern (or pat_str in a tokenizer_config.json beside it) to one of"
+            f" {', '.join(sorted(PATTERNS))}, or to its regular expression",
         )
     special = _configured_special(config, path.with_name("tokenizer_config.json")) or (
         dict(known.special) if known else {}
@@ -194,7 +196,7 @@ def _tokenizer_json(
         "padding": None,
         "added_tokens": [_added(token, number) for token, number in sorted(special.items(), key=lambda item: item[1])],
         "normalizer": None,
-        "pre_tokenizer": pre_tokenizer(pattern_of(pattern)),
+        "pre_tokenizer": pre_tokenizer(from_tiktoken(pattern, any(map(_SPACES_BEHIND_BREAK.fullmatch, ranks)))),
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {

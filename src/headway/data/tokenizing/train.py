@@ -75,8 +75,10 @@ def train_on(texts: Iterable[str], vocab_size: int, pattern: str | None = None) 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
+    # Merges that lead to the special token would make it of ordinary text.
+    spoken = (piece for text in texts for piece in text.split(END_OF_TEXT))
     # The trainer, too, needs a hundred times a text's length.
-    backend.train_from_iterator((part for text in texts for part in parts(text, "byte_level")), trainer)
+    backend.train_from_iterator((part for text in spoken for part in parts(text, "byte_level")), trainer)
     spec = json.loads(backend.to_str())
     spec["pre_tokenizer"] = pre_tokenizer_of(_shipped(pattern))
     content = json.dumps(spec, indent=2, ensure_ascii=False).encode()

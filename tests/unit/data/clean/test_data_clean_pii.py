@@ -77,6 +77,9 @@ def test_personal_data_is_replaced_and_counted(text: str, expected: str, kind: s
         "call 212-555-0123 or +1 212 555 0199 in films",
         "the sum +2147483647, +35236450.6 or +12.345.678",
         "ISBN 978-3-16-148410-0, 123-456-7890, 2127365000",
+        # Nothing stands on two lines.
+        "thanks to\n@anna.de, follow us\n@python.org",
+        "x (212) 634\n-9123, 212-634\n-9123",
         "x = y+442071838750, a[i]+442071838750, 3.1415926535-2123",
         "f0e1d2c3-212-736-5000-aabb, 1-212-736-5000-99",
         "@@ -212,736 +5000,1234 @@",

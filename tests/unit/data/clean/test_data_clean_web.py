@@ -91,6 +91,8 @@ def test_c4_blocked_words(tmp_path: Path, cleaner: Make) -> None:
         assert through(cleaner(step), f"{page}\n{text}") == (None, {"blocked word": 1})
     for text in ("A gnarled tree was seen there.", "We saw two other words.", "In C it is also so."):
         assert through(cleaner(step), f"{page}\n{text}")[0] == f"{page}\n{text}"
+    words.write_text("gnarl\n", "utf-8-sig")
+    assert through(cleaner(step), f"{page}\nA gnarl was seen there.") == (None, {"blocked word": 1})
     words.write_text("\n", "utf-8")
     with pytest.raises(DataError, match="is empty"):
         cleaner(step)

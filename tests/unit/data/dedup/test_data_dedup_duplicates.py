@@ -128,7 +128,9 @@ def test_similar_documents_in_one_bucket_with_unlike_ones_are_found() -> None:
     assert keep.tolist() == [False] * 5 + [True] * 5
 
 
-def test_a_component_with_more_kept_documents_than_rounds_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_with_more_kept_documents_than_rounds_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(clusters_module, "_FINAL_ROUNDS", 1)
     words, other = (piece.split(" ") for piece in prose(400, 2))
     chain = [" ".join(other[:cut] + words[cut:]) for cut in range(0, 401, 8)]
@@ -136,6 +138,9 @@ def test_a_component_with_more_kept_documents_than_rounds_loses_nothing(monkeypa
     longest = max(chain, key=lambda text: len(text.encode()))
     assert longest in left
     assert all(similarity(text, longest) > 0.75 for text in chain if text not in left)
+    assert "documents stay that were not compared with all others" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert len(kept(chain, NEAR)) < len(left) and not capsys.readouterr().err
 
 
 def test_roots_join_whole_sets_at_once() -> None:

@@ -43,7 +43,9 @@ def kept_texts(texts: list[str], sources: list[str] | None = None, size: int = 1
         ("one\r\n\r\ntwo", ["one\r\n\r\n", "two"]),
         ("one\n \t\n\n  two\n", ["one\n \t\n\n", "  two\n"]),
         ("one\n\n", ["one\n\n"]),
-        ("\n\none", ["\n\n", "one"]),
+        ("\n\none", ["\n\none"]),
+        ("\n \n\none\n\n\ntwo", ["\n \n\none\n\n\n", "two"]),
+        ("  \n\n", ["  \n\n"]),
     ],
 )
 def test_paragraphs_end_with_their_blank_lines(text: str, paragraphs: list[str]) -> None:
@@ -121,6 +123,13 @@ def test_a_document_that_nothing_is_left_of_goes_and_is_counted() -> None:
     assert total["paragraphs"] == 5 and total["paragraphs_removed"] == 2
     assert found.paragraph_keep[0] is not None and len(found.paragraph_keep[0]) == 5
     assert sorted(" ".join(kept_texts(texts)).split()) == sorted((LONG[0] + " " + LONG[1] + " short").split())
+
+
+@pytest.mark.parametrize("lead", ["\n\n", "  \n\n", "\r\n\r\n"])
+def test_blank_lines_before_a_text_are_no_text_that_is_left(lead: str) -> None:
+    found = find_duplicates(fingerprint_units([LONG[0], lead + LONG[0]], PARAGRAPHS, 2), ["source"], PARAGRAPHS)
+    assert found.report["total"]["emptied"] == found.report["total"]["removed"] == 1
+    assert kept_texts([LONG[0], lead + LONG[0]]) in ([LONG[0]], [lead + LONG[0]])
 
 
 def test_paragraphs_of_documents_that_go_do_not_count() -> None:

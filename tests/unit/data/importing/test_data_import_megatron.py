@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -130,6 +131,24 @@ def test_a_part_without_sequences_is_part_of_a_folder(tmp_path: Path, ids: Any, 
     write_indexed(tmp_path / "data" / "a_document", [[ids[3]]])
     write_indexed(tmp_path / "data" / "b_document", [])
     assert imported("megatron", tmp_path / "data")[0].sources("train") == ["a"]
+
+
+def test_many_files_are_not_all_open_at_a_time(tmp_path: Path, ids: Any, imported: Any) -> None:
+    (tmp_path / "data").mkdir()
+    for number in range(60):
+        write_indexed(tmp_path / "data" / f"{number}_document", [[ids[3]]])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 40, before[1]))
+    try:
+        assert len(imported("megatron", tmp_path / "data")[0].sources("train")) == 60
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("kind", ["megatron", "nanogpt", "datatrove"])
+def test_the_folder_of_nobody_is_refused(imported: Any, kind: str) -> None:
+    with pytest.raises(ConfigError, match="has no meaning here"):
+        imported(kind, "~nobodyofthatname/data")
 
 
 def test_a_folder_and_names(tmp_path: Path, ids: Any, imported: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.errors import DataError
+from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import spec as tokenizer_spec
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.odd_texts import odd_texts
@@ -190,6 +190,34 @@ def test_tiktoken_ids(tmp_path: Path, texts: list[str], pattern: str) -> None:
     assert choose_encoder(tokenizer, "auto", texts) == "fastokens"
 
 
+@pytest.mark.parametrize("tokens", [(b" 12", b"12", b"34"), (b"\n ", b"\n  ", b" \n", b"  ")])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}+"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+        r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+        r"^\p{L}{2}|[0-9a-c\]{]{2,4}+|\$|\^|[$^]{2}+|.|\s++$|\s",
+    ],
+)
+def test_tiktoken_ids_with_a_pattern_as_tiktoken_writes_it(tmp_path: Path, pattern: str, tokens: Any) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    ranks = {token: rank for rank, token in enumerate((*(bytes([b]) for b in range(256)), *tokens))}
+    tokenizer = Tokenizer.load(write_ranks(tmp_path / "x.tiktoken", ranks, {**special(ranks), "pat_str": pattern}))
+    reference = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    draw = random.Random(1)
+    texts = ["".join(draw.choices("ab1234 \n$^]{", k=draw.randint(1, 12))) for _ in range(3000)]
+    assert differing(tokenizer, reference.encode_ordinary, ["x 1234567", "a\n ", "a\n  ", *texts]) == []
+
+
+def test_a_group_that_keeps_what_it_took_is_refused(tmp_path: Path) -> None:
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    path = write_ranks(tmp_path / "x.tiktoken", ranks, special(ranks) | {"pat_str": r"(?:ab){1,2}+|."})
+    with pytest.raises(ConfigError, match="otherwise"):
+        Tokenizer.load(path)
+
+
 def test_tiktoken_ids_when_tokens_have_no_merges(tmp_path: Path) -> None:
     tiktoken = pytest.importorskip("tiktoken")
     ranks = {bytes([byte]): byte for byte in range(256)}
@@ -239,6 +267,8 @@ def test_the_pattern_is_never_guessed(tmp_path: Path) -> None:
     assert "data.tokenizer.pattern" in str(caught.value.fix)
     write_ranks(path, ranks, special(ranks) | {"pattern": "qwen2"})
     assert json.loads(Tokenizer.load(path).content) == json.loads(Tokenizer.load(path, "qwen2").content)
+    # What is known of the file is not changed by what is said of another.
+    assert json.loads(Tokenizer.load(path).content) == json.loads(Tokenizer.load(path, "gpt2").content)
 
 
 def test_special_tokens_are_never_guessed(tmp_path: Path) -> None:
@@ -308,6 +338,10 @@ def test_a_folder_stands_for_what_is_in_it(tmp_path: Path) -> None:
     write_ranks(tmp_path / "b.tiktoken", ranks)
     with pytest.raises(DataError, match=r"several tokenizers: a\.tiktoken, b\.tiktoken"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "b.tiktoken").unlink()
+    (tmp_path / "tokenizer").mkdir()  # somebody's own
+    (tmp_path / "tokenizer/notes.py").touch()
+    assert Tokenizer.load(tmp_path).where == found.where
     found.save(tmp_path / "saved")
     again = Tokenizer.load(tmp_path / "saved")
     assert (again.fingerprint, again.end_of_text_id) == (found.fingerprint, found.end_of_text_id)

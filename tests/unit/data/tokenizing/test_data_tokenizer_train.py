@@ -114,6 +114,12 @@ def test_numbers_are_spelled_digit_by_digit(tmp_path: Path) -> None:
     assert [tokenizer.decode([i]) for i in ids] == list("65536")
 
 
+def test_special_tokens_in_the_text_are_not_learnt() -> None:
+    texts = ["one <|endoftext|> two", "two <|endoftext|>three"] * 50
+    trained = train_on(texts, 400, r"\S+|\s+")
+    assert trained.end_of_text_id not in trained.encode_batch(["a <|endoftext|> b"])[0]
+
+
 def test_a_line_break_stands_alone(tmp_path: Path) -> None:
     file = tmp_path / "code.txt"
     file.write_text("if x:\n    pass\n\n    return\n" * 50)
