@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway.config import MeshShape
+from headway.config import Config, MeshShape
 from headway.parallel.buckets import make_buckets
-from headway.parallel.exchange import Exchange, Plain, PowerSGD, Rounded, TwoLevels
+from headway.parallel.exchange import Exchange, Plain, PowerSGD, Rounded, TwoLevels, make_exchange
+from headway.parallel.replicas import Replicas
 from headway.parallel.world import World
 
 warnings.filterwarnings("error", r".*is deprecated", FutureWarning)
@@ -58,6 +59,21 @@ check(Plain(), 0, 1e-6)
 check(TwoLevels(mesh["dp_shard"].get_group(), mesh["dp_replicate"].get_group()), 0, 1e-6)
 check(Rounded(torch.bfloat16, ITEMS), 1e-4, 2e-2)
 check(Rounded(torch.float16, ITEMS), 1e-5, 2e-3)
+# Gradients as small as those of large models have most of fp16's digits too.
+values = {
+    "train": {"steps": 1, "global_batch": 1024, "sequence_length": 1024},
+    "parallel": {"reduce_precision": "fp16"},
+}
+small = make_exchange(
+    Config.model_validate(values), World(rank, size, rank, torch.device("cpu")), Replicas(None, rank, size)
+)
+assert isinstance(small, Rounded)
+module = model()
+buckets = make_buckets(module)
+given = [2.0**20 * 5e-7 / (ITEMS * 300) * gradient for gradient in gradients(0, rank)]
+wanted = [2.0**20 * 5e-7 / (ITEMS * 300) * total for total in sums(0)]
+assert furthest(exchanged(small, module, buckets, given), wanted) < 1e-3
+
 check(PowerSGD(size, 64, 0), 0, 1e-6)  # no matrix is that large: nothing pays
 check(PowerSGD(size, 2, 0), 0.5, 1.0)
 

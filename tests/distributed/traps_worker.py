@@ -1,7 +1,8 @@
 """Run under torchrun with two workers: data that tempt workers to do different things, under every strategy.
 
 Rows have unequally many targets, in one step those of one worker have none, in another they are not finite on one of
-them alone; a matrix is shared by two layers, one parameter takes no part, one is frozen, and every gradient is clipped.
+them alone; a matrix is shared by two layers, one parameter takes no part, one is frozen, one does not lie row by row in
+memory, each micro-batch chooses one of two layers in a block, some leave a block out, and every gradient is clipped.
 All workers must end with the same bits of everything that they have copies of, and with what one alone computes.
 """
 
@@ -31,8 +32,10 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.inner = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.either = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, choice: int) -> torch.Tensor:
+        x = x + self.either[choice](x).tanh()
         return x + F.dropout(self.inner(self.norm(x)).tanh(), 0.2, self.training)
 
 
@@ -45,32 +48,35 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList([Block(), Block()])
         self.unused = nn.Parameter(torch.ones(3, WIDTH))
         self.frozen = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+        self.turned = nn.Parameter((torch.randn(2 * WIDTH, WIDTH) / 4).t())
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, blocks: int) -> torch.Tensor:
         x = self.embedding(ids) * self.frozen
-        for block in self.blocks:
-            x = block(x)
+        x = x + (x @ self.turned).tanh() @ self.turned.T
+        for block in self.blocks[:blocks]:
+            x = block(x, int(ids[0, 0]) % 2)
         return x @ self.embedding.weight.T
 
 
 def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
-    logits = model(batch["ids"]).flatten(0, 1)
+    logits = model(batch["ids"], int(batch["blocks"].max())).flatten(0, 1)
     loss = F.cross_entropy(logits, batch["targets"].flatten(), ignore_index=IGNORE_TARGET, reduction="sum")
     return loss * batch["factor"].max()
 
 
 def rows(step: int, lane: int) -> list[MicroBatch]:
-    """Two micro-batches of a lane; lane 1 is the second worker's."""
+    """Two micro-batches of a lane. The last two of the four lanes are the second worker's; every other has one block."""
     batches = []
     for number in range(2):
         generator = torch.Generator().manual_seed(100 * step + 10 * lane + number)
         tokens = torch.randint(VOCABULARY, (3, LENGTH + 1), generator=generator)
         targets = tokens[:, 1:].clone()
         targets[:, 1 + (step + 3 * lane + 5 * number) % LENGTH :] = IGNORE_TARGET
-        if step == EMPTY and lane == 1:
+        if step == EMPTY and lane >= 2:
             targets[:] = IGNORE_TARGET
-        factor = torch.full((3,), torch.inf if step == POISONED and lane == 1 and number == 0 else 1.0)
-        batches.append({"ids": tokens[:, :-1], "targets": targets, "factor": factor})
+        factor = torch.full((3,), torch.inf if step == POISONED and lane == 2 and number == 0 else 1.0)
+        blocks = torch.full((3,), 2 - lane % 2)
+        batches.append({"ids": tokens[:, :-1], "targets": targets, "factor": factor, "blocks": blocks})
     return batches
 
 
@@ -96,7 +102,7 @@ def config_of(strategy: str, workers: int, determinism: str) -> Config:
     values = {
         "seed": 5,
         "determinism": determinism,
-        "train": {"steps": STEPS, "global_batch": 12, "micro_batch": 3, "lanes": 2, "max_grad_norm": 0.2},
+        "train": {"steps": STEPS, "global_batch": 24, "micro_batch": 3, "lanes": 4, "max_grad_norm": 0.2},
         "optimizer": {"learning_rate": 0.05},
         "schedule": {"warmup": "1 steps"},
         "parallel": {"strategy": strategy if workers > 1 else "auto", "workers": workers},
@@ -106,7 +112,7 @@ def config_of(strategy: str, workers: int, determinism: str) -> Config:
 
 def check(world: World, model: nn.Module, strategy: str, determinism: str, expected: Any) -> None:
     weights, results = expected
-    lanes = LaneGrid(2, 2, 3).of_worker(world.rank, world.size)
+    lanes = LaneGrid(4, 2, 3).of_worker(world.rank, world.size)
     state, found = train(config_of(strategy, 2, determinism), world, copy.deepcopy(model), lanes)
     name = f"{strategy} {determinism}"
     for step, (mine, right) in enumerate(zip(found, results, strict=True)):
@@ -129,7 +135,7 @@ if __name__ == "__main__":
     torch.manual_seed(1)
     net = Net()
     alone = World(0, 1, 0, torch.device("cpu"))
-    reference, told = train(config_of("auto", 1, "run"), alone, copy.deepcopy(net), range(2))
+    reference, told = train(config_of("auto", 1, "run"), alone, copy.deepcopy(net), range(4))
     assert [result.skipped for result in told] == [step == POISONED for step in range(STEPS)]
     assert (
         len({result.items for result in told}) > 3
@@ -138,7 +144,7 @@ if __name__ == "__main__":
     whole = {key: value.detach().clone() for key, value in reference.model.named_parameters()}
     assert torch.equal(whole["frozen"], net.frozen)
     wide = copy.deepcopy(net).double()
-    in_fp64, told_in_fp64 = train(config_of("auto", 1, "run"), alone, copy.deepcopy(wide), range(2))
+    in_fp64, told_in_fp64 = train(config_of("auto", 1, "run"), alone, copy.deepcopy(wide), range(4))
     with open_world("cpu", 120, MeshShape(dp_shard=2)) as here:
         for way in STRATEGIES:
             for promise in ("run", "elastic"):

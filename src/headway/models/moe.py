@@ -116,7 +116,7 @@ class MixtureOfExperts(nn.Module):
         return F.dropout(y_ND.view(x_BTD.shape), self.dropout, self.training)
 
     def route(self, x_ND: torch.Tensor) -> Routing:
-        """Choose the experts of every token, in fp32 in any case."""
+        """Choose the experts of every token, in fp32 whatever `train.precision` is (TF32 where that is asked for)."""
         with torch.autocast(x_ND.device.type, enabled=False):
             logits_NE = F.linear(x_ND.float(), _on_own_tokens(self.router.weight).float())
         scores_NE = logits_NE.softmax(-1) if self.score == "softmax" else logits_NE.sigmoid()

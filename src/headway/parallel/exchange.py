@@ -46,11 +46,17 @@ def make_exchange(config: Config, world: World, replicas: Replicas) -> Exchange:
         inner, outer = world.weights_axis("dp_shard"), world.device_mesh["dp_replicate"]
         return TwoLevels(inner.get_group(), outer.get_group())
     if parallel.reduce_precision != "fp32":
-        return Rounded(getattr(torch, _DTYPES[parallel.reduce_precision]), config.train.tokens_per_step, group)
+        items = float(config.train.tokens_per_step)
+        if parallel.reduce_precision == "fp16" and config.train.precision != "fp16":  # nothing has scaled the loss
+            items /= _UP
+        return Rounded(getattr(torch, _DTYPES[parallel.reduce_precision]), items, group)
     return Plain(group)
 
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+#: Gradients of large models are around 1e-6 as means, where fp16 has steps of 6e-8; a thousand times as large they are
+#: still far from its largest number, 65,504. One above it is not finite, and the step is left out.
+_UP = 2.0**10
 
 
 class Alone:
@@ -81,12 +87,11 @@ class Rounded:
 
     Args:
         dtype: Of what travels.
-        items: About as many as a global batch has. Gradients are sums over items; divided by a power of two near that
-            number they are as large as the mean, far from the ends of what fp16 can hold.
+        items: Gradients are sums over items; they travel divided by a power of two near this number.
     """
 
-    def __init__(self, dtype: torch.dtype, items: int, group: dist.ProcessGroup | None = None) -> None:
-        self._group, self._dtype, self._scale = group, dtype, 2.0 ** -round(math.log2(max(1, items)))
+    def __init__(self, dtype: torch.dtype, items: float, group: dist.ProcessGroup | None = None) -> None:
+        self._group, self._dtype, self._scale = group, dtype, 2.0 ** -round(math.log2(items))
 
     def start(self, bucket: Bucket) -> Finish:
         """Round, and begin the all-reduce."""

@@ -6,8 +6,9 @@ each unit of the model is brought together for its forward and backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,8 @@ class FullyShardedDataParallel:
         if experts and world.experts_axis("expert_shard").size() == 1:
             # Nobody shares these experts. PyTorch would bring them together all the same, and leave out the sum.
             self._uncut, experts = [p for unit in experts for p in unit.parameters()], []
+        for p in module.parameters():
+            p.data = p.data.contiguous()  # PyTorch cuts nothing else
         _shard(module, units, experts, self._uncut, world, config)
         assert isinstance(module, FSDPModule)
         self._root = module
@@ -56,6 +59,7 @@ class FullyShardedDataParallel:
         self._all = [*(unit for unit in experts if isinstance(unit, FSDPModule)), *self._units, self._root]
         for unit in self._all:
             unit.set_custom_reduce_scatter(_Sum(self._elastic, self._last, self._copies))
+            _count_unused_as_zero(unit)
             if any(p.dtype not in _DIVIDED_BY_COLLECTIVES for p in unit.parameters()):
                 unit.set_gradient_divide_factor(1.0)
         _prefetch(self._root, self._units, config.parallel.prefetch)
@@ -168,6 +172,29 @@ def _prefetch(root: FSDPModule, units: Sequence[FSDPModule], ahead: int | None) 
     for index, (forward, backward) in enumerate(zip(units, backwards, strict=True), start=1):
         forward.set_modules_to_forward_prefetch(list(units[index : index + ahead]))
         backward.set_modules_to_backward_prefetch(backwards[index : index + ahead])
+
+
+def _count_unused_as_zero(unit: FSDPModule) -> None:
+    """Have a unit sum the gradients of all its parameters whenever it sums any.
+
+    PyTorch packs those that have one. Where workers use different parameters of a unit (experts, say), sums would be of
+    different ones; and lanes that are kept would wait for one that does not come. (Its own remedy,
+    `set_reduce_scatter_unused_params`, comes with torch 2.13.)
+    """
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    for group in filter(None, groups):
+        group.post_backward = partial(_with_zeros, group, group.post_backward)
+
+
+def _with_zeros(group: Any, post_backward: Callable[..., None], *arguments: Any) -> None:
+    for parameter in group.fsdp_params if group.reduce_grads else ():
+        whole = getattr(parameter, "_unsharded_param", None)  # not before it was used for the first time
+        if whole is None or not whole.requires_grad:
+            continue
+        if whole.grad is None and parameter.unsharded_accumulated_grad is None:
+            whole.grad = torch.zeros_like(whole)
+    post_backward(*arguments)
 
 
 class _LastLane:

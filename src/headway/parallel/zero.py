@@ -132,11 +132,14 @@ class Zero2(_OwnedUpdate):
         if not self._ownership.is_mine(bucket[0]):
             return
         for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):
-            part = part.view(local_part(p).shape)
+            own = local_part(p)
+            part = part.view(own.shape)
             if p in self._sums:
                 self._sums[p].add_(part)
-            else:
+            elif own.is_contiguous():
                 self._sums[p] = part
+            else:  # fused optimizers walk a weight and its gradient alike
+                self._sums[p] = torch.empty_like(own).copy_(part)
 
 
 def _ownership(module: nn.Module, world: World) -> Ownership:

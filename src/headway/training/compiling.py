@@ -97,15 +97,17 @@ def compiling_pays(config: Config, device: torch.device, rows: int, micro_batche
     if key in known:
         gain = Gain(**known[key])
     else:
-        trial = _Trial(config, shape, device, rows)
-        estimate = trial.eager_seconds() * layers
-        if estimate < _LEAST_SECONDS:
-            notice(f"not compiled: the layers take {format_seconds(estimate)} in all, so trying it does not pay")
-            return False
-        notice("train.compile=auto: trying with one layer what torch.compile gains; once for this machine and shape")
         try:
+            trial = _Trial(config, shape, device, rows)
+            estimate = trial.eager_seconds() * layers
+            if estimate < _LEAST_SECONDS:
+                notice(f"not compiled: the layers take {format_seconds(estimate)} in all, so trying it does not pay")
+                return False
+            notice(
+                "train.compile=auto: trying with one layer what torch.compile gains; once for this machine and shape"
+            )
             gain = trial.measure()
-        except Exception as error:  # of the compiler, whatever it is
+        except Exception as error:  # of the compiler, whatever it is; or a whole layer does not fit beside the run's
             warning(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
             return False
         _keep(file, {**known, key: asdict(gain)})

@@ -114,8 +114,10 @@ def sample(logits_V: torch.Tensor, temperature: float, top_p: float, generator: 
     probabilities_V = torch.softmax(logits_V / temperature, dim=0)
     if top_p < 1:
         sorted_V, order_V = probabilities_V.sort(descending=True, stable=True)
-        # A token is in the set while those before it have not reached top_p; so the likeliest always is.
-        sorted_V[sorted_V.cumsum(0) - sorted_V > top_p] = 0.0
+        # A token is in the set while those before it have not reached top_p; the likeliest always is.
+        reached_V = sorted_V.cumsum(0) - sorted_V >= top_p
+        reached_V[0] = False
+        sorted_V[reached_V] = 0.0
         probabilities_V = torch.zeros_like(probabilities_V).scatter_(0, order_V, sorted_V)
     return int(torch.multinomial(probabilities_V, 1, generator=generator))
 

@@ -44,8 +44,9 @@ def trial_step(
     optimizer, cursor, engine = state.optimizer, state.cursor, state.engine
     fresh = not optimizer.state
     cuda = [world.device] if world.device.type == "cuda" else []
-    # What PowerSGD did not send of this gradient would be added to the first real one.
-    send = config.parallel.compression == "none"
+    # Where gradients are summed after all of them are there, a worker whose memory runs out would leave the others
+    # waiting for its part; and what PowerSGD did not send of this gradient would be added to the first real one.
+    send = config.parallel.strategy not in ("ddp", "zero1")
     try:
         with torch.random.fork_rng(devices=cuda), out_of_memory_told(config, batch), kept_buffers(state.model):
             state.prepare_to_load()  # moments, if there are none

@@ -109,6 +109,12 @@ def test_temperature_sharpens() -> None:
     torch.testing.assert_close(_frequencies(0.5, 1), squared / squared.sum(), atol=0.03, rtol=0)
 
 
+def test_a_set_that_has_just_reached_top_p_is_whole() -> None:
+    logits = torch.tensor([0.0, 0.0, -torch.inf])
+    generator = torch.Generator().manual_seed(0)
+    assert {sample(logits, 1.0, 0.5, generator) for _ in range(50)} == {0}
+
+
 @pytest.mark.parametrize("top_p, kept", [(0.0, [1]), (0.4, [1]), (0.6, [1, 3]), (0.8, [1, 2, 3]), (0.95, [0, 1, 2, 3])])
 def test_top_p_keeps_the_smallest_likeliest_set(top_p: float, kept: list[int]) -> None:
     assert _frequencies(1, top_p, 400).nonzero().flatten().tolist() == kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,20 @@ def test_a_trial_changes_nothing(name: str, determinism: str) -> None:
     for other in states[1:]:
         assert states[0].keys() == other.keys()
         assert not [key for key, tensor in states[0].items() if not torch.equal(tensor, other[key])]
+
+
+@pytest.mark.parametrize(("strategy", "sums"), [("ddp", False), ("zero1", False), ("zero2", True)])
+def test_no_worker_waits_for_another_whose_memory_may_have_run_out(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, sums: bool
+) -> None:
+    """Where gradients can be summed afterwards."""
+    task, state, own = setup(config(), LaneGrid(1, 3, 8))
+    c = config(parallel={"strategy": strategy, "workers": 2})
+    told: list[Any] = []
+    monkeypatch.setattr(own, "reduce", lambda: told.append("summed"))
+    monkeypatch.setattr(own, "micro_batch", lambda lane, last: told.append(last) or nullcontext())
+    trial_step(c, task, state, own, WORLD, task.feed.batch(0, 0)[0])
+    assert told == ([True, "summed"] if sums else [False])
 
 
 def failing(c: Config, error: BaseException) -> tuple[Task, TrainState, Strategy, list[int]]:
