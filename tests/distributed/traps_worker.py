@@ -65,7 +65,7 @@ def summed_loss(model: nn.Module, batch: MicroBatch) -> torch.Tensor:
 
 
 def rows(step: int, lane: int) -> list[MicroBatch]:
-    """Two micro-batches of a lane. The last two of the four lanes are the second worker's; every other has one block."""
+    """Two micro-batches of a lane. The last two of four lanes are the second worker's; every other has one block."""
     batches = []
     for number in range(2):
         generator = torch.Generator().manual_seed(100 * step + 10 * lane + number)
