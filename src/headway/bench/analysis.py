@@ -114,8 +114,8 @@ def by_setting(results: Iterable[CellResult]) -> dict[Setting, list[CellResult]]
 
 
 def good(results: Iterable[CellResult]) -> list[CellResult]:
-    """Those with something to compare."""
-    return [result for result in results if result.status == "ok"]
+    """Those with something to compare; a step without an update does less than one of training."""
+    return [result for result in results if result.status == "ok" and result.doubt is None]
 
 
 def base_of(result: CellResult, results: Sequence[CellResult]) -> CellResult | None:
@@ -129,10 +129,10 @@ def efficiency(result: CellResult, results: Sequence[CellResult]) -> float | Non
     """Tokens/s per worker, as a share of what the fewest workers do.
 
     In weak scaling that is the time of a step with as many rows for each worker, in strong scaling the speed-up of the
-    same step by the number of workers. None of the base itself, and without one.
+    same step by the number of workers. None of the base itself, without one, and of what may not be compared.
     """
     base, speed = base_of(result, results), mean(result, SPEED)
-    if base is None or speed is None or base.cell.workers == result.cell.workers:
+    if base is None or speed is None or result.doubt is not None or base.cell.workers == result.cell.workers:
         return None
     before = mean(base, SPEED)
     assert before is not None, "it came out"

@@ -25,7 +25,7 @@ _ID_LENGTH = 32
 #: Container runtimes cut lines at 16 KiB, some services at 4 KiB with what they add.
 _LINE_CHARACTERS = 3000
 
-_LINE = re.compile(rf"{MARKER} ([0-9a-f]{{{_ID_LENGTH}}}) (\d+)/(\d+) (.*)\|[^|]*$")
+_LINE = re.compile(rf"{MARKER} ([0-9a-f]{{{_ID_LENGTH}}}) (\d+)/(\d+) (.*\|)")
 _BEGIN = re.compile(rf"=====+{MARKER} BEGIN ([0-9a-f]{{{_ID_LENGTH}}})")
 
 
@@ -59,7 +59,7 @@ def find_blocks(lines: Iterable[str]) -> Found:
             continue
         name, count = match[1], int(match[3])
         mine = parts.setdefault(name, {})
-        mine[int(match[2])] = match[4]
+        mine[int(match[2])] = match[4]  # up to the last bar, which may be one of what a log has put behind
         if len(mine) == count and (value := _whole(mine, name)) is not None:
             found.values.append(value)
             done.add(name)
@@ -68,23 +68,35 @@ def find_blocks(lines: Iterable[str]) -> Found:
 
 
 def _whole(parts: dict[int, str], name: str) -> dict[str, Any] | None:
-    text = "".join(parts[number] for number in sorted(parts))
-    if sha256_bytes(text.encode())[:_ID_LENGTH] != name:
-        return None
-    value: dict[str, Any] = json.loads(text)
-    return value
+    *whole, last = (parts[number] for number in sorted(parts))
+    before = "".join(map(_without_rest, whole))
+    # Nothing says how long the last one is but the hash of all; mostly it goes up to the last bar.
+    for cut in (match.start() for match in reversed(list(re.finditer(r"\|", last[: _LINE_CHARACTERS + 1])))):
+        text = before + last[:cut]
+        if sha256_bytes(text.encode())[:_ID_LENGTH] == name:
+            value: dict[str, Any] = json.loads(text)
+            return value
+    return None
+
+
+def _without_rest(part: str) -> str:
+    """A part that is not the last, without what stands behind it."""
+    if part[_LINE_CHARACTERS : _LINE_CHARACTERS + 1] == "|":
+        return part[:_LINE_CHARACTERS]
+    return part.rpartition("|")[0]
 
 
 def _unwrapped(line: str) -> str:
     """A line as it was printed, where a log keeps each one within a JSON object (Docker's files, cloud services)."""
     line = line.rstrip("\r\n")
-    if MARKER not in line or not line.lstrip().startswith("{"):
-        return line
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-    return next(_texts(record), line)
+    for brace in re.finditer("{", line[: max(0, line.find(MARKER))]):  # a time or a name may stand before the object
+        try:
+            record, _ = json.JSONDecoder().raw_decode(line, brace.start())
+        except (ValueError, RecursionError):
+            continue
+        if (text := next(_texts(record), None)) is not None:
+            return text
+    return line
 
 
 def _texts(value: Any) -> Iterator[str]:

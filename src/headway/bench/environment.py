@@ -10,7 +10,16 @@ from typing import Any
 import headway
 from headway.core.files import fingerprint
 
-_VARIABLES = ("NCCL_", "GLOO_", "PYTORCH_", "TORCHINDUCTOR_", "MKL_", "KMP_")
+#: What variables begin with that may change speed. What is another at each start begins otherwise (`TORCHELASTIC_`).
+_VARIABLES = (
+    "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "ATEN_", "ONEDNN_", "DNNL_", "MKL_",
+    "KMP_", "OMP_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "LD_PRELOAD",
+)  # fmt: skip
+#: Decided by the cell (threads) or told by other facts (devices, versions), or places of files.
+_OF_NO_MATTER = {
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_VERSION", "CUDA_HOME", "CUDA_PATH",
+    "CUDA_CACHE_PATH", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR",
+}  # fmt: skip
 
 
 def describe_environment(launcher: str) -> dict[str, Any]:
@@ -19,7 +28,11 @@ def describe_environment(launcher: str) -> dict[str, Any]:
     from headway.telemetry.provenance import environment
 
     facts = environment()
-    variables = {name: value for name, value in facts["variables"].items() if name.startswith(_VARIABLES)}
+    variables = {
+        name: value
+        for name, value in facts["variables"].items()
+        if name.startswith(_VARIABLES) and name not in _OF_NO_MATTER
+    }
     packages = {name: facts["packages"].get(name) for name in ("headway", "torch", "numpy", "triton", "deepspeed")}
     return {
         "hardware": hardware_facts(),

@@ -22,6 +22,7 @@ from headway.bench.analysis import (
     setting_in_words,
 )
 from headway.bench.results import CellResult
+from headway.bench.suite import flattened
 from headway.config import DEEPSPEED
 from headway.core.format import counted, format_bytes, format_count
 
@@ -38,7 +39,14 @@ _SHOWN = 0.0005
 
 def findings(results: Sequence[CellResult]) -> list[str]:
     """One sentence each, the most important first."""
-    return [*_failures(results), *_once(results), *_busy(results), *_settings(results), *_deepspeed(results)]
+    return [
+        *_failures(results),
+        *_doubtful(results),
+        *_once(results),
+        *_busy(results),
+        *_settings(results),
+        *_deepspeed(results),
+    ]
 
 
 def _settings(results: Sequence[CellResult]) -> Iterator[str]:
@@ -74,9 +82,8 @@ def _busy(results: Sequence[CellResult]) -> Iterator[str]:
 
 def _deepspeed(results: Sequence[CellResult]) -> Iterator[str]:
     """What would surprise whoever compares."""
-    own = [r for r in good(results) if r.cell.strategy in DEEPSPEED]
-    parallel = own[0].settings.get("config", {}).get("parallel", {}) if own else {}
-    if own and not parallel.get("deepspeed_config"):
+    own = [dict(flattened(r.settings.get("config") or {})) for r in good(results) if r.cell.strategy in DEEPSPEED]
+    if not all(config.get("parallel.deepspeed_config") for config in own):
         yield (
             "DeepSpeed allocates buckets of 500 million elements by default, however small the model"
             " (reduce_bucket_size; parallel.deepspeed_config says otherwise): that is part of its memory here."
@@ -237,6 +244,12 @@ def _failures(results: Sequence[CellResult]) -> Iterator[str]:
         yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in left_out)
 
 
+def _doubtful(results: Sequence[CellResult]) -> Iterator[str]:
+    for result in results:
+        if result.doubt is not None:
+            yield f"Warning: {label(result, results)} is compared with nothing: {result.doubt}."
+
+
 def failure_in_words(result: CellResult, characters: int = 1000) -> str:
     """How and why the newest repeat that did not come out ended, in so many characters at most."""
     failure = result.last_failure
@@ -255,6 +268,8 @@ def changes(before: Sequence[CellResult], after: Sequence[CellResult]) -> list[l
             verdict = "only in the first" if b is None else "only in the second"
         elif a.status != "ok" or b.status != "ok":
             verdict = "as before" if a.status == b.status else f"{a.status} before, {b.status} now"
+        elif (doubt := b.doubt or a.doubt) is not None:
+            verdict = f"not compared: {doubt}{'' if b.doubt else ' before'}"
         else:
             told = [_speed_in_words(b, a), _memory_in_words(b, a)]
             verdict = (

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
+from math import prod
 from typing import Any
 
-from headway.bench.suite import Cell, Suite, flattened
+from headway.bench.suite import Cell, CellPattern, Suite, flattened
 from headway.config import DEEPSPEED, Config, override
 from headway.core.errors import ConfigError
 from headway.core.faults import parse_orders
@@ -74,13 +75,26 @@ def plan_matrix(suite: Suite, environment: Mapping[str, Any]) -> list[PlannedCel
         environment: What results depend on besides the cell: hardware and software.
 
     Raises:
-        ConfigError: `suite.config` is wrong whatever the cell, or a fault is none.
+        ConfigError: no cell can be run, all for one reason (what is wrong in `suite.config` whatever the cell), or a
+            fault is none.
     """
     for fault in suite.faults:
         parse_orders(fault.order)
     _refuse_what_cells_decide(suite)
-    override(Config(), ["train.steps=1", *_overrides(suite)])
-    return [_planned(suite, cell, environment) for cell in cells_of(suite)]
+    planned = [_planned(suite, cell, environment) for cell in cells_of(suite)]
+    wanted = [one for one in planned if one.excluded is None]
+    if len({one.refused for one in wanted}) == 1 and wanted[0].refused is not None:
+        cell_config(suite, wanted[0].cell)  # raises what all of them meet, with its place
+    return planned
+
+
+def unused_patterns(suite: Suite) -> Iterator[str]:
+    """Exclusions and faults that no cell of the matrix fits, in words. Overrides may have taken their cells away."""
+    for key, patterns in (("exclude", suite.exclude), ("faults", suite.faults)):
+        for pattern in patterns:
+            if not any(pattern.fits(cell) for cell in cells_of(suite)):
+                wanted = pattern.model_dump(include=set(CellPattern.model_fields), exclude_none=True)
+                yield f"{key}: no cell has {', '.join(f'{name} {value}' for name, value in wanted.items())}"
 
 
 def _refuse_what_cells_decide(suite: Suite) -> None:
@@ -121,10 +135,10 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
     Raises:
         ConfigError: the config's own checks refuse it, or a package is missing.
     """
-    if cell.strategy in DEEPSPEED and find_spec("deepspeed") is None:
-        raise ConfigError("DeepSpeed is not installed", fix="pip install 'headway[deepspeed]'")
-    parallel = suite.config.get("parallel") or {}
-    together = parallel.get("tensor", 1) * parallel.get("context", 1) * parallel.get("pipeline", 1)
+    parallel = suite.config.get("parallel")
+    degrees = [parallel.get(key) for key in ("tensor", "context", "pipeline")] if isinstance(parallel, dict) else []
+    # What is no such number is refused with the rest of the config below.
+    together = prod(degree for degree in degrees if isinstance(degree, int) and degree > 0)
     shared_by = rows_for_workers(suite, cell.scaling) or cell.workers
     values: dict[str, Any] = {
         "name": cell.name,
@@ -149,6 +163,9 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
         values["model.max_sequence_length"] = cell.sequence_length
     written = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     config = override(Config(), [*written, *_overrides(suite)])
+    # After what is wrong for every strategy, so that all cells have one reason then.
+    if cell.strategy in DEEPSPEED and find_spec("deepspeed") is None:
+        raise ConfigError("DeepSpeed is not installed", fix="pip install 'headway[deepspeed]'")
     if config.train.compile == "auto":
         raise ConfigError(
             "a benchmark measures one of both ways", where="train.compile", fix="train.compile=true, or false"

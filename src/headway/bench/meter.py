@@ -39,6 +39,8 @@ class Meter(Callback):
     """All measured steps, with what the device had queued."""
     items: int = 0
     loss_sum: float = 0.0
+    skipped_steps: int = 0
+    """Measured ones without an update."""
     joules: float | None = None
     energy_source: str | None = None
     communication: tuple[float, float] | None = None
@@ -61,14 +63,16 @@ class Meter(Callback):
         now = time.perf_counter()
         if first < step <= last:
             self.step_seconds.append(now - self._last)
-            self.items += int(metrics["train/items"])
-            self.loss_sum += metrics["train/loss"] * metrics["train/items"]
+            items = int(metrics["train/items"])  # of a step without any, nor of one that health leaves out, is a loss
+            self.items += items
+            self.loss_sum += metrics.get("train/loss", math.nan if items else 0.0) * items
         if step == first:
-            self._start = now
+            self._start, self._skipped_before = now, job.state.cursor.skipped_steps
             if self._counter is not None:
                 self._counter.joules()
         if step == last:
             self.seconds = now - self._start
+            self.skipped_steps = job.state.cursor.skipped_steps - self._skipped_before
             if self._counter is not None:
                 self.joules, self.energy_source = self._counter.joules(), self._counter.source
             self.memory = Memory.now(device)

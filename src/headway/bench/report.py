@@ -26,8 +26,7 @@ from headway.bench.analysis import (
 )
 from headway.bench.charts import KINDS, Named, setting_charts, standalone
 from headway.bench.findings import changes, failure_in_words, findings, other_conditions
-from headway.bench.results import CellResult, merge_results, read_results
-from headway.bench.suite import STRATEGIES
+from headway.bench.results import CellResult, merge_results, read_results, strategy_place
 from headway.core.errors import DataError
 from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count
@@ -144,7 +143,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 def _charts(report: Report) -> list[Named]:
     groups = by_setting(report.results)
     strategies = {result.cell.strategy for result in report.results}
-    looks = {name: index for index, name in enumerate(sorted(strategies, key=STRATEGIES.index))}
+    looks = {name: index for index, name in enumerate(sorted(strategies, key=strategy_place))}
     if len(groups) == 1:
         return setting_charts(report.results, looks)
     found = []
@@ -162,9 +161,10 @@ def _row(result: CellResult, results: Sequence[CellResult]) -> list[str]:
     name = label(result, results)
     if result.status != "ok":
         return [name, failure_in_words(result, _SHORT), *[UNKNOWN] * (len(_HEADERS) - 3), _repeats(result)]
+    ok = "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result, _SHORT)}"
     return [
         name,
-        "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result, _SHORT)}",
+        ok if result.doubt is None else f"{ok}; {result.doubt}",
         _mean(result, SPEED, format_count),
         _mean(result, METRICS[1], format_count),
         _mean(result, METRICS[3], _milliseconds),

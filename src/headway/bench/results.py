@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from headway.bench.suite import STRATEGIES, Cell, flattened
+from headway.bench.suite import STRATEGIES, Cell, FileName, flattened
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, write_json
+from headway.core.format import counted
 
 SCHEMA_VERSION = 1
 CELLS = "cells"
@@ -66,6 +67,8 @@ class Measurement(Record):
     p95_step_seconds: float
     mean_loss: float | None
     """Over the measured steps; null when one was not finite."""
+    skipped_steps: int | None = None
+    """Measured steps without an update, since loss or gradient were not finite."""
     peak_memory_bytes: int | None
     """What tensors take, of the worker that has most: on GPUs the most that PyTorch had allocated so far, on the CPU
     the most within one step."""
@@ -121,28 +124,24 @@ class CellResult(Record):
     schema_version: Literal[1] = 1
     suite: str
     cell: Cell
-    key: str
+    key: FileName
     """Of the cell, how it was measured, and the environment."""
     environment_id: str
     environment: dict[str, Any]
     """Hardware and software that the result depends on."""
     settings: dict[str, Any]
     """How it was measured: steps, data, the suite's keys of the config."""
-    repeats: list[Repeat]
+    repeats: list[Repeat] = Field(min_length=1)
 
     @property
     def conditions(self) -> str:
         """A short name for the environment and how it was measured: only results with the same may be compared."""
-        return fingerprint({"environment": self.environment, "how": self._how})[:8]
-
-    @property
-    def _how(self) -> dict[str, Any]:
-        return {key: value for key, value in self.settings.items() if key not in ("description", "faults", "repeats")}
+        return conditions_of(self.environment, self.settings)
 
     @property
     def known_conditions(self) -> dict[str, Any]:
         """The same as dotted keys and values; of accelerators their names."""
-        known = dict(flattened({**self.environment, **self._how}))
+        known = dict(flattened({**self.environment, **_how(self.settings)}))
         accelerators = known.get("hardware.accelerators") or []
         return {**known, "hardware.accelerators": [device.get("name") for device in accelerators]}
 
@@ -162,6 +161,20 @@ class CellResult(Record):
         failure = self.last_failure
         return "ok" if self.measured or failure is None else failure.status
 
+    @property
+    def doubt(self) -> str | None:
+        """Why its speed is not that of training, though it came out; None when it is."""
+        if any(found.mean_loss is None for found in self.measured):
+            return "its loss is not finite"
+        skipped = sum(found.skipped_steps or 0 for found in self.measured)
+        steps = sum(len(found.step_seconds) for found in self.measured)
+        return f"{skipped} of {counted(steps, 'measured step')} made no update" if skipped else None
+
+    @property
+    def started(self) -> float:
+        """When its newest repeat began."""
+        return max(repeat.started for repeat in self.repeats)
+
     def is_done(self, repeats: int) -> bool:
         """Whether there is nothing left to measure: all repeats, or one that did not come out."""
         return self.last_failure is not None or len(self.repeats) >= repeats
@@ -170,6 +183,15 @@ class CellResult(Record):
     def file_name(self) -> str:
         """In the folder of results."""
         return f"{self.cell.name}-{self.key[:8]}.json"
+
+
+def conditions_of(environment: dict[str, Any], settings: dict[str, Any]) -> str:
+    """A short name for them, as `CellResult.conditions`."""
+    return fingerprint({"environment": environment, "how": _how(settings)})[:8]
+
+
+def _how(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in ("description", "faults", "repeats")}
 
 
 def write_result(folder: Path, result: CellResult) -> Path:
@@ -214,6 +236,10 @@ def read_results(folder: Path, below: str = CELLS) -> list[CellResult]:
     for path in sorted((folder / below).glob("*.json")):
         try:
             value = json.loads(path.read_bytes())
+        except OSError as error:
+            raise DataError(
+                f"the result cannot be read: {error.strerror}", where=str(path), fix="remove it, and measure again"
+            ) from None
         except ValueError:
             raise DataError("not JSON", where=str(path), fix="remove the file, and measure again") from None
         results.append(parse_result(value, str(path)))
@@ -225,25 +251,31 @@ def merge_results(results: Iterable[CellResult]) -> list[CellResult]:
     merged: dict[str, CellResult] = {}
     for result in results:
         before = merged.get(result.key)
-        merged[result.key] = result if before is None else _with(before, result.repeats)
+        merged[result.key] = result if before is None else _together(before, result)
     return sorted(merged.values(), key=_place)
 
 
+def strategy_place(name: str) -> tuple[int, str]:
+    """In the order of the config's reference; those of another version of Headway come last."""
+    return STRATEGIES.index(name) if name in STRATEGIES else len(STRATEGIES), name
+
+
 def _place(result: CellResult) -> tuple[Any, ...]:
-    """In a table: small cells first, strategies in the order of the config's reference."""
+    """In a table: small cells first."""
     cell = result.cell
-    known = STRATEGIES.index(cell.strategy) if cell.strategy in STRATEGIES else len(STRATEGIES)
-    return cell.workers, cell.scaling == "strong", known, cell.name, result.key
+    return cell.workers, cell.scaling == "strong", strategy_place(cell.strategy), cell.name, result.key
 
 
-def _with(result: CellResult, repeats: Sequence[Repeat]) -> CellResult:
-    by_number = {repeat.number: repeat for repeat in result.repeats}
-    for repeat in repeats:
+def _together(first: CellResult, second: CellResult) -> CellResult:
+    """All repeats, under the description and the number of repeats that the newest was asked with."""
+    by_number = {repeat.number: repeat for repeat in first.repeats}
+    for repeat in second.repeats:
         before = by_number.get(repeat.number)
         # A worker's own word comes first, that of whoever started it later and knows more of the same.
         if before is None or repeat.started > before.started or _is_fuller(repeat, before):
             by_number[repeat.number] = repeat
-    return result.model_copy(update={"repeats": [by_number[number] for number in sorted(by_number)]})
+    newest = max(first, second, key=lambda result: result.started)
+    return newest.model_copy(update={"repeats": [by_number[number] for number in sorted(by_number)]})
 
 
 def _is_fuller(repeat: Repeat, before: Repeat) -> bool:

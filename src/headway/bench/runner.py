@@ -20,20 +20,31 @@ import psutil
 
 from headway.bench.blocks import MARKER, block, find_blocks
 from headway.bench.environment import describe_environment, environment_id
-from headway.bench.matrix import PlannedCell, plan_matrix, rows_for_workers
-from headway.bench.results import CELLS, FINAL, CellResult, Repeat, merge_results, read_results, write_result
-from headway.bench.suite import Suite
+from headway.bench.matrix import PlannedCell, plan_matrix, rows_for_workers, unused_patterns
+from headway.bench.results import (
+    CELLS,
+    FINAL,
+    CellResult,
+    Repeat,
+    conditions_of,
+    merge_results,
+    read_results,
+    write_result,
+)
+from headway.bench.suite import Cell, Suite
 from headway.bench.worker import Spec
 from headway.core.console import notice, say
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
-from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.format import counted, format_bytes, format_count, format_seconds
 from headway.core.launched import world_size_from_environment
 from headway.core.signals import STOPPING, handled
 from headway.supervise.processes import end_all
 
 LOGS, EARLIER = "logs", "earlier"
+#: What is measured anew. Never read, or a matrix that is stopped and goes on would mix it with what is new.
+DISCARDED = "discarded"
 #: Launchers with a name; any other is a command that starts what follows it.
 LOCAL, TORCHRUN = "local", "torchrun"
 _LOOK_SECONDS = 0.5
@@ -63,6 +74,8 @@ class Matrix:
     cells: list[PlannedCell]
     results: dict[str, CellResult]
     """By key."""
+    discarded: frozenset[str] = frozenset()
+    """Keys of results that are there, and are to be measured anew."""
 
 
 def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishes = Wishes()) -> Matrix:
@@ -82,13 +95,18 @@ def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishe
     launch_command(launcher, Path("spec.json"), 1)
     environment = describe_environment(launcher)
     cells = plan_matrix(suite, environment)
+    for text in unused_patterns(suite):
+        notice(text)
     keys = {planned.key for planned in cells}
-    kept = {
-        result.key: result
-        for result in merge_results([*read_results(folder), *read_results(folder, EARLIER)])
-        if result.key in keys and not wishes.again and not (wishes.failed_again and result.last_failure is not None)
-    }
-    return Matrix(suite, folder, launcher, environment, cells, kept)
+    found = merge_results([*read_results(folder), *read_results(folder, EARLIER)])
+    known = {result.key: result for result in found if result.key in keys}
+    discarded = frozenset(
+        key
+        for key, result in known.items()
+        if wishes.again or (wishes.failed_again and result.last_failure is not None)
+    )
+    kept = {key: result for key, result in known.items() if key not in discarded}
+    return Matrix(suite, folder, launcher, environment, cells, kept, discarded)
 
 
 def to_do(matrix: Matrix) -> list[tuple[int, PlannedCell]]:
@@ -133,7 +151,19 @@ def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResul
 
 
 def _result(matrix: Matrix, planned: PlannedCell, repeats: Sequence[Repeat]) -> CellResult:
-    suite = matrix.suite
+    return CellResult(
+        suite=matrix.suite.name,
+        cell=planned.cell,
+        key=planned.key,
+        environment_id=environment_id(matrix.environment),
+        environment=matrix.environment,
+        settings=_settings(matrix.suite, planned.cell, planned.faults),
+        repeats=list(repeats),
+    )
+
+
+def _settings(suite: Suite, cell: Cell, faults: str) -> dict[str, Any]:
+    """How a cell is measured."""
     keys = (
         "description",
         "data",
@@ -146,16 +176,8 @@ def _result(matrix: Matrix, planned: PlannedCell, repeats: Sequence[Repeat]) -> 
         "seed",
         "config",
     )
-    rows = rows_for_workers(suite, planned.cell.scaling)
-    return CellResult(
-        suite=suite.name,
-        cell=planned.cell,
-        key=planned.key,
-        environment_id=environment_id(matrix.environment),
-        environment=matrix.environment,
-        settings={**{key: getattr(suite, key) for key in keys}, "rows_for_workers": rows, "faults": planned.faults},
-        repeats=list(repeats),
-    )
+    rows = rows_for_workers(suite, cell.scaling)
+    return {**{key: getattr(suite, key) for key in keys}, "rows_for_workers": rows, "faults": faults}
 
 
 def _in_words(repeat: Repeat, repeats: int) -> str:
@@ -242,7 +264,13 @@ def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
             fix="local, torchrun, or a command with {workers}, as in"
             " 'torchrun --standalone --nproc-per-node {workers} --no-python'",
         )
-    return [*shlex.split(launcher.replace("{workers}", str(workers))), sys.executable, *worker]
+    try:
+        words = shlex.split(launcher.replace("{workers}", str(workers)))
+    except ValueError as error:
+        raise ConfigError(
+            f"the launcher '{launcher}' is no command: {error}", where="--launcher", fix="close its quotes"
+        ) from None
+    return [*words, sys.executable, *worker]
 
 
 def _run(command: Sequence[str], environment: dict[str, str], log: Any, timeout_seconds: float) -> int | None:
@@ -320,7 +348,9 @@ def stoppable() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise Preempted(f"stopped by {name}; what is measured is kept", fix="run the same command again")
+        raise Preempted(
+            f"stopped by {name}; what is measured is kept", fix="run the same command again, without --again"
+        )
 
     with handled(set(STOPPING) - {signal.SIGINT}, stop):  # Ctrl-C raises an error of its own
         yield
@@ -349,24 +379,34 @@ def _make_room(matrix: Matrix) -> None:
     """The folder holds results that may be compared, one for each cell.
 
     Others are kept out of the report's way, and come back when they fit again; cells that this matrix does not have
-    stay.
+    stay. What is to be measured anew never comes back.
     """
+    for below in (EARLIER, CELLS):
+        for result in read_results(matrix.folder, below):
+            if result.key in matrix.discarded:
+                _move(matrix.folder, result, below, DISCARDED)
     kept = {result.file_name for result in matrix.results.values()}
     names = {planned.cell.name for planned in matrix.cells}
-    own = _result(matrix, matrix.cells[0], [])
+    settings = _settings(matrix.suite, matrix.cells[0].cell, "")
     rows = {planned.cell.scaling: rows_for_workers(matrix.suite, planned.cell.scaling) for planned in matrix.cells}
     aside = 0
     for result in read_results(matrix.folder):
         # Strong cells share a step's rows with this matrix's; where it has none, with each other.
         shared = rows.get(result.cell.scaling, result.settings.get("rows_for_workers"))
-        wanted = own.model_copy(update={"settings": {**own.settings, "rows_for_workers": shared}})
-        fits = result.conditions == wanted.conditions and result.cell.name not in names
+        wanted = conditions_of(matrix.environment, {**settings, "rows_for_workers": shared})
+        fits = result.conditions == wanted and result.cell.name not in names
         if result.file_name not in kept and not fits:
-            target = matrix.folder / EARLIER / result.file_name
-            target.parent.mkdir(exist_ok=True)
-            (matrix.folder / CELLS / result.file_name).replace(target)
+            _move(matrix.folder, result, CELLS, EARLIER)
             aside += 1
     for result in matrix.results.values():
         write_result(matrix.folder, result)
     if aside:
         notice(f"{aside} results that were measured otherwise are kept in {matrix.folder / EARLIER}")
+    if matrix.discarded:
+        cells = counted(len(matrix.discarded), "cell")
+        notice(f"{cells} to be measured anew; what was there is in {matrix.folder / DISCARDED}")
+
+
+def _move(folder: Path, result: CellResult, source: str, target: str) -> None:
+    (folder / target).mkdir(exist_ok=True)
+    (folder / source / result.file_name).replace(folder / target / result.file_name)

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from headway.config import SHAPES, Config, ParallelConfig
 from headway.config.base import Section
@@ -22,6 +30,8 @@ SUITES = Path(__file__).parent / "suites"
 ON_CPU = "shapes for a machine without accelerator"
 STRATEGIES: tuple[str, ...] = get_args(ParallelConfig.model_fields["strategy"].annotation)
 
+#: Results are read from logs of anybody, and must not name files in other folders.
+FileName = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Scaling = Literal["weak", "strong"]
 
@@ -33,8 +43,14 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-Names = Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
-Numbers = Annotated[list[PositiveInt], BeforeValidator(_as_list), Field(min_length=1)]
+def _each_once(values: list[Any]) -> list[Any]:
+    """A cell that is there twice would be measured twice, as one."""
+    return list(dict.fromkeys(values))
+
+
+_AXIS = (BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_each_once))
+Names = Annotated[list[str], *_AXIS]
+Numbers = Annotated[list[PositiveInt], *_AXIS]
 
 
 class CellPattern(Section):
@@ -47,6 +63,16 @@ class CellPattern(Section):
     micro_batch: PositiveInt | None = None
     sequence_length: PositiveInt | None = None
     scaling: Scaling | None = None
+
+    @field_validator("strategy")
+    @classmethod
+    def _known_strategy(cls, name: str | None) -> str | None:
+        return None if name is None else _known([name], STRATEGIES, "strategy")[0]
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, name: str | None) -> str | None:
+        return None if name is None else _known([name.lower()], list(SHAPES), "model")[0]
 
     def fits(self, cell: Cell) -> bool:
         """Whether a cell is one of them."""
@@ -71,9 +97,9 @@ class FaultOrder(CellPattern):
 class Cell(Section):
     """One combination of the axes."""
 
-    strategy: str
+    strategy: FileName
     workers: PositiveInt
-    model: str
+    model: FileName
     precision: Precision
     micro_batch: PositiveInt
     sequence_length: PositiveInt
@@ -100,13 +126,13 @@ class Suite(Section):
     """Axis: the world size, numbers of worker processes."""
     model: Names = ["117m"]
     """Axis: named shapes (`headway models`)."""
-    precision: Annotated[list[Precision], BeforeValidator(_as_list), Field(min_length=1)] = ["fp32"]
+    precision: Annotated[list[Precision], *_AXIS] = ["fp32"]
     """Axis: values of `train.precision`."""
     micro_batch: Numbers = [4]
     """Axis: rows of one forward pass."""
     sequence_length: Numbers = [1024]
     """Axis: tokens of a row."""
-    scaling: Annotated[list[Scaling], BeforeValidator(_as_list), Field(min_length=1)] = ["weak"]
+    scaling: Annotated[list[Scaling], *_AXIS] = ["weak"]
     """Axis: `weak`: every worker has as many rows whatever their number. `strong`: all workers share the rows that the
     largest number of workers has in the weak case."""
     micro_batches: PositiveInt = 1

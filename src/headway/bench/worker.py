@@ -225,6 +225,7 @@ def _measurement(
         p50_step_seconds=quantile(meter.step_seconds, 0.5),
         p95_step_seconds=quantile(meter.step_seconds, 0.95),
         mean_loss=meter.mean_loss,
+        skipped_steps=meter.skipped_steps,
         peak_memory_bytes=_most(memory),
         peak_memory_bytes_by_worker=memory,
         peak_reserved_bytes=_most([worker["memory"]["reserved_peak"] for worker in workers]),
@@ -272,7 +273,8 @@ def _hfu(config: Config, task: Task, flops: float | None, mfu: float | None) -> 
     if kind == "none":
         return mfu
     model: Any = task.model
-    again = sum(part_costs(model.config, config.train.sequence_length).layers) / 3
+    # All but the vocabulary projection, with attention counted over what `flops` counts it over.
+    again = (flops - part_costs(model.config, config.train.sequence_length).head) / 3
     return mfu * (flops + again) / flops
 
 

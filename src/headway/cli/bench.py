@@ -35,7 +35,7 @@ headway bench report bench/strategies --compare bench/last-week
 kubectl logs job/bench | headway bench collect - --output bench/cluster
 
 Options of a measurement: headway bench run -h. Every cell has processes of its own; one that fails, hangs or runs out \
-of memory is a result. The same command goes on where it was stopped.
+of memory is a result. The same command, without --again, goes on where it was stopped.
 """
 
 _RUN_HELP = """Measure a suite; `run` may be left out.
@@ -49,7 +49,8 @@ headway bench run strategies --dry-run
 headway bench strategies workers=2 --retries 1 --timeout 300
 headway bench strategies --failed-again
 
-Exit codes: 0 measured, whatever came of single cells; 1 no cell came out; 2 usage or config; 75 stopped (run again).
+Exit codes: 0 measured, whatever came of single cells; 1 no cell came out; 2 usage or config; 75 stopped (run \
+again, without --again).
 """
 
 
@@ -81,7 +82,9 @@ def run(
         typer.Option("--output", "-o", help="Folder of results; bench/SUITE otherwise.", show_default=False),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and what is missing, and stop.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure everything anew.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure everything anew; when stopped, go on without this option.")
+    ] = False,
     failed_again: Annotated[bool, typer.Option("--failed-again", help="Measure anew what did not come out.")] = False,
     retries: Annotated[
         int | None, typer.Option("--retries", min=0, help="Tries after one that did not come out.", show_default=False)
@@ -160,7 +163,8 @@ def collect(
 ) -> None:
     """Find the results that were printed to logs, and write them into a folder of results.
 
-    What a log puts before or between the lines does no harm; a result that has lost lines is named and left out.
+    What a log puts before, between or behind the lines does no harm; a result that has lost lines is named and left
+    out.
 
     [bold]Examples[/bold]
 

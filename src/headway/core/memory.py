@@ -42,3 +42,13 @@ def host_memory(machine: Machine) -> HostMemory | None:
     free = None if used is None else max(0, allowed - used)
     left = free if available is None or free is None else min(available, free)
     return HostMemory(total, allowed, left, limit.where)
+
+
+def allowed_bytes(machine: Machine) -> int:
+    """Main memory that this machine, container or job allows."""
+    found = host_memory(machine)
+    if found is not None:
+        return found.allowed_bytes
+    import psutil  # for what is no Linux
+
+    return int(psutil.virtual_memory().total)

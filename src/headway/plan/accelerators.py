@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from headway.core.errors import ConfigError
+from headway.core.machine import Machine
+from headway.core.memory import allowed_bytes
 from headway.telemetry.hardware import peak_flops
 
 #: GB/s in one direction of a slot with 16 lanes, by generation (PCI-SIG base specifications 3.1, 4.0, 5.0).
@@ -219,15 +221,13 @@ def _network(accelerator: Accelerator, interconnect: str | None) -> Network:
     )
 
 
-def this_machine(workers: int, accelerators: bool = True) -> Machines:
-    """The accelerators of this machine, or its processor and memory, shared by so many workers."""
-    import psutil
-
+def this_machine(workers: int, accelerators: bool = True, machine: Machine | None = None) -> Machines:
+    """The accelerators of this machine, or its processor and the memory it allows, shared by so many workers."""
     from headway.telemetry.hardware import cpu_name, local_accelerators
 
     found = local_accelerators() if accelerators else []
     if not found:
-        gib = psutil.virtual_memory().total / 2**30 / workers
+        gib = allowed_bytes(machine or Machine()) / 2**30 / workers
         return Machines(Accelerator("cpu", cpu_name(), gib, None, None, "memory", None), workers, workers, None)
     name, gib = found[0]
     known = next((a for a in KNOWN.values() if a.device_name == name), None)

@@ -153,10 +153,12 @@ def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
 def _computed_flops_per_token(
     model: ModelConfig, length: int, layout: Layout, precision: str, is_masked: bool = False
 ) -> float:
-    """What is really computed: half of the pairs of positions, all of them where kernels take a mask; with
-    checkpointing the layers' forward pass again."""
+    """What is really computed: the pairs of positions that the causal mask and the window leave, all of them where
+    kernels take a mask; with checkpointing the layers' forward pass again."""
     shape, counts = Shape.of(model), count_parameters(model)
-    attended = length if is_masked else min(length, model.sliding_window or length) / 2
+    window = min(length, model.sliding_window or length)
+    # On average over the row: its first positions see fewer than a window.
+    attended = length if is_masked else window - window**2 / (2 * length)
     attention = 12 * shape.layers * shape.heads * shape.head_dim * attended
     layers = 6 * (counts.active - counts.embedding) + attention
     # A third of a pass is forward; `selective` computes some products again, and no attention.

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from headway.core.machine import Machine
+from headway.core.memory import host_memory
 from headway.parallel.world import World, synchronize
 from headway.profiling.record import AllReduce, Ceilings, Product
 from headway.telemetry.hardware import cpu_multiplies_bf16, device_name, peak_flops
@@ -91,12 +93,15 @@ def _copy(device: torch.device) -> float:
     return 2 * count / min(_times(device, lambda: target.copy_(source)))
 
 
-def _free_bytes(device: torch.device) -> int:
+def _free_bytes(device: torch.device, machine: Machine | None = None) -> int:
     """What can be taken without bringing training to an end: its memory is still there."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
+    found = host_memory(machine or Machine())
+    if found is not None and found.available_bytes is not None:
+        return found.available_bytes // 4
+    import psutil  # for what is no Linux
 
     return int(psutil.virtual_memory().available) // 4
 

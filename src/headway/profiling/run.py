@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _NEVER = Interval(10**12, "steps")
 #: Under the profiler: few, since a trace of every operator is large.
 TRACED_STEPS = 3
+#: `--steps` is no smaller.
+LEAST_TIMED_STEPS = 2
 
 
 class ProfileFailed(HeadwayError):
@@ -51,11 +53,11 @@ def check(config: Config, plan: Plan) -> Config:
             "profile starts its workers itself", where="WORLD_SIZE", fix="headway profile ... parallel.workers=N"
         )
     if plan.steps > config.train.steps:
-        room = config.train.steps - 1 - plan.warmup - plan.traced
+        room = _most_timed(plan, config.train.steps)
         raise ConfigError(
             f"the profile takes {plan.steps} steps, and the run has {config.train.steps}",
             where="--steps, --warmup, train.steps",
-            fix=f"--steps {room}" if room > 0 else f"train.steps={plan.steps}",
+            fix=f"train.steps={plan.steps}" if room is None else f"--steps {room}",
         )
     if plan.snapshot and pick_device(config.train.device).type != "cuda":
         raise ConfigError(
@@ -65,6 +67,13 @@ def check(config: Config, plan: Plan) -> Config:
     config, _ = completed(config)
     check_local(config, {}, Wishes())
     return config
+
+
+def _most_timed(plan: Plan, steps: int) -> int | None:
+    """The most that `--steps` may be in a run of so many steps; None when it is too short for the least."""
+    sizes = range(min(plan.timed, steps), LEAST_TIMED_STEPS - 1, -1)
+    shorter = (replace(plan, timed=size, traced=min(TRACED_STEPS, size)) for size in sizes)
+    return next((one.timed for one in shorter if one.steps <= steps), None)
 
 
 def profile(config: Config, plan: Plan, output: Path) -> Profile:

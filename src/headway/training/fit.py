@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from headway.core.errors import ConfigError
 from headway.core.launched import workers_of_this_machine
 from headway.core.machine import Machine
-from headway.core.memory import host_memory
+from headway.core.memory import allowed_bytes
 from headway.parallel.blocks import local_part
 from headway.parallel.world import World
 from headway.training.state import TrainState
@@ -61,16 +61,7 @@ def memory_limit_bytes(world: World, machine: Machine | None = None) -> int:
     if world.device.type == "cuda":
         total = torch.cuda.get_device_properties(world.device).total_memory
         return int(total * _USABLE["cuda"])
-    return int(_host_bytes(machine or Machine()) * _USABLE["cpu"] / workers_of_this_machine(world.size))
-
-
-def _host_bytes(machine: Machine) -> int:
-    found = host_memory(machine)
-    if found is not None:
-        return found.allowed_bytes
-    import psutil  # for what is no Linux
-
-    return int(psutil.virtual_memory().total)
+    return int(allowed_bytes(machine or Machine()) * _USABLE["cpu"] / workers_of_this_machine(world.size))
 
 
 def _fails(attempt: Callable[[int], None], rows: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from headway.bench.blocks import block, find_blocks
 from headway.bench.collect import collect
-from headway.bench.results import read_results, write_result
+from headway.bench.results import merge_results, read_results, write_result
 from headway.core.errors import DataError
 from support_bench import result
 
@@ -32,6 +32,8 @@ def test_values_come_back_from_whatever_a_log_makes_of_their_lines() -> None:
         "interleaved": [text for line in lines for text in ("step 3 | loss 2.1", line)],
         "out of order and twice": [*reversed(lines), *lines],
         "without its first line": lines[1:],
+        "text behind": [f"{line} | pod-1" for line in lines],
+        "an object behind a time": [f"2026-01-02T03:04Z {{app}}: {json.dumps({'log': line})} | x" for line in lines],
     }
     for name, log in logs.items():
         found = find_blocks(log)
@@ -113,3 +115,34 @@ def test_a_result_of_another_version_or_with_unknown_keys_is_refused(tmp_path: P
             collect([str(tmp_path / "x.log")], tmp_path / "out")
     write_result(tmp_path, result("ddp", 1, [1.0]))
     assert len(read_results(tmp_path)) == 1
+
+
+def test_a_log_names_no_file_outside_of_the_results(tmp_path: Path) -> None:
+    value = result("ddp", 1, [1.0]).model_dump(mode="json")
+    cells = [{**value["cell"], name: "../../x"} for name in ("strategy", "model")]
+    for changed in (*({"cell": cell} for cell in cells), {"key": "/../x"}, {"repeats": []}):
+        (tmp_path / "x.log").write_text(block({**value, **changed}))
+        with pytest.raises(DataError, match="not a benchmark result"):
+            collect([str(tmp_path / "x.log")], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_result_that_cannot_be_read_is_named(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "cells").mkdir()
+    path = tmp_path / "cells" / "a.json"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere")
+    with pytest.raises(DataError, match="cannot be read") as error:
+        read_results(tmp_path)
+    assert error.value.where == str(path)
+
+
+def test_repeats_come_together_under_what_was_asked_last(tmp_path: Path) -> None:
+    few, many = result("ddp", 1, [1.0]), result("ddp", 1, [None, 2.0, 3.0])
+    assert (few.settings["repeats"], many.settings["repeats"]) == (1, 3)
+    for order in ([few, many], [many, few]):
+        (merged,) = merge_results(order)
+        assert len(merged.repeats) == merged.settings["repeats"] == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.bench import matrix
-from headway.bench.matrix import cell_config, cells_of, plan_matrix
+from headway.bench.matrix import cell_config, cells_of, plan_matrix, unused_patterns
 from headway.bench.suite import built_in_suites, load_suite
 from headway.core.errors import ConfigError
 
@@ -72,9 +72,20 @@ def test_weak_cells_grow_with_workers_and_strong_ones_share_the_largest_batch(tm
         ("workers: [0]", "workers"),
         ("on_cpu: {stepps: 3}", "did you mean steps?"),
         ("model: 1m\nfaults: [{workers: 1, order: kill}]", "there is no such fault: 'kill'"),
+        ("faults: [{strategy: zero4, order: kill@step=1}]", "there is no strategy 'zero4'; did you mean zero"),
+        ("exclude: [{model: 118m, reason: why}]", "there is no model '118m'; did you mean"),
+        ("model: 1m\nconfig: {parallel: {tensor: two}}", "parallel.tensor: should be a valid integer"),
+        ("model: 1m\nconfig: {parallel: two}", "parallel"),
+        (
+            "strategy: [ddp, deepspeed_zero2]\nconfig: {optimizer: {nam: lion}}",
+            "did you mean optimizer.name?",
+        ),
     ],
 )
-def test_what_is_wrong_is_said_with_the_nearest_known_name(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_wrong_is_said_with_the_nearest_known_name(
+    tmp_path: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
         plan_matrix(suite(tmp_path, text), ENVIRONMENT)
     assert said in str(error.value)
@@ -149,3 +160,36 @@ def test_a_result_belongs_to_cell_measurement_and_environment(tmp_path: Path) ->
         key(environment={"machine": "two"}),
     ]
     assert len({first, *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "kinds"),
+    [
+        ("parallel.tensor=2", {1: False, 2: True}),
+        ("train.lanes=3", {1: False, 2: False, 3: True}),
+        ("parallel.context=2", {2: True}),
+    ],
+)
+def test_what_some_cells_can_do_is_planned_for_them(tmp_path: Path, override: str, kinds: dict[int, bool]) -> None:
+    workers = ",".join(map(str, kinds))
+    found = suite(tmp_path, "model: 1m\nsequence_length: 32", f"workers={workers}", override)
+    assert {p.cell.workers: p.config is not None for p in plan_matrix(found, ENVIRONMENT)} == kinds
+
+
+def test_what_no_cell_can_do_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    found = suite(tmp_path, "model: 1m\nsequence_length: 32\nstrategy: [ddp, zero3]", "parallel.tensor=2")
+    with pytest.raises(ConfigError, match="cannot be arranged as tensor 2"):
+        plan_matrix(found, ENVIRONMENT)
+    every = "exclude: [{workers: 1, reason: why}]"
+    assert plan_matrix(suite(tmp_path, f"model: 1m\n{every}", "parallel.tensor=2"), ENVIRONMENT)[0].excluded == "why"
+
+
+def test_values_that_are_there_twice_make_one_cell(tmp_path: Path) -> None:
+    twice = ("workers=1,1", "model=1m,1M", "precision=fp32,fp32", "scaling=weak,weak", "strategy=ddp,ddp")
+    assert len(list(cells_of(suite(tmp_path, "micro_batch: [1, 1]", *twice)))) == 1
+
+
+def test_patterns_that_fit_no_cell_are_named_and_models_are_written_in_any_case(tmp_path: Path) -> None:
+    text = "model: 1m\nexclude: [{model: 1M, workers: 2, reason: a}, {model: 4m, reason: b}]\n"
+    found = suite(tmp_path, text + "faults: [{workers: 3, order: kill@step=1}]", "workers=1,2")
+    assert list(unused_patterns(found)) == ["exclude: no cell has model 4m", "faults: no cell has workers 3"]

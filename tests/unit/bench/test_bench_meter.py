@@ -11,9 +11,9 @@ import torch
 
 from headway.bench.energy import open_counter
 from headway.bench.intervals import intersection, length, union
-from headway.bench.meter import begin_memory, communication_shares
+from headway.bench.meter import Meter, begin_memory, communication_shares
 from headway.bench.synthetic import SyntheticFeed
-from headway.config import LaneGrid
+from headway.config import Config, LaneGrid, ModelConfig
 from headway.core.machine import Machine
 
 
@@ -125,3 +125,31 @@ def test_the_peak_of_tensors_is_what_is_there_and_what_a_step_adds() -> None:
     del two, three
     peak = watch.stop()
     assert view.numel() and 0 <= peak - live_bytes() - 2 * 3 * 2**20 < 2**16
+
+
+def test_measured_steps_without_an_update_are_counted() -> None:
+    cursor = SimpleNamespace(skipped_steps=0)
+    world = SimpleNamespace(device=torch.device("cpu"), local_rank=1, size=1)
+    job: Any = SimpleNamespace(world=world, state=SimpleNamespace(cursor=cursor))
+    meter = Meter(warmup_steps=1, steps=2, profiled_steps=1)
+    meter.on_start(job)
+    for step, skipped in ((1, 1), (2, 2), (3, 2)):
+        cursor.skipped_steps = skipped
+        meter.on_step(job, step, {"train/items": 4.0, "train/loss": 2.0})
+    assert meter.skipped_steps == 1 and meter.mean_loss == 2.0 and meter.items == 8
+
+
+def test_what_is_computed_again_counts_attention_as_the_model_does() -> None:
+    from headway.bench.worker import _hfu
+    from headway.models.facts import flops_per_token, part_costs
+
+    model = ModelConfig(preset="1m", vocab_size=512)
+    values = {"model": {"preset": "1m", "vocab_size": 512}, "train": {"steps": 1, "sequence_length": 64}}
+    config = Config.model_validate(values).resolved()
+    config = config.model_copy(update={"train": config.train.model_copy(update={"activation_checkpointing": "full"})})
+    task: Any = SimpleNamespace(model=SimpleNamespace(config=model))
+    whole, documents = flops_per_token(model, 64), flops_per_token(model, 16)
+    layers = sum(part_costs(model, 64).layers)
+    assert _hfu(config, task, whole, 0.5) == pytest.approx(0.5 * (whole + layers / 3) / whole)
+    short = sum(part_costs(model, 16).layers)
+    assert _hfu(config, task, documents, 0.5) == pytest.approx(0.5 * (documents + short / 3) / documents)

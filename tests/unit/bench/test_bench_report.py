@@ -260,3 +260,38 @@ def test_a_folder_without_results_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no benchmark results"):
         load_report(tmp_path)
     assert render_csv([]).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"mean_loss": None}, "its loss is not finite"),
+        ({"skipped_steps": 1}, "3 of 6 measured steps made no update"),
+    ],
+)
+def test_cells_that_do_not_train_are_compared_with_nothing(tmp_path: Path, more: dict[str, int], said: str) -> None:
+    bad = result("zero1", 2, [499.0, 500.0, 501.0], **more)
+    told = findings([DDP, bad, ZERO3])
+    assert told[0] == f"Warning: zero1-w2-1m-fp32-b1-t64 is compared with nothing: {said}."
+    assert not [text for text in told[1:] if "zero1" in text] and "Fastest on 2 workers: ddp" in told[1]
+    one = result("zero1", 1, [10.0])
+    assert efficiency(bad, [one, bad]) is None
+    assert changes([DDP, one], [bad.model_copy(update={"cell": DDP.cell})])[0][-1] == f"not compared: {said}"
+    write_result(tmp_path, bad)
+    assert load_report(tmp_path).rows[0][1] == f"ok; {said}"
+
+
+def test_results_whose_config_has_empty_sections_and_unknown_strategies_are_reported(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    def found(name: str, config: dict[str, object], workers: int = 2):  # type: ignore[no-untyped-def]
+        one = result(name, workers, [1.0, 2.0])
+        return one.model_copy(update={"settings": {**one.settings, "config": config}})
+
+    chosen, not_chosen = {"parallel": {"deepspeed_config": "own.json"}}, {"parallel": None}
+    for configs, warns in (([chosen], 0), ([chosen, not_chosen], 1), ([not_chosen], 1)):
+        said = findings([found("deepspeed_zero2", config, n) for n, config in enumerate(configs, 1)])
+        assert len([text for text in said if "buckets of 500 million" in text]) == warns
+    for one in (DDP, found("of_tomorrow", {})):
+        write_result(tmp_path, one)
+    assert "of_tomorrow" in write_report(tmp_path)[-1].read_text() + (tmp_path / "report.md").read_text()

@@ -13,7 +13,7 @@ import pytest
 from headway.bench import runner
 from headway.bench.blocks import block
 from headway.bench.results import CELLS, CellResult, Status, read_results
-from headway.bench.runner import EARLIER, LOGS, Wishes, launch_command, open_matrix, run_matrix, to_do
+from headway.bench.runner import DISCARDED, EARLIER, LOGS, Wishes, launch_command, open_matrix, run_matrix, to_do
 from headway.bench.suite import Suite, load_suite
 from headway.bench.worker import Spec
 from headway.core.errors import ConfigError, HeadwayError
@@ -250,3 +250,66 @@ def test_launchers() -> None:
     ]
     with pytest.raises(ConfigError, match="how many workers"):
         launch_command("srun", spec, 4)
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        launch_command("srun --comment='a --ntasks={workers}", spec, 4)
+
+
+def test_what_is_measured_anew_does_not_come_back_when_that_is_stopped(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    run(suite("repeats=1"), tmp_path)
+    workers.machine = "two"  # puts the first aside
+    run(suite("repeats=1"), tmp_path)
+    workers.machine = "one"
+
+    def stop_at_second(spec: Spec) -> tuple[int, str]:
+        if len(workers.measured) == 2:
+            raise KeyboardInterrupt
+        return 0, told(spec, "ok")
+
+    workers.answer = stop_at_second
+    workers.measured.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run(suite(), tmp_path, Wishes(again=True))
+    workers.answer = lambda spec: (0, told(spec, "ok"))
+    workers.measured.clear()
+    begun = time.time()
+    results = run(suite(), tmp_path)
+    assert workers.measured == ["zero1.1", "ddp.2", "zero1.2"], "what was measured anew stays, and nothing of before"
+    assert results["zero1"].repeats[0].started >= begun - 0.01
+    assert len(list((tmp_path / DISCARDED).iterdir())) == 2 and len(list((tmp_path / EARLIER).iterdir())) == 2
+
+
+def test_failures_that_are_measured_anew_do_not_come_back(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    workers.answer = lambda spec: (3, "") if spec.result.cell.strategy == "ddp" else (0, told(spec, "ok"))
+    run(suite(), tmp_path)
+
+    def stop(spec: Spec) -> tuple[int, str]:
+        raise KeyboardInterrupt
+
+    workers.answer = stop
+    with pytest.raises(KeyboardInterrupt):
+        run(suite(), tmp_path, Wishes(failed_again=True))
+    assert [cell.cell.strategy for _, cell in to_do(open_matrix(suite(), tmp_path))] == ["ddp", "ddp"]
+
+
+def test_patterns_that_fit_no_cell_are_said(
+    suite: Callable[..., Suite], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_matrix(suite("exclude=[{workers: 3, reason: why}]"), tmp_path)
+    assert "exclude: no cell has workers 3" in capsys.readouterr().err
+
+
+def test_variables_that_change_speed_are_part_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headway.bench.environment import describe_environment
+
+    telling = ["CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "CUDNN_A", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+               "TORCHDYNAMO_A", "OMP_PROC_BIND", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+               "NVIDIA_TF32_OVERRIDE", "LD_PRELOAD"]  # fmt: skip
+    silent = ["OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "RANK"]
+    for name in (*telling, *silent):
+        monkeypatch.setenv(name, "")
+    found = describe_environment("local")["variables"]
+    assert set(telling) <= found.keys() and not found.keys() & set(silent)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headway.core.errors import ConfigError
+from headway.core.machine import Machine
 from headway.plan.accelerators import KNOWN, NETWORKS, parse_machines, this_machine
 
 
@@ -54,3 +57,13 @@ def test_workers_share_the_memory_of_a_machine_without_accelerators() -> None:
     one, four = this_machine(1, accelerators=False), this_machine(4, accelerators=False)
     assert one.accelerator.device == "cpu" and four.count == four.per_node == 4
     assert one.accelerator.memory_gib is not None and four.accelerator.memory_gib == one.accelerator.memory_gib / 4
+
+
+def test_workers_share_what_a_container_allows(tmp_path: Path) -> None:
+    for name, text in {"proc/meminfo": f"MemTotal: {64 * 2**20} kB\n", "proc/self/cgroup": "0::/job\n",
+                       "sys/fs/cgroup/job/memory.max": str(8 * 2**30)}.items():  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert this_machine(2, accelerators=False, machine=Machine(tmp_path)).accelerator.memory_gib == 4
+    elsewhere = this_machine(1, accelerators=False, machine=Machine(tmp_path / "no-linux"))
+    assert elsewhere.accelerator.memory_gib is not None and elsewhere.accelerator.memory_gib > 0

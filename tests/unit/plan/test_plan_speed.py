@@ -9,6 +9,7 @@ import pytest
 
 from headway.config import Config, ModelConfig
 from headway.models.facts import flops_per_token, parameter_shapes
+from headway.models.shape import Shape
 from headway.plan import speed as module
 from headway.plan.accelerators import Machines, parse_machines
 from headway.plan.layout import Layout
@@ -42,6 +43,22 @@ def test_products_take_their_flops_at_the_share_of_the_peak_that_is_assumed() ->
     attention = 12 * 16 * 2048 * 2048 / 2
     flops = (flops_per_token(model, 2048) - attention) * 512 * 2048
     assert planned("single", "1xH100").products_seconds == pytest.approx(flops / (989.5e12 * module.PRODUCT_SHARE))
+
+
+def test_a_window_takes_the_pairs_that_it_leaves() -> None:
+    length, window = 64, 16
+    exact = sum(min(position + 1, window) for position in range(length)) / length
+    parts = {"model": {"sliding_window": window}, "data": {"document_mask": True}}
+    train = {"sequence_length": length, "micro_batch": 4}
+    with_window, whole = (
+        planned("single", "1xH100", train=train, **sections) for sections in (parts, {"data": parts["data"]})
+    )
+    model = ModelConfig(preset="1b", vocab_size=32000)
+    shape = Shape.of(model)
+    per_pair = 12 * shape.layers * shape.heads * shape.head_dim * 512 * length / (989.5e12 * module.PRODUCT_SHARE)
+    fewer = (whole.products_seconds - with_window.products_seconds) / per_pair
+    left = length / 2 - fewer
+    assert left == pytest.approx(window - window**2 / (2 * length)) and left == pytest.approx(exact, abs=0.5)
 
 
 def test_mfu_is_model_flops_over_the_peak_of_all() -> None:

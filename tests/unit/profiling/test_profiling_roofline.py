@@ -218,3 +218,26 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError) as error:
         profiling_run.profile(config(tmp_path), Plan(1, 2, 2), tmp_path / "taken")
     assert error.value.where == str(tmp_path / "taken") and "--output" in str(error.value.fix)
+
+
+def test_a_profile_that_is_too_long_is_told_the_longest_that_fits() -> None:
+    def longest(steps: int, timed: int, warmup: int = 3) -> int | None:
+        return profiling_run._most_timed(Plan(warmup, timed, min(3, timed)), steps)
+
+    # Warm-up 3, traced 3 (2 of 2), and one that saves.
+    assert [longest(steps, 10) for steps in (16, 12, 10, 9, 8, 7)] == [9, 5, 3, 2, 2, None]
+    assert longest(5, 10**12) is None and longest(100, 10**12) == 93
+
+
+def test_ceilings_take_no_more_memory_than_a_container_has_left(tmp_path: Path) -> None:
+    from headway.core.machine import Machine
+    from headway.profiling.ceilings import _free_bytes
+
+    files = {"proc/meminfo": "MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n", "proc/self/cgroup": "0::/job\n",
+             "sys/fs/cgroup/job/memory.max": str(8 * 2**30),
+             "sys/fs/cgroup/job/memory.current": str(6 * 2**30)}  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    cpu = torch.device("cpu")
+    assert _free_bytes(cpu, Machine(tmp_path)) == 2**29 and _free_bytes(cpu, Machine(tmp_path / "no-linux")) > 0
