@@ -7,6 +7,12 @@ import sys
 
 import pytest
 
+from headway.config import Config
+from headway.launch import watched
+from headway.launch.attempt import Wishes
+from headway.launch.watched import WatchedAttempt
+from headway.supervise.crew import Crew
+
 
 def loaded(*settings: str) -> list[str]:
     """Of a few modules, those that a process has after it loaded ahead; it must have one thread, to be copied."""
@@ -42,3 +48,22 @@ def test_what_several_workers_and_a_remote_tier_need() -> None:
 
 def test_what_is_not_installed_is_no_end() -> None:
     assert loaded("'checkpoint': {'remote': {'url': 'nosuch://bucket/runs'}}")[0] == "headway.launch.session"
+
+
+def test_what_cannot_be_loaded_ahead_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory may be short while workers train; the next attempt loads it itself."""
+    config = Config.model_validate({"train": {"steps": 1}})
+    said: list[str] = []
+
+    def fail(config: Config) -> None:
+        said.append("tried")
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(watched, "load_ahead", fail)
+    monkeypatch.delitem(sys.modules, "headway.launch.session", raising=False)
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=True)
+    monkeypatch.setattr(WatchedAttempt, "_at_steps", True)
+    monkeypatch.setattr(attempt, "_say", said.append)
+    for seconds in (100.0, 131.0, 132.0, 1000.0):
+        attempt._load_ahead(seconds)
+    assert said == ["tried", "warning: what workers need cannot be loaded ahead: MemoryError: no room"]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from headway.config import Config, override
+from headway.core.heartbeat import Phase
 from headway.models import loss
 from headway.models.decoder import Decoder
 from headway.training import compiling
@@ -155,3 +156,15 @@ def test_a_trial_leaves_no_trace(config: Config, monkeypatch: pytest.MonkeyPatch
 def test_nothing_of_the_compiler_is_loaded_for_nothing() -> None:
     code = "import sys, headway.training.compiling; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_watchdog_knows_of_a_shape_that_is_compiled_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Phase] = []
+    monkeypatch.setattr(compiling, "beat", told.append)
+    compiling._tell_when_compiling.cache_clear()  # a reset of the compiler has made it forget
+    compiling._tell_when_compiling()
+    twice = torch.compile(lambda x: 2 * x, backend="eager", dynamic=False)
+    for rows in (2, 2, 3):
+        told.append(Phase.DATA)
+        twice(torch.ones(rows))
+    assert told == [Phase.DATA, Phase.START, Phase.COMPUTE, Phase.DATA, Phase.DATA, Phase.START, Phase.COMPUTE]
