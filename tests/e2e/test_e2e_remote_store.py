@@ -63,9 +63,11 @@ def _upload(server: S3Server, origin: Path, name: str) -> str:
 
 def _limit(origin: Path, processes: int = 1) -> int:
     """Room for a quarter of the shards."""
-    sizes = [path.stat().st_size for path in (origin / "store").glob("*/*/*") if path.suffix in (".bin", ".idx")]
-    limit = max(2 * max(sizes) * processes, sum(sizes) // 4)
-    assert limit < sum(sizes) / 1.5
+    found = [path for path in (origin / "store").glob("*/*/*") if path.suffix in (".bin", ".idx")]
+    sizes = {split: [p.stat().st_size for p in found if p.parts[-3] == split] for split in ("train", "validation")}
+    total = sum(map(sum, sizes.values()))
+    limit = max(2 * sum(map(max, sizes.values())) * processes, total // 4)
+    assert limit < total / 1.5
     return limit
 
 

@@ -72,7 +72,8 @@ def report(
 ) -> None:
     """Write a store's report: one HTML page with its sources, lengths, cleaning, duplicates and tokenizer.
 
-    Given a config, it also shows the share of training that each source will have.
+    Given a config, it also shows the share of training that each source will have (of a mixture, where the config says
+    how long to train).
 
     [bold]Examples[/bold]
 
@@ -96,15 +97,18 @@ def report(
 
 
 def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) -> dict[str, float]:
-    """Each source's share of all rows of the run."""
+    """Each source's share of all rows of the run; empty where that depends on a length which the config leaves open."""
     from headway.data.feeding.feed import training_rows
-    from headway.data.feeding.plan import MixedPlan, plan_of
+    from headway.data.feeding.mixture import is_mixed
+    from headway.data.feeding.plan import plan_of
 
     settings = load(config, overrides, trains=False)
-    assert settings.train.steps is not None
+    mixed, steps = is_mixed(settings.data), settings.train.steps
+    if mixed and steps is None:
+        return {}
     plan = plan_of(settings, training_rows(settings, store))
     # Without a mixture every row is used equally often, and counting them one by one would take long.
-    counts = plan.counts(0, settings.train.steps) if isinstance(plan, MixedPlan) else plan.epoch_rows(0)
+    counts = plan.counts(0, steps) if mixed and steps is not None else plan.epoch_rows(0)
     return {name: count / max(1, sum(counts)) for name, count in zip(plan.sources, counts, strict=True)}
 
 

@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 REFERENCE = "see docs/config-reference.md, or headway config schema --markdown"
 
 
-def find_problems(config: Config) -> list[ConfigError]:
-    """Everything that contradicts itself across sections; empty when all is well."""
+def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
+    """Everything that contradicts itself across sections; empty when all is well.
+
+    Args:
+        config: The config.
+        trains: It has to say how long to train.
+    """
     return [
-        *_training_length(config),
+        *(_training_length(config) if trains else ()),
         *_sequence_length(config),
         *_source_names(config),
         *_stages(config),
@@ -93,14 +98,16 @@ def _stages(config: Config) -> Iterator[ConfigError]:
     train, before = config.train, -1
     steps, batches = train.steps or train.batches.steps_for(train.tokens or 0), train.batches
     for number, stage in enumerate(config.data.mixture.stages):
-        key, first = f"data.mixture.stages.{number}", stage.first_step(steps, batches)
-        if first <= before:
-            yield ConfigError(
-                f"a stage that begins at step {first:,} comes after one that begins at step {before:,}",
-                where=f"{key}.start",
-                fix="put the stages in the order of their starts, each at a step of its own",
-            )
-        before = first
+        key = f"data.mixture.stages.{number}"
+        if steps:  # else nobody knows yet where stages begin
+            first = stage.first_step(steps, batches)
+            if first <= before:
+                yield ConfigError(
+                    f"a stage that begins at step {first:,} comes after one that begins at step {before:,}",
+                    where=f"{key}.start",
+                    fix="put the stages in the order of their starts, each at a step of its own",
+                )
+            before = first
         if stage.weights is not None:
             yield from _stage_weights(config, stage.weights, f"{key}.weights")
         if stage.sequence_length and train.sequence_length % stage.sequence_length:

@@ -34,15 +34,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, trains: bool
     Args:
         path: A YAML file, or the name of a built-in preset.
         overrides: `key.path=value` strings with YAML values; later ones win.
-        trains: It has to say how long to train; without that, `train.steps` is 1 where it does not.
+        trains: It has to say how long to train; without that, `train.steps` may stay open.
 
     Raises:
         ConfigError: with every problem found, the places, and the nearest known keys.
     """
     tree = _with_overrides(_read(_find(str(path), None), ()), overrides)
-    if not trains and not (_has(tree, "train.steps") or _has(tree, "train.tokens")):
-        tree = _with_overrides(tree, ["train.steps=1"])
-    return _validated(tree)
+    return _validated(tree, trains)
 
 
 def load_resolved(path: Path) -> Config:
@@ -74,15 +72,15 @@ def dump_config(config: Config) -> str:
     return to_yaml(config.model_dump(mode="json"))
 
 
-def _validated(tree: Entry) -> Config:
+def _validated(tree: Entry, trains: bool = True) -> Config:
     try:
         config = Config.model_validate(tree.plain())
-        problems = find_problems(config)
+        problems = find_problems(config, trains)
     except ValidationError as error:
         problems = complaints(tree, error)
     if problems:
         raise combined(problems, tree.place_of)
-    return config.resolved()
+    return config.resolved(trains)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

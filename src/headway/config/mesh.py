@@ -358,15 +358,20 @@ def _compiled(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def row_parts(config: Config) -> int:
+    """Equal parts that the positions of every row are cut into."""
+    parallel = config.parallel
+    # Each of several context-parallel workers has a part from the front of a row and one from its end.
+    return parallel.context * parallel.tensor * (2 if parallel.context > 1 else 1)
+
+
 def _positions(config: Config) -> Iterator[ConfigError]:
     """Rows of every length that will come must be cut into equal parts."""
-    parallel = config.parallel
+    parallel, parts = config.parallel, row_parts(config)
     lengths = {"train.sequence_length": config.train.sequence_length}
     for number, stage in enumerate(config.data.mixture.stages):
         if stage.sequence_length:
             lengths[f"data.mixture.stages.{number}.sequence_length"] = stage.sequence_length
-    # Each of several context-parallel workers has a part from the front of a row and one from its end.
-    parts = parallel.context * parallel.tensor * (2 if parallel.context > 1 else 1)
     for key, length in lengths.items():
         if length % parts:
             yield ConfigError(

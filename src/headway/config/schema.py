@@ -310,17 +310,20 @@ class Config(Section):
         """Where the run lives."""
         return self.runs / self.name
 
-    def resolved(self) -> Config:
+    def resolved(self, trains: bool = True) -> Config:
         """The complete config: steps take the place of tokens, the store gets its place from the name, and so on.
+
+        Args:
+            trains: It has to say how long to train; without that, `train.steps` may stay open.
 
         Raises:
             ConfigError: parts of the config contradict each other, or neither steps nor tokens is given.
         """
-        problems = find_problems(self)
+        problems = find_problems(self, trains)
         if problems:
             raise combined(problems)
         train = self.train
-        steps = train.steps or train.batches.steps_for(train.tokens or 0)
+        steps = train.steps if train.tokens is None else train.batches.steps_for(train.tokens)
         model = self.model
         if model.from_pretrained is None:
             assert model.dim and model.heads

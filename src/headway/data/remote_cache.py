@@ -32,13 +32,14 @@ from headway.core.console import notice, warning
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
 from headway.core.files import sha256_bytes
+from headway.core.format import format_seconds
 from headway.core.object_storage import scheme_of
 from headway.data.reading import remote
 
 #: Folder of a store's copies for what belongs to keeping them.
 KEEPING = ".remote"
-#: Seconds for which a download is tried again while the remote store cannot be reached.
-PATIENCE_SECONDS = 600.0
+#: Seconds for which a download is tried again while the remote store cannot be reached, unless the caller says.
+PATIENCE_SECONDS = 240.0
 _LONGEST_WAIT_SECONDS = 30.0
 #: Files brought at a time.
 _AT_A_TIME = 8
@@ -73,12 +74,22 @@ class Copies:
         folder: Where copies lie, as in the store itself.
         limit: Bytes that they take at most.
         processes: Processes of this machine that use the folder.
+        patience_seconds: For how long a download is tried again; `PATIENCE_SECONDS` when not given.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], folder: Path, limit: int, processes: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        folder: Path,
+        limit: int,
+        processes: int,
+        patience_seconds: float | None = None,
+    ) -> None:
         self.url, self.options, self.folder = url.rstrip("/"), options, folder
         self.web = scheme_of(url) in ("http", "https")
         self._limit, self._share = limit, limit // processes
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._mapped: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._guard = threading.Lock()
         self._warned = self._away = False
@@ -265,9 +276,9 @@ class Copies:
 
         Raises:
             WrongContentError: what comes has, twice, another SHA-256.
-            DataError: it is gone, or cannot be reached for `PATIENCE_SECONDS`.
+            DataError: it is gone, or could not be reached for as long as patience lasts.
         """
-        until, wait = time.monotonic() + PATIENCE_SECONDS, 1.0
+        until, wait = time.monotonic() + self._patience_seconds, 1.0
         while True:
             try:
                 self._download(part, file)
@@ -276,7 +287,7 @@ class Copies:
                     raise
                 if not self._away:  # said once, not by every thread
                     self._away = True
-                    warning(f"{error.what}; trying again for {PATIENCE_SECONDS / 60:.0f} min: {self.url}")
+                    warning(f"{error.what}; trying again for {format_seconds(self._patience_seconds)}: {self.url}")
             else:
                 if self._away:
                     self._away = False

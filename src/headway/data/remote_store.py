@@ -32,13 +32,16 @@ _REQUESTS = 16
 T = TypeVar("T")
 
 
-def open_store(data: DataConfig, *, check: bool = True, processes: int | None = None) -> TokenStore:
+def open_store(
+    data: DataConfig, *, check: bool = True, processes: int | None = None, patience_seconds: float | None = None
+) -> TokenStore:
     """The store of a config, on this machine or behind `data.remote`.
 
     Args:
         data: With `store`, `remote`, `cache_bytes`.
         check: Look whether every shard is there in its full length; of a remote store by a listing.
         processes: Processes of this machine that will read a remote one; as many as an agent started when not given.
+        patience_seconds: For how long a download of a remote one is tried again; see `remote_cache.Copies`.
 
     Raises:
         ConfigError: `data.store` is no place for copies, or `data.cache_bytes` is too small.
@@ -47,7 +50,7 @@ def open_store(data: DataConfig, *, check: bool = True, processes: int | None = 
     if data.remote is None:
         return TokenStore.open(data.store, check=check)
     count = processes or workers_of_this_machine(world_size_from_environment() or 1)
-    copies = Copies(data.remote, data.remote_options, data.store, data.cache_bytes, count)
+    copies = Copies(data.remote, data.remote_options, data.store, data.cache_bytes, count, patience_seconds)
     return RemoteTokenStore.open_copies(copies, count, data.cache_bytes, check=check)
 
 
@@ -138,12 +141,17 @@ class RemoteTokenStore(TokenStore):
             )
 
     def _refuse_small_cache(self, processes: int, limit: int) -> None:
-        """A process may hold two shards at a time: the one it reads, where a row goes on from the one before it."""
-        largest = max((part.bytes for part in self._parts_of_store()), default=0)
-        needed = 2 * largest * processes
+        """A process may hold two shards at a time: the one it reads, where a row goes on from the one before it. Two of
+        each split, since rows of training are read ahead while an evaluation reads its own."""
+        largest: dict[str, int] = {}
+        for part in self._parts_of_store():
+            split = part.name.split("/")[0]
+            largest[split] = max(largest.get(split, 0), part.bytes)
+        needed = 2 * sum(largest.values()) * processes
         if limit < needed:
+            sizes = ", ".join(f"{format_bytes(size)} of {split}" for split, size in largest.items())
             raise ConfigError(
-                f"copies of a remote store need room for two of its largest shards ({format_bytes(largest)})"
+                f"copies of a remote store need room for two of the largest shards of each split ({sizes})"
                 f" for each of {processes} processes",
                 where="data.cache_bytes",
                 fix=f"data.cache_bytes={needed}, or more: best the {format_bytes(self.size_bytes)} of the whole store",

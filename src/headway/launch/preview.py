@@ -51,7 +51,8 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     model = config.model
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(train.steps)
-    epochs = tokens / (feed.rows * train.sequence_length)
+    length = feed.plan.sequence_length(0)  # a stage may begin with shorter rows
+    epochs = tokens / (feed.rows * length)
     parameters = count_parameters(model)
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     return "\n".join(
@@ -59,7 +60,7 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
             *_run(config, {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}, wishes),
             f"model      {format_count(parameters.total)} parameters{active},"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
-            f"data       {config.data.store}: {format_count(feed.rows)} rows of {train.sequence_length} tokens",
+            f"data       {config.data.store}: {format_count(feed.rows)} rows of {length} tokens",
             *_mixture(feed.plan),
             f"training   {train.steps:,} steps of {train.tokens_per_step:,} tokens:"
             f" {format_count(tokens)} tokens, {epochs:.2f} epochs",

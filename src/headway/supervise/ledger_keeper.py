@@ -37,11 +37,12 @@ class LedgerKeeper(Callback):
     def on_start(self, job: Job) -> None:
         """Bring the ledger to the step that the attempt starts from."""
         self._may_write()
-        step, committed = job.state.cursor.step, self._ledger.committed_step
-        if committed > step:
+        step = job.state.cursor.step
+        if self._ledger.committed_step > step:
             self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
-        elif committed < step and self._start is not None:
-            # The attempt before was killed after its checkpoints became visible, and before it told the ledger of them.
+        if self._ledger.committed_step < step and self._start is not None:
+            # The attempt before was killed after its checkpoints became visible, and before it told the ledger of them;
+            # or the commit that was taken back began before this step.
             for info in CheckpointStore(self._start.path.parent).list():
                 if info.step <= step:
                     self._commit(job, info.step, int(info.context.get("attempt", self._attempt)))
@@ -62,7 +63,12 @@ class LedgerKeeper(Callback):
         if decision.action == "warn":
             return  # nothing follows from it
         steps = decision.first_step, decision.step + 1
-        self._ledger.decide(self._attempt, *steps, decision.action, decision.reason)
+        try:
+            self._ledger.decide(self._attempt, *steps, decision.action, decision.reason)
+        except UnwritableLedger as error:
+            if not decision.quiet:
+                raise
+            warning(f"{error.what}; training goes on, and the ledger lacks that step {decision.step} had no update")
         if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
             self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
 

@@ -16,12 +16,13 @@ from typing import Any
 from headway.config import Config, load_resolved
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.format import plural
 from headway.data.feeding.feed import describe_rows, training_rows
 from headway.data.feeding.plan import PlainPlan, RowPlan, plan_of
 from headway.data.remote_store import open_store
 from headway.supervise.ledger import Commit, Ledger, LedgerDecision, Rollback, merged_ranges, plan_fingerprint
 from headway.supervise.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
-from headway.telemetry.record import Run, dig, open_run, read_json
+from headway.telemetry.record import Run, as_int, dig, open_run, read_json
 
 #: Rows of a run, and of its sources together, up to which every single one is looked at unless asked otherwise.
 LOOK_AT = 100_000_000
@@ -38,6 +39,8 @@ class LedgerProof:
     """On steps that were not well; those that name rows to be left out are part of what is proven."""
     checkpoint_step: int | None = None
     """The newest checkpoint; None when there is none."""
+    not_updated: int = 0
+    """Steps without an update, as the newest checkpoint counts them: their rows were read, and changed no weight."""
     epochs: list[EpochCount] = field(default_factory=list)
     looked_at: int = 0
     """Rows that were looked at one by one; 0 when counts were enough."""
@@ -63,16 +66,24 @@ class LedgerProof:
         """What was checked how."""
         if not self.epochs:
             return []
-        joined = "commits join from step 0 to the newest checkpoint, each by an attempt that did its steps"
-        counted = "the rows of each source in every commit are as many as the plan has, recomputed"
-        if self.looked_at:
-            return [joined, counted, f"each of the {self.looked_at:,} rows was looked at, epoch by epoch"]
-        return [
-            joined,
-            counted,
+        looked = f"each of the {self.looked_at:,} rows was looked at, epoch by epoch"
+        not_looked = (
             "rows were counted, not looked at (--every-row does): a source's rows are taken at consecutive positions,"
-            " and an epoch's order is a bijection by construction (a Feistel network with cycle walking)",
+            " and an epoch's order is a bijection by construction (a Feistel network with cycle walking)"
+        )
+        return [
+            "commits join from step 0 to the newest checkpoint, each by an attempt that did its steps",
+            "the rows of each source in every commit are as many as the plan has, recomputed",
+            looked if self.looked_at else not_looked,
+            *([self._without_update()] if self.not_updated else []),
         ]
+
+    def _without_update(self) -> str:
+        named = sum(d.last_step - d.first_step for d in self.decisions if d.action == "skip")
+        return (
+            f"not all rows were trained on: {self.not_updated:,} {plural(self.not_updated, 'step')} had no update (a"
+            f" decision to skip, or an overflow in fp16), as the newest checkpoint counts; the ledger names {named:,}"
+        )
 
 
 def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -> LedgerProof:
@@ -95,6 +106,8 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         proof.problems.append(error.what)
         return proof
     proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
+    if proof.checkpoint_step is not None:
+        proof.not_updated = as_int(dig(_manifest(record, proof.checkpoint_step), "cursor", "skipped_steps")) or 0
     proof.problems += [
         *_ends_problems(proof),
         *_attempt_problems(proof.commits, record),
@@ -139,7 +152,7 @@ def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
     step = proof.checkpoint_step
     if step is None:
         return
-    manifest = read_json(record.path / "checkpoints" / f"step-{step:08d}" / "manifest.json")
+    manifest = _manifest(record, step)
     said = dig(manifest, "context", "left_out") or []
     made_with = {(int(first), int(last)) for first, last in said if first < step}
     decided = {(d.first_step, d.last_step) for d in proof.decisions if d.action == "rollback" and d.first_step < step}
@@ -147,6 +160,10 @@ def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
         yield f"step-{step:08d} leaves out steps {first:,} to {last - 1:,}, of which the ledger has no decision"
     for first, last in sorted(decided - made_with):
         yield f"step-{step:08d} was made with the rows of steps {first:,} to {last - 1:,}, which were to be left out"
+
+
+def _manifest(record: Run, step: int) -> Any:
+    return read_json(record.path / "checkpoints" / f"step-{step:08d}" / "manifest.json")
 
 
 def _attempt_problems(commits: list[Commit], record: Run) -> Iterator[str]:

@@ -43,7 +43,8 @@ class Callback:
         """After a checkpoint has arrived at the remote tier, or could not be sent; on the first worker only."""
 
     def on_decision(self, job: Job, decision: Decision) -> None:
-        """After a step that is not well, before what was decided about it is carried out."""
+        """After a step that is not well, or whose update was left out, before what was decided about it is carried
+        out."""
 
     def on_end(self, job: Job) -> None:
         """After the last step of an attempt, also when an error ends it."""

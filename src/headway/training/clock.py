@@ -159,7 +159,7 @@ class Stopwatch:
         memory = peak_memory_gib(self._job.world.device)
         if memory is not None:
             metrics["memory/peak_gib"] = memory
-        flops = self._job.task.flops_per_item
+        flops = self._job.task.item_flops(self._job.state.cursor.step - 1)
         if flops and self._peak:
             metrics["speed/mfu"] = flops * result.items / seconds / self._peak
         return metrics

@@ -49,8 +49,9 @@ def evaluate(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     for index in range(world.data_rank, -(-batches // size) * size, size):
-        beat(Phase.EVALUATION)
+        beat(Phase.DATA)  # a store that is away for a while is waited for here too
         batch = feed.batch(min(index, batches - 1))
+        beat(Phase.EVALUATION)
         here = to_device(batch, world.device)
         if pipeline is not None:
             loss = pipeline.loss(here)

@@ -40,6 +40,8 @@ class Decision:
     """The first step whose update, or rows, the decision is about; `step` is the last one."""
     to_step: int | None = None
     """Of a rollback: the step of the checkpoint that the run goes back to."""
+    quiet: bool = False
+    """Nothing to worry about: written down, and not said."""
 
 
 @dataclass

@@ -71,9 +71,12 @@ def train_loop(job: Job) -> None:
     """
     config, state = job.config, job.state
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
-    feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps)
+    signals, saved = StopSignals(job.notices), state.cursor.step
+    # Several workers would have to agree, and those whose data have come wait for the others inside the step.
+    stopped = (lambda: signals.stop) if job.world.size == 1 else (lambda: False)
+    feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)
     watch, clock = Stopwatch(job, feed), SaveClock.of(job)
-    with feed, StopSignals(job.notices) as signals, _observed(job):
+    with feed, signals, _observed(job):
         if state.cursor.step == 0 and config.health.rolls_back:
             state.prepare_to_load()  # so that there are moments to be saved, and a place to go back to
             _checkpoint(job)
@@ -88,6 +91,7 @@ def train_loop(job: Job) -> None:
             for callback in job.callbacks:  # observe
                 callback.on_step(job, step, metrics)
             if went_back(job, feed, result):
+                saved = state.cursor.step
                 watch.restart()
                 continue
             leaves = stop and not last
@@ -102,6 +106,7 @@ def train_loop(job: Job) -> None:
             elif save or last or job.due(config.checkpoint.every):  # checkpoint
                 with clock.saving():
                     _checkpoint(job)
+                saved = step
             elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):
                 _hold(job)
             elif ready == 0:  # all moments are there now
@@ -116,6 +121,11 @@ def train_loop(job: Job) -> None:
             if leaves:
                 raise _stopped(job, signals)
             watch.restart()
+        if state.cursor.step < job.total_steps:  # told to stop while the next batches did not come
+            if state.cursor.step > saved:
+                _checkpoint(job)
+            _save_surely(job)
+            raise _stopped(job, signals)
 
 
 @contextmanager
@@ -204,8 +214,9 @@ def _diverged(job: Job) -> DivergedError:
 
 
 def _stopped(job: Job, signals: StopSignals) -> Preempted:
+    step = job.state.cursor.step
     return Preempted(
-        f"stopped by {signals.reason()}; step {job.state.cursor.step} is saved",
+        f"stopped by {signals.reason()}" + (f"; step {step} is saved" if step else " before the first step"),
         where=str(job.config.run_directory),
         fix="run the same command again to go on from here",
     )

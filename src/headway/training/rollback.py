@@ -54,7 +54,7 @@ def went_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
             " health.on_nonfinite roll back",
         )
     said = {"warn": "", "skip": "; its update is left out", "stop": "", "rollback": _told(decision)}[decision.action]
-    if job.world.is_first and not stopped:
+    if job.world.is_first and not (stopped or decision.quiet):
         warning(f"step {decision.step + 1:,}: {decision.reason}{said}")
     for callback in job.callbacks:
         callback.on_decision(job, decision)

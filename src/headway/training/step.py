@@ -121,8 +121,12 @@ def train_step(
     cursor = state.cursor
     cursor.step += 1
     cursor.skipped_steps += not good
+    scale = cursor.loss_scale
     explained = update_scale(cursor, overflow=math.isfinite(loss) and (well > good or not finite))
     cursor.skipped_in_row = 0 if good else cursor.skipped_in_row + (not explained)
+    if explained or well > good:  # it has left the update out, whatever health would do about such a step
+        reason = "the gradient overflowed" + (f" at the loss scale {scale:,}" if scale else "")
+        decision = Decision(cursor.step - 1, "skip", reason, cursor.step - 1, quiet=explained)
     return StepResult(
         loss=loss,
         items=total_items,
@@ -131,7 +135,7 @@ def train_step(
         skipped=not good,
         flags=agreed,
         model_metrics={**model_metrics, **health.metrics},
-        decision=None if explained else decision,
+        decision=decision,
     )
 
 

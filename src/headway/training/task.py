@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from headway.config import FULLY_SHARDED, effective_strategy
+from headway.config.mesh import row_parts
 from headway.core.console import notice
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
 from headway.parallel.stages import plan_stages, stages_of_worker
 
 if TYPE_CHECKING:
-    from headway.config import Config, LaneGrid, MeshShape
+    from headway.config import Config, LaneGrid, MeshShape, ModelConfig
 
 
 class BatchList(Protocol):
@@ -68,6 +69,9 @@ class Task:
     fingerprints: dict[str, str] = field(default_factory=dict)
     """What a checkpoint of this task belongs to: data manifest, tokenizer."""
     flops_per_item: float | None = None
+    """Of the first step."""
+    flops_at: Callable[[int], float] | None = None
+    """The same of any step, counted from 0, where not all have rows of one length."""
     recut: Callable[[LaneGrid], tuple[Feed, BatchList | None]] | None = None
     """Feed and evaluation for another number of rows per micro-batch; None where there can be no other."""
     vocab_size: int | None = None
@@ -78,6 +82,10 @@ class Task:
     first_value: Callable[[str, Sequence[int]], torch.Tensor] | None = None
     """(name, size) -> first value of a tensor of the model's state, where the model is on the meta device until a
     strategy has cut it (`parallel.materialize`). Such a model has a method `make_buffers` for what is no state."""
+
+    def item_flops(self, step: int) -> float | None:
+        """FLOPs to train on one item of a step, counted from 0; None when nobody knows."""
+        return self.flops_per_item if self.flops_at is None else self.flops_at(step)
 
     def facts(self) -> dict[str, int]:
         """What the run's record says about the model."""
@@ -130,32 +138,40 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
     from headway.data.remote_store import open_store
+    from headway.models.facts import flops_per_token
 
-    store = open_store(config.data)
-    length = config.train.sequence_length
+    assert config.train.steps is not None, "the config is resolved"
+    # Patience ends before a supervisor would take a worker that waits for one that hangs.
+    store = open_store(config.data, patience_seconds=0.8 * config.supervise.data_seconds)
 
     def cut(grid: LaneGrid) -> tuple[TokenFeed, EvaluationFeed | None]:
         evaluation = None
         if "validation" in store.splits:
             evaluation = EvaluationFeed(
                 store,
-                sequence_length=length,
+                sequence_length=config.train.sequence_length,
                 limit=config.evaluation.rows,
                 micro_batch=grid.micro_batch,
                 packing=config.data.packing,
                 document_mask=config.data.document_mask,
+                parts=row_parts(config),
             )
         return TokenFeed.of(config, grid, store), evaluation
 
     feed, evaluation = cut(grid)
-    attention_length = length
+    plan = feed.plan
+    lengths = [plan.sequence_length(first) for first, _ in plan.stretches(0, config.train.steps)]
+    attended = {length: length for length in lengths}
     if config.data.packing != "concat" or config.data.document_mask:
-        figures = feed.packing_figures()
-        notice(packing_notice(figures, config.data.packing))
+        figures = {length: feed.packing_figures(length) for length in attended}
+        notice(packing_notice(figures[lengths[0]], config.data.packing))
         if config.data.document_mask:
             # Attention does not cross documents, so what it would cost if it did is no work done.
-            attention_length = round(total_figures(figures.values()).attention_length)
-    task = decoder_task(config, feed, store.vocab_size, attention_length, mesh, rank)
+            attended = {length: round(total_figures(of.values()).attention_length) for length, of in figures.items()}
+    task = decoder_task(config, feed, store.vocab_size, attended[lengths[0]], mesh, rank)
+    shape = cast("ModelConfig", task.model.config)
+    flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
+    task.flops_at = lambda step: flops[plan.sequence_length(step)]
     task.evaluation, task.recut = evaluation, cut
     task.fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
     return task

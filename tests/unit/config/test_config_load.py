@@ -59,6 +59,18 @@ def test_a_resolved_config_leaves_nothing_open(write: Any) -> None:
     assert (config.model.kv_heads, config.model.head_dim) == (3, 32)
 
 
+def test_stages_need_no_length_of_training_where_nothing_is_trained(write: Any) -> None:
+    stages = "stages: [{start: 0.6, weights: {a: 1}}, {start: 0.9, weights: {a: 2}}]"
+    path = write(f"data: {{sources: [{{path: a, weight: 1}}], mixture: {{{stages}}}}}")
+    config = load_config(path, trains=False)
+    assert config.train.steps is None and [stage.start for stage in config.data.mixture.stages] == [0.6, 0.9]
+    assert load_config(path, ["train.tokens=1M"], trains=False).train.steps
+    assert "neither train.steps nor train.tokens" in refusal(path).what
+    assert "begins at step 1 comes after" in refusal(path, "train.steps=1").what
+    with pytest.raises(ConfigError, match="there is no source 'b'"):
+        load_config(path, ["data.mixture.stages.1.weights={a: 1, b: 1}"], trains=False)
+
+
 def test_the_steps_of_a_number_of_tokens_are_rounded_up(write: Any) -> None:
     path = write("train: {tokens: 1001, sequence_length: 10, global_batch: 10}")
     assert load_config(path).train.steps == 11

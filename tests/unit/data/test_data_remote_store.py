@@ -25,6 +25,7 @@ from headway.data.feeding.rows import open_rows
 from headway.data.inspect import describe_store, sample_text
 from headway.data.preparing.prepare import prepare
 from headway.data.reading import remote
+from headway.data.remote_cache import Copies
 from headway.data.remote_store import RemoteTokenStore, open_store, tokenizer_folder
 from headway.data.store import TokenStore
 
@@ -148,7 +149,10 @@ def test_copies_stay_within_their_bound(tmp_path: Path, origin: TokenStore, buck
 def test_the_copy_used_longest_ago_goes_first(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
     source = origin.sources("train")[0]
     shards = origin.shards("train", source)
-    store = open_store(far(tmp_path, sum(2 * shard.tokens for shard in shards[:3])))
+    store = RemoteTokenStore(  # with less room than a run would need
+        Copies("memory://bucket/store", {}, tmp_path / "copies", sum(2 * s.tokens for s in shards[:3]), 1),
+        origin.manifest,
+    )
 
     def use(number: int) -> None:
         store.read("train", source, shards[number].first_token, 1)
@@ -202,8 +206,13 @@ def test_the_lock_lasts_as_long_as_the_mapping(tmp_path: Path, origin: TokenStor
 
 
 def test_too_small_a_bound_is_refused(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
-    size = max(2 * s.tokens for split in origin.splits for n in origin.sources(split) for s in origin.shards(split, n))
-    with pytest.raises(ConfigError, match="two of its largest shards") as caught:
+    """Rows of training are read ahead while an evaluation reads its own."""
+    sizes = {
+        split: max(2 * shard.tokens for name in origin.sources(split) for shard in origin.shards(split, name))
+        for split in ("train", "validation")
+    }
+    size = sum(sizes.values())
+    with pytest.raises(ConfigError, match="two of the largest shards of each split") as caught:
         open_store(far(tmp_path, 2 * size - 1))
     assert f"data.cache_bytes={2 * size}" in str(caught.value)
     open_store(far(tmp_path, 2 * size))
@@ -505,3 +514,23 @@ def test_patience_ends_when_the_store_is_back(
     assert np.array_equal(store.read("train", source, 0, 4), origin.read("train", source, 0, 4))
     said = capsys.readouterr().err
     assert said.count("trying again") == 1 and "can be reached again" in said
+
+
+def test_patience_is_as_long_as_the_caller_says(
+    tmp_path: Path, origin: TokenStore, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    store = open_store(far(tmp_path), patience_seconds=100.0)
+
+    def away(*_: Any) -> Any:
+        raise remote.UnreachableError("the remote store cannot be read: refused")
+
+    def pass_by(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(remote_cache.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(remote_cache.time, "sleep", pass_by)
+    monkeypatch.setattr(remote, "open_remote", away)
+    with pytest.raises(remote.UnreachableError):
+        store.read("train", origin.sources("train")[0], 0, 4)
+    assert 60 < clock[0] <= 100

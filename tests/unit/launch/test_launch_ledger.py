@@ -13,10 +13,13 @@ import torch
 from torch import nn
 
 from headway.config import Config
+from headway.core import faults
+from headway.core.errors import Preempted
 from headway.core.files import append_json_line
 from headway.launch.api import Trainer
 from headway.supervise import ledger
 from headway.supervise.ledger_proof import prove
+from support import state_hash
 
 
 class Numbers:
@@ -74,3 +77,43 @@ def test_a_trainer_run_is_proven_row_by_row(tmp_path: Path) -> None:
         line["epoch_rows"] = 36
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert any("another plan of rows" in problem for problem in prove(run.directory).problems)
+
+
+def overflowing(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Trainer:
+    """A run in fp16 whose gradient overflows at steps 3 and 7."""
+    monkeypatch.setattr(faults, "_passed", type(faults._passed)())
+    monkeypatch.setenv("HEADWAY_FAULTS", ",".join(["nan@gradient=3", "nan@gradient=7", *more]))
+    half = config(folder).model_copy(update={"train": config(folder).train.model_copy(update={"precision": "fp16"})})
+    torch.manual_seed(0)
+    return Trainer(nn.Linear(1, 1), Numbers(), lambda model, batch: loss(model, batch / 100), half)
+
+
+def test_the_ledger_names_steps_that_only_the_loss_scale_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = overflowing(tmp_path / "whole", monkeypatch).fit().directory
+    assert "overflow" not in capsys.readouterr().err, "nothing is wrong with such a step"
+    with pytest.raises(Preempted):
+        overflowing(tmp_path / "broken", monkeypatch, "stop@step=4").fit()
+    broken = overflowing(tmp_path / "broken", monkeypatch).fit().directory
+    assert state_hash(whole) == state_hash(broken)
+    for run in (whole, broken):
+        proof = prove(run)
+        assert (proof.problems, proof.rows, proof.not_updated, proof.left_out) == ([], 96, 2, [])
+        assert [(d.first_step, d.last_step, d.action) for d in proof.decisions] == [(2, 3, "skip"), (6, 7, "skip")]
+        assert "2 steps had no update" in proof.basis[-1] and "the ledger names 2" in proof.basis[-1]
+
+
+def test_a_full_disk_is_no_end_for_a_step_that_only_the_loss_scale_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def append(path: Path, value: Any) -> None:
+        if value["kind"] == "decision":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append_json_line(path, value)
+
+    monkeypatch.setattr(ledger, "append_json_line", append)
+    run = overflowing(tmp_path, monkeypatch).fit().directory
+    assert "training goes on, and the ledger lacks that step 2 had no update" in capsys.readouterr().err
+    proof = prove(run)
+    assert not proof.problems and "2 steps had no update" in proof.basis[-1] and "names 0" in proof.basis[-1]

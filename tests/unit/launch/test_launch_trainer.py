@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from torch import nn
 
 from headway import Callback, Config, Trainer
 from headway.checkpoint.store import CheckpointStore
-from headway.core.errors import ConfigError, DataError
+from headway.core.errors import ConfigError, DataError, Preempted
+from headway.data.feeding import prefetch
 from headway.launch import attempt
 from headway.launch.api import count_samples
 
@@ -82,6 +84,42 @@ def test_a_broken_run_goes_on_exactly_with_a_dataset_smaller_than_a_batch(config
     resumed = Trainer(Model(), Squares(), loss, config("broken")).fit()
     assert resumed.step == 6
     assert state_hash(config("broken")) == state_hash(config("whole"))
+
+
+class Stuck(Squares):
+    """Its rows stop coming after so many; then a signal to stop comes."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.left, self.comes = 1 + rows, threading.Event()  # one is looked at before the run begins
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not self.left:
+            threading.Timer(0.3, signal.raise_signal, [signal.SIGTERM]).start()
+            self.comes.wait()
+            raise KeyError("nobody wants it any more")
+        self.left -= 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("steps", [0, 2, 3])
+def test_a_signal_is_heard_while_data_do_not_come(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """The last step that was finished is saved, whether or not it was before."""
+    monkeypatch.setattr(prefetch, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(prefetch, "_LOOK_SECONDS", 0.02)
+    data = Stuck(8 * steps)
+    try:
+        with pytest.raises(Preempted, match=f"step {steps} is saved" if steps else "SIGTERM before the first step"):
+            Trainer(Model(), data, loss, config("broken")).fit()
+    finally:
+        data.comes.set()
+    found = [info.step for info in CheckpointStore(config("broken").run_directory / "checkpoints").list()]
+    assert found == [step for step in (2, 3) if step <= steps]
+    Trainer(Model(), Squares(), loss, config("broken")).fit()
+    Trainer(Model(), Squares(), loss, config("whole")).fit()
+    assert state_hash(config("whole")) == state_hash(config("broken"))
 
 
 def test_an_encrypted_run_goes_on_exactly_and_with_its_key_only(

@@ -3,12 +3,17 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from headway.checkpoint.store import CheckpointStore
 from headway.core import files
 from headway.core.errors import CheckpointError
 from headway.supervise.ledger import Ledger
+from headway.supervise.ledger_keeper import LedgerKeeper
+from states import save
 
 
 @pytest.fixture
@@ -49,6 +54,31 @@ def test_a_rollback_into_a_range_strikes_all_of_it(ledger: Ledger) -> None:
     ledger.commit(1, 10, 20, {}, "step-20")
     ledger.rollback(15, "reason")
     assert ledger.committed_step == 10, "the rows of steps 10 to 15 are not known, so they are committed again"
+
+
+class Rows:
+    """A feed of two rows a step."""
+
+    rows = 100
+
+    def rows_by_source(self, first: int, last: int) -> dict[str, int]:
+        return {"a": 2 * (last - first)}
+
+    def describe(self, last: int) -> dict[str, int]:
+        return {}
+
+
+def test_what_a_rollback_strikes_too_much_is_committed_again(ledger: Ledger, tmp_path: Path) -> None:
+    """The line of step 15 was never written, and the checkpoint of step 20 is damaged."""
+    ledger.commit(1, 0, 10, {"a": 20}, "step-00000010")
+    ledger.commit(1, 10, 20, {"a": 20}, "step-00000020")
+    store = CheckpointStore(tmp_path / "checkpoints")
+    for step in (10, 15):
+        save(store, step)
+    state = SimpleNamespace(cursor=SimpleNamespace(step=15), left_out=())
+    job: Any = SimpleNamespace(state=state, task=SimpleNamespace(feed=Rows(), fingerprints={}))
+    LedgerKeeper(ledger, 2, store.list()[-1]).on_start(job)
+    assert [(c.attempt, c.first_step, c.last_step) for c in ledger.commits()] == [(1, 0, 10), (1, 10, 15)]
 
 
 def test_a_line_cut_off_by_a_kill_counts_as_not_written(ledger: Ledger) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from headway.config import load_config
 from headway.core import heartbeat
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.launch.api import train
+from headway.training import loop
 
 
 def test_a_state_that_is_held_counts_as_a_checkpoint(
@@ -79,3 +81,31 @@ def test_training_goes_on_when_the_disk_hangs(
     assert run.metrics.series("checkpoint/failed_step")[1].tolist() == [2.0]
     assert run.metrics.series("checkpoint/saved_step")[1].tolist() == [4.0]
     assert "training goes on without a checkpoint of step 2: the disk seems to hang" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_of_several_workers_does_not_leave_the_others_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """They may have their data, and wait for it there."""
+    asked: list[bool] = []
+
+    def prefetcher(*_: Any, stopped: Callable[[], bool]) -> Any:
+        asked.append(stopped())
+        raise KeyError
+
+    monkeypatch.setattr(loop, "Prefetcher", prefetcher)
+    monkeypatch.setattr(loop.StopSignals, "stop", True)
+    world = SimpleNamespace(size=workers, data_rank=0, mesh=SimpleNamespace(data=workers))
+    job: Any = SimpleNamespace(
+        config=None,
+        state=SimpleNamespace(cursor=SimpleNamespace(step=0)),
+        world=world,
+        grid=SimpleNamespace(of_worker=lambda rank, size: [rank]),
+        task=SimpleNamespace(feed=None),
+        notices=None,
+        total_steps=1,
+    )
+    with pytest.raises(KeyError):
+        loop.train_loop(job)
+    assert asked == [workers == 1]

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from headway.config import Config, ModelConfig
+from headway.config.health import HealthConfig
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.loss import linear_cross_entropy
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.training.health import Decision
 from headway.training.loss_scale import FIRST, GROWTH_INTERVAL, LEAST, MOST, begin_scaling, update_scale
 from headway.training.optimizer import build_optimizer
 from headway.training.precision import apply_precision, autocast, convert_to_fp8, refuse_missing
@@ -129,6 +131,20 @@ def test_an_overflow_halves_the_scale_and_is_no_divergence() -> None:
     assert state.cursor == Cursor(2, skipped_steps=1, skipped_in_row=0, loss_scale=FIRST // 2, steps_at_scale=0)
     step(c, task, state)
     assert state.cursor.skipped_steps == 1 and state.cursor.steps_at_scale == 1
+
+
+@pytest.mark.parametrize("action", ["skip", "rollback", "stop"])
+def test_an_overflow_is_written_down_and_not_said(action: str) -> None:
+    """Whatever health would do about a gradient that is not finite."""
+    c = config("fp16")
+    c = c.model_copy(update={"health": HealthConfig(on_nonfinite=action)})  # type: ignore[arg-type]
+    task, state = setup(c)
+    assert step(c, task, state).decision is None
+    decision = step(c, task, state, factor=1000.0).decision
+    assert decision == Decision(1, "skip", f"the gradient overflowed at the loss scale {FIRST:,}", 1, quiet=True)
+    state.cursor.loss_scale = LEAST
+    decision = step(c, task, state, factor=6e4).decision
+    assert decision is not None and decision.action == action and not decision.quiet
 
 
 def test_at_the_least_scale_an_overflow_counts_as_a_failure() -> None:

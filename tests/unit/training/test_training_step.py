@@ -2,6 +2,7 @@
 
 import math
 from collections import UserDict
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 from headway.config import Config, MeshShape
+from headway.core import heartbeat
+from headway.core.heartbeat import Heartbeat, Phase
 from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
@@ -292,6 +295,29 @@ class Pair(NamedTuple):
 class Movable:
     def to(self, device: torch.device) -> "tuple[str, torch.device]":
         return ("moved", device)
+
+
+def test_an_evaluation_that_waits_for_data_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor has more patience with that than with a forward pass."""
+    page = Heartbeat(tmp_path / "heartbeat")
+    phases: list[Phase] = []
+    monkeypatch.setattr(heartbeat, "_heartbeat", page)
+
+    class Batches:
+        def __len__(self) -> int:
+            return 2
+
+        def batch(self, index: int) -> dict[str, torch.Tensor]:
+            phases.append(page._phase)
+            return {"x": torch.ones(2, 3)}
+
+    def summed_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        phases.append(page._phase)
+        return model(batch["x"]).sum()  # type: ignore[no-any-return]
+
+    objective = Objective(summed_loss, lambda batch: len(batch["x"]))
+    evaluate(objective, nn.Linear(3, 1), Batches(), WORLD)
+    assert phases == [Phase.DATA, Phase.EVALUATION] * 2
 
 
 def test_batches_of_any_form_go_to_the_device() -> None:

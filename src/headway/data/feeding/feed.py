@@ -125,9 +125,9 @@ class TokenFeed(_PlannedFeed):
         super().__init__(plan, lanes, micro_batch, length)
         self._rows = rows
 
-    def packing_figures(self) -> dict[str, PackingFigures]:
-        """How each source's documents fill the rows of the first step's length."""
-        return self._rows.figures(self.plan.sequence_length(0))
+    def packing_figures(self, length: int) -> dict[str, PackingFigures]:
+        """How each source's documents fill rows of a length that some steps have."""
+        return self._rows.figures(length)
 
     def describe(self, last_step: int) -> dict[str, Any]:
         """Plain JSON of all that the rows of the steps before `last_step` follow from, but the store."""
@@ -169,12 +169,13 @@ class EvaluationFeed:
         micro_batch: Rows of a micro-batch; the last one may have fewer.
         packing: `data.packing`.
         document_mask: `data.document_mask`.
+        parts: Equal parts that workers cut every row into.
 
     Tokens at a source's end that fill no row are left out; but when not even one row is full, the longest source gives
     one shorter row, so that a tiny split can still be evaluated.
 
     Raises:
-        DataError: the split has no two tokens.
+        DataError: the split has no two tokens, or too few for a row that can be cut.
     """
 
     def __init__(
@@ -187,13 +188,22 @@ class EvaluationFeed:
         micro_batch: int,
         packing: Literal["concat", "best_fit", "pad"] = "concat",
         document_mask: bool = False,
+        parts: int = 1,
     ) -> None:
         longest = max((store.tokens(split, name) for name in store.sources(split)), default=0)
         if longest < 2:
             raise DataError(
                 f"split '{split}' holds no text to evaluate on", where=str(store.path), fix="raise data.validation"
             )
-        self._length, self._micro_batch = min(sequence_length, longest - 1), micro_batch
+        if longest <= parts:
+            raise DataError(
+                f"split '{split}' is too short to evaluate on: the longest source has {longest:,} tokens, and rows are"
+                f" cut into {parts} parts",
+                where=str(store.path),
+                fix="raise data.validation, or lower parallel.context or parallel.tensor",
+            )
+        length = min(sequence_length, longest - 1)
+        self._length, self._micro_batch = length - length % parts, micro_batch
         self._rows = SplitRows(store, split, self._length, packing=packing, document_mask=document_mask)
         self._starts = np.cumsum([0, *self._rows.counts(self._length)])
         self._total = int(self._starts[-1])

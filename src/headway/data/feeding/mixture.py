@@ -148,13 +148,12 @@ class _Planner:
     def plan(self) -> Mixture:
         mixture = self._config.data.mixture
         phase = self._phase(0, self._config.train.sequence_length)
-        target = self._shares(self._weights, phase)
         weights, start = self._weights, 0
         starts = [stage.first_step(self._steps, self._batches) for stage in mixture.stages]
         for stage, first in zip(mixture.stages, starts, strict=True):
             if first >= self._steps:
                 break
-            self._hold(phase, start, first, target)
+            self._hold_weights(phase, start, first, weights)
             before, start = weights, first
             if stage.weights is not None:
                 weights = {self._stored.get(name, name): weight for name, weight in stage.weights.items()}
@@ -162,11 +161,10 @@ class _Planner:
             if length != phase.sequence_length:
                 phase = self._next_phase(phase, length) if first else self._phase(0, length)
             ending = min([s for s in starts if s > first], default=self._steps)
-            target = self._shares(weights, phase)
             if stage.change == "linear":
                 start = min(ending, self._steps)
-                self._ramp(phase, first, start, self._shares(before, phase), target)
-        self._hold(phase, start, self._steps, target)
+                self._ramp(phase, first, start, self._shares(before, phase), self._shares(weights, phase))
+        self._hold_weights(phase, start, self._steps, weights)
         return Mixture(self._sources, tuple(self._segments))
 
     def _check_sources(self) -> None:
@@ -217,6 +215,10 @@ class _Planner:
             shares = tuple(b + (a - b) * way for b, a in zip(before, after, strict=True))
             start, end = (first + number * (last - first) // parts for number in (part, part + 1))
             self._hold(phase, start, end, shares)
+
+    def _hold_weights(self, phase: Phase, first: int, last: int, weights: Mapping[str, float] | None) -> None:
+        if first < last:  # weights that hold for no step need not have rows
+            self._hold(phase, first, last, self._shares(weights, phase))
 
     def _hold(self, phase: Phase, first: int, last: int, shares: Shares) -> None:
         """Go on with constant shares, and without the sources that are used up on the way."""

@@ -3,8 +3,9 @@
 Rows hold C = T + 1 tokens: T inputs and the target after the last. A document of n tokens has n - 1 targets of its own.
 One with more than T of them is cut into rows of T targets, each piece beginning with the token that was the last
 target of the piece before; what is left over is packed like a document. Nothing else is cut, so every token but the
-first of a document is a target exactly once, with at least the context that a row can hold. A document of one token has
-nothing to predict and is left out.
+first of a document is a target exactly once, with at least the context that a row can hold: where a piece goes on from
+another row, its first token is no target of what stands before it. A document of one token has nothing to predict and
+is left out.
 
 `best_fit` packs by best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3),
 the longest first, each into the fullest row that still has room. Pieces of equal length go to rows of equal room
@@ -44,6 +45,8 @@ class Plan:
     """Tokens of each piece, (pieces,)."""
     rows: NDArray[np.uint64]
     """Row r has the pieces rows[r] to rows[r + 1], (rows + 1,)."""
+    continued: NDArray[np.bool_]
+    """Pieces that go on with a document where a piece of another row ends, (pieces,)."""
 
 
 @dataclass
@@ -186,7 +189,8 @@ def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing
     starts = np.concatenate([whole_starts, rest_starts])
     lengths = np.concatenate([np.full(len(whole_starts), capacity), rest_sizes])
     row_of = np.concatenate([np.arange(len(whole_starts)), row_of_rest + len(whole_starts)])
-    plan = _in_order(starts, lengths, row_of, len(whole_starts) + rest_rows)
+    continued = np.concatenate([number > 0, whole[has_rest] > 0])
+    plan = _in_order(starts, lengths, continued, row_of, len(whole_starts) + rest_rows)
     figures = PackingFigures(
         documents=len(sizes),
         tokens=int(sizes.sum()),
@@ -202,7 +206,13 @@ def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing
     return plan, figures
 
 
-def _in_order(starts: NDArray[np.int64], lengths: NDArray[np.int64], row_of: NDArray[np.int64], rows: int) -> Plan:
+def _in_order(
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    continued: NDArray[np.bool_],
+    row_of: NDArray[np.int64],
+    rows: int,
+) -> Plan:
     """Pieces sorted by row and place in the text, rows by their first piece."""
     first = np.full(rows, np.iinfo(np.int64).max)
     np.minimum.at(first, row_of, starts)
@@ -211,7 +221,7 @@ def _in_order(starts: NDArray[np.int64], lengths: NDArray[np.int64], row_of: NDA
     order = np.lexsort((starts, rank[row_of]))
     counts = np.bincount(rank[row_of], minlength=rows)
     bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.uint64)
-    return Plan(starts[order].astype(np.uint64), lengths[order].astype(np.uint32), bounds)
+    return Plan(starts[order].astype(np.uint64), lengths[order].astype(np.uint32), bounds, continued[order])
 
 
 def concat_figures(bounds: NDArray[np.integer[Any]], sequence_length: int) -> PackingFigures:

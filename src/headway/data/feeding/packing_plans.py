@@ -1,9 +1,9 @@
 """Plans of packed rows, kept on disk beside the tokens, so that only the first start has to make them.
 
 A plan is derived data: `<store>/packing/<T>-<packing>/<split>/<source>/<key>/` with `starts.bin` (little-endian
-uint64), `lengths.bin` (uint32) and `rows.bin` (uint64), which are those of `packing.Plan`, and `plan.json`, the
-figures. The key stands for everything that the plan follows from, so a plan of other tokens is never taken for it.
-The folder appears by one rename; it may be removed at any time.
+uint64), `lengths.bin` (uint32), `rows.bin` (uint64) and `continued.bin` (a byte each, 0 or 1), which are those of
+`packing.Plan`, and `plan.json`, the figures. The key stands for everything that the plan follows from, so a plan of
+other tokens is never taken for it. The folder appears by one rename; it may be removed at any time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from headway.data.feeding.packing import Packing, PackingFigures, Plan, plan_row
 from headway.data.store import PACKING, TokenStore
 
 #: Of the packing rules and of the files; another one makes plans anew.
-_VERSION = 1
-_FILES = {"starts": "<u8", "lengths": "<u4", "rows": "<u8"}
+_VERSION = 2
+_FILES = {"starts": "<u8", "lengths": "<u4", "rows": "<u8", "continued": "|b1"}
 _ABANDONED_SECONDS = 24 * 3600
 
 
@@ -74,7 +74,7 @@ def _read(folder: Path) -> tuple[Plan, PackingFigures] | None:
     """The plan in a folder; None where there is none, or where it is damaged."""
     try:
         figures = PackingFigures.from_json(json.loads((folder / "plan.json").read_bytes()))
-        sizes = {"starts": figures.pieces, "lengths": figures.pieces, "rows": figures.rows + 1}
+        sizes = {**dict.fromkeys(_FILES, figures.pieces), "rows": figures.rows + 1}
         arrays = {name: _map(folder / f"{name}.bin", dtype, sizes[name]) for name, dtype in _FILES.items()}
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -120,15 +120,17 @@ def _write(folder: Path, job: _Job) -> None:
             (temporary / "starts.bin").open("wb") as starts,
             (temporary / "lengths.bin").open("wb") as lengths,
             (temporary / "rows.bin").open("wb") as rows,
+            (temporary / "continued.bin").open("wb") as continued,
         ):
             rows.write(bytes(8))
             for plan, figures in job.blocks():
                 starts.write(plan.starts.astype("<u8").tobytes())
                 lengths.write(plan.lengths.astype("<u4").tobytes())
                 rows.write((plan.rows[1:] + np.uint64(total.pieces)).astype("<u8").tobytes())
+                continued.write(plan.continued.tobytes())
                 total.add(figures)
                 fault_point("packing.block")
-            for file in (starts, lengths, rows):
+            for file in (starts, lengths, rows, continued):
                 file.flush()
                 os.fsync(file.fileno())
         write_json(temporary / "plan.json", total.to_json())
@@ -160,12 +162,13 @@ def _remove_others(folder: Path) -> None:
 
 
 def _in_memory(job: _Job) -> tuple[Plan, PackingFigures]:
-    starts, lengths, rows = [], [], [np.zeros(1, dtype=np.uint64)]
+    starts, lengths, rows, continued = [], [], [np.zeros(1, dtype=np.uint64)], []
     total = PackingFigures()
     for plan, figures in job.blocks():
         starts.append(plan.starts)
         lengths.append(plan.lengths)
         rows.append(plan.rows[1:] + np.uint64(total.pieces))
+        continued.append(plan.continued)
         total.add(figures)
     empty = np.empty(0)
     return (
@@ -173,6 +176,7 @@ def _in_memory(job: _Job) -> tuple[Plan, PackingFigures]:
             np.concatenate(starts or [empty.astype(np.uint64)]),
             np.concatenate(lengths or [empty.astype(np.uint32)]),
             np.concatenate(rows),
+            np.concatenate(continued or [empty.astype(np.bool_)]),
         ),
         total,
     )

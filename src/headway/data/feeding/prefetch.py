@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +15,12 @@ from headway.core.types import Feed
 
 #: What is handed out per step: the step and, per lane, its micro-batches.
 StepBatches = tuple[int, dict[int, Sequence[Any]]]
+
+# Between two looks for a wish to stop, while no batch is ready.
+_LOOK_SECONDS = 0.2
+# A thread that is still at a batch after so long is left to itself: data that do not come must not keep a process that
+# has saved its state and ends.
+_CLOSE_SECONDS = 5.0
 
 
 class Prefetcher:
@@ -30,6 +36,8 @@ class Prefetcher:
         depth: Steps that are kept ready.
         pin_memory: Put batches into page-locked memory, which makes copies to a GPU asynchronous; when not given,
             just when this process uses CUDA already.
+        stopped: Looked at while no batch is ready: whether there is a wish to stop, so that the next one is not waited
+            for.
 
     Attributes:
         wait_seconds: How long the consumer has waited so far, altogether.
@@ -44,8 +52,9 @@ class Prefetcher:
         depth: int = 2,
         *,
         pin_memory: bool | None = None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.wait_seconds = 0.0
+        self.wait_seconds, self._stopped = 0.0, stopped
         self._feed, self._lanes, self._last_step, self._depth = feed, list(lanes), last_step, max(1, depth)
         self._pin = torch.cuda.is_initialized() if pin_memory is None else pin_memory
         # A new thread begins on device 0; pinning from there would take memory of another worker's GPU.
@@ -54,7 +63,7 @@ class Prefetcher:
 
     def rewind(self, step: int) -> None:
         """Hand out the batches of `step` next, and those after it."""
-        self.close()
+        self._end(None)  # a dataset need not bear two threads
         self._begin(step)
 
     def _begin(self, first_step: int) -> None:
@@ -62,21 +71,25 @@ class Prefetcher:
         self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(self._depth)
         self._next_step = first_step
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="headway-prefetch", daemon=True)
+        arguments = self._steps, self._ready, self._closed  # its own, also when it outlives them
+        self._thread = threading.Thread(target=self._work, args=arguments, name="headway-prefetch", daemon=True)
         self._thread.start()
 
     def next(self) -> StepBatches:
         """The next step's batches.
 
         Raises:
-            StopIteration: the last step has been handed out, or the prefetcher is closed.
+            StopIteration: the last step has been handed out, the prefetcher is closed, or there is a wish to stop and
+                the batches are not ready.
             Exception: what reading the batch raised, at the step it belongs to.
         """
         if self._next_step >= self._steps.stop or self._closed.is_set():
             raise StopIteration
         start = time.perf_counter()
-        item = self._ready.get()
+        item = self._wait()
         self.wait_seconds += time.perf_counter() - start
+        if item is None:
+            raise StopIteration
         if isinstance(item, BaseException):
             self.close()
             if isinstance(item, StopIteration):  # raised as it is, it would pass for the end of the run
@@ -85,26 +98,40 @@ class Prefetcher:
         self._next_step += 1
         return item
 
+    def _wait(self) -> StepBatches | BaseException | None:
+        """What comes next; None when there is a wish to stop before."""
+        while True:
+            try:
+                return self._ready.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if self._stopped():
+                    return None
+
     def close(self) -> None:
         """Stop the thread and drop what it has read."""
+        self._end(_CLOSE_SECONDS)
+
+    def _end(self, seconds: float | None) -> None:
+        """Stop the thread; after so many seconds it is not waited for."""
         self._closed.set()
-        while self._thread.is_alive():
+        until = None if seconds is None else time.monotonic() + seconds
+        while self._thread.is_alive() and (until is None or time.monotonic() < until):
             # The thread may be about to put one more batch: make room until it has seen the end.
             while not self._ready.empty():
                 self._ready.get_nowait()
             self._thread.join(timeout=0.01)
 
-    def _work(self) -> None:
+    def _work(self, steps: range, ready: queue.Queue[StepBatches | BaseException], closed: threading.Event) -> None:
         try:
             if self._device is not None:
                 torch.cuda.set_device(self._device)
-            for step in self._steps:
+            for step in steps:
                 batches = {lane: self._feed.batch(step, lane) for lane in self._lanes}
-                self._ready.put((step, _pinned(batches) if self._pin else batches))
-                if self._closed.is_set():
+                ready.put((step, _pinned(batches) if self._pin else batches))
+                if closed.is_set():
                     return
         except BaseException as error:  # handed to the consumer, who raises it
-            self._ready.put(error)
+            ready.put(error)
 
     def __iter__(self) -> Self:
         return self

@@ -31,6 +31,9 @@ class RowBlock:
     """Number of each token's document within its row, -1 for padding, (n, T + 1); None where nobody asks."""
     masked: bool = False
     """Documents of a row are to know nothing of each other."""
+    continued: NDArray[np.bool_] | None = None
+    """First tokens of pieces that go on with a document from another row, where they are a target already, (n, T + 1);
+    None where there are none."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -38,7 +41,8 @@ class RowBlock:
     def __getitem__(self, rows: slice) -> RowBlock:
         """Some of the rows, as views."""
         documents = None if self.documents is None else self.documents[rows]
-        return RowBlock(self.tokens[rows], documents, self.masked)
+        continued = None if self.continued is None else self.continued[rows]
+        return RowBlock(self.tokens[rows], documents, self.masked, continued)
 
 
 def join_blocks(blocks: Sequence[RowBlock], places: Sequence[NDArray[np.intp]]) -> RowBlock:
@@ -53,11 +57,14 @@ def join_blocks(blocks: Sequence[RowBlock], places: Sequence[NDArray[np.intp]]) 
     first, count = blocks[0], sum(map(len, blocks))
     tokens = np.empty((count, first.tokens.shape[1]), dtype=np.int64)
     documents = None if first.documents is None else np.empty(tokens.shape, dtype=np.int32)
+    continued = None if first.continued is None else np.empty(tokens.shape, dtype=np.bool_)
     for block, place in zip(blocks, places, strict=True):
         tokens[place] = block.tokens
         if documents is not None and block.documents is not None:
             documents[place] = block.documents
-    return RowBlock(tokens, documents, first.masked)
+        if continued is not None and block.continued is not None:
+            continued[place] = block.continued
+    return RowBlock(tokens, documents, first.masked, continued)
 
 
 class SourceRows(Protocol):
@@ -156,6 +163,7 @@ class PackedRows:
         """
         tokens = np.full((len(rows), self._length + 1), self._store.end_of_text_id, dtype=np.int64)
         documents = np.full(tokens.shape, -1, dtype=np.int32)
+        continued = np.zeros(tokens.shape, dtype=np.bool_)
         low, high = self._plan.rows[rows].tolist(), self._plan.rows[rows + 1].tolist()
         if not self._store.at_hand:
             pieces = [self._plan.starts[first:last] for first, last in zip(low, high, strict=True)]
@@ -163,13 +171,15 @@ class PackedRows:
             self._store.want(self._split, self._source, np.concatenate(pieces).astype(np.int64), 1)
         for place, (first, last) in enumerate(zip(low, high, strict=True)):
             starts, lengths = self._plan.starts[first:last].tolist(), self._plan.lengths[first:last].tolist()
+            goes_on = self._plan.continued[first:last].tolist()
             end = 0
             for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
                 piece = self._piece(start, length, self._length + 1 - end)
                 tokens[place, end : end + length] = piece
                 documents[place, end : end + length] = number
+                continued[place, end] = goes_on[number]
                 end += length
-        return RowBlock(tokens, documents, self._masked)
+        return RowBlock(tokens, documents, self._masked, continued)
 
     def _piece(self, start: int, length: int, room: int) -> NDArray[np.integer[Any]]:
         try:
@@ -204,8 +214,9 @@ def micro_batch_of(block: RowBlock) -> MicroBatch:
     """What a model trains on, from some rows.
 
     Returns:
-        `ids` and next-token `targets`, int64 (n, T). Targets that are padding, and with the mask those that belong to
-        another document than their input, are `IGNORE_TARGET`. With the mask also `documents`, int32 (n, T), the number
+        `ids` and next-token `targets`, int64 (n, T). Targets that are padding, those that begin a piece which goes on
+        from another row, and with the mask all that belong to another document than their input, are `IGNORE_TARGET`.
+        With the mask also `documents`, int32 (n, T), the number
         of each input's document in its row (-1: padding); `positions`, int64 (n, T), its place in its document; and
         `document_bounds`, int32 (segments + 1,), where documents start in the flattened inputs, and the end. The last
         is made here, where no device has to be waited for, and filled up with its end to 2^k + 1 elements (empty
@@ -218,6 +229,8 @@ def micro_batch_of(block: RowBlock) -> MicroBatch:
         return {"ids": ids, "targets": targets}
     now, after = block.documents[:, :-1], block.documents[:, 1:]
     ignored = (after < 0) | (after != now) if block.masked else after < 0
+    if block.continued is not None:
+        ignored |= block.continued[:, 1:]
     targets[torch.from_numpy(ignored)] = IGNORE_TARGET
     if not block.masked:
         return {"ids": ids, "targets": targets}

@@ -196,6 +196,16 @@ def test_a_dataset_is_fed_in_batches_that_grow() -> None:
     assert feed.describe(2)["step_rows"] == 4 and feed.describe(3)["step_rows"] == [[0, 4], [2, 12]]
 
 
+def test_a_short_evaluation_row_can_be_cut_into_equal_parts(store: TokenStore) -> None:
+    longest = max(store.tokens("validation", source) for source in store.sources("validation"))
+    for parts in (1, 4, longest // 2 + 1, longest - 1):
+        feed = EvaluationFeed(store, sequence_length=parts * longest, micro_batch=1, parts=parts)
+        length = feed.batch(0)["ids"].shape[1]
+        assert length % parts == 0 and 0 <= longest - 1 - length < parts
+    with pytest.raises(DataError, match=f"rows are cut into {longest} parts"):
+        EvaluationFeed(store, sequence_length=longest, micro_batch=1, parts=longest)
+
+
 def test_a_dataset_is_evaluated_in_order_and_whole() -> None:
     feed = DatasetEvaluationFeed(Squares(10), micro_batch=4)
     assert [batch[0][:, 0].tolist() for batch in map(feed.batch, range(len(feed)))] == [

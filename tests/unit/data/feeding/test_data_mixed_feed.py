@@ -198,6 +198,20 @@ def test_the_verb(store: TokenStore, tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError) and "no step 40" in result.exception.what
 
 
+def test_shares_of_a_mixture_are_not_told_where_its_length_is_open(store: TokenStore, tmp_path: Path) -> None:
+    from headway.cli.data_inspect import _asked_shares
+
+    train = ["train.sequence_length=16", "train.global_batch=24"]
+    files = {}
+    for name, config in {"mixed": config_of(store), "plain": config_of(store, [], None)}.items():
+        data = config.model_dump(mode="json")["data"]
+        files[name] = tmp_path / f"{name}.yaml"
+        files[name].write_text(yaml.safe_dump({"data": data}))
+    assert _asked_shares(files["mixed"], train, store) == {}
+    assert sum(_asked_shares(files["mixed"], [*train, "train.steps=40"], store).values()) == pytest.approx(1)
+    assert sum(_asked_shares(files["plain"], train, store).values()) == pytest.approx(1)
+
+
 def test_a_dry_run_lists_the_mixture(store: TokenStore) -> None:
     from headway.launch.preview import preview
 
@@ -208,6 +222,10 @@ def test_a_dry_run_lists_the_mixture(store: TokenStore) -> None:
     many = preview(config_of(store))
     assert "... 10 changes of shares between ..." in many
     assert "mixture" not in preview(config_of(store, [], None))
+    shorter = preview(config_of(store, [{"start": 0, "sequence_length": 8}]))
+    rows = sum((store.tokens("train", source) - 1) // 8 for source in store.sources("train"))
+    assert f"data       {store.path}: {rows} rows of 8 tokens\n" in shorter
+    assert f"{40 * 24 * 16 / (rows * 8):.2f} epochs\n" in shorter
 
 
 def test_the_longest_rows_of_a_stretch_of_steps_are_known(store: TokenStore) -> None:

@@ -71,6 +71,15 @@ def test_weights_are_relative() -> None:
     assert (segment.first_step, segment.last_step, segment.used) == (0, 100, (0, 0))
 
 
+def test_weights_that_hold_for_no_step_need_no_rows() -> None:
+    stage = {"start": 0, "weights": {"a": 1, "b": 0}}
+    rows = {"a": 100, "b": 0}
+    assert mixture_of(config_of(weighted(a=1, b=1), stages=[stage]), rows).segments[0].shares == (1, 0)
+    for stages in ([], [{**stage, "change": "linear"}]):
+        with pytest.raises(DataError, match="source 'b' has the weight 1"):
+            mixture_of(config_of(weighted(a=1, b=1), stages=stages), rows)
+
+
 def test_a_source_is_known_by_its_folder_too() -> None:
     names = {"my corpus": {"weight": 3}, "my-corpus": {"weight": 1, "max_epochs": 0.5}}
     config = config_of(names, stages=[{"start": 0.5, "weights": {"my corpus": 1, "my-corpus": 1}}])

@@ -97,6 +97,49 @@ def test_nothing_to_do_is_nothing_done() -> None:
         assert list(prefetcher) == []
 
 
+class Stuck(Counting):
+    """A feed whose data stop coming."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at, self.comes = at, threading.Event()
+
+    def batch(self, step: int, lane: int) -> Sequence[Any]:
+        if step == self.at:
+            self.comes.wait()
+        return super().batch(step, lane)
+
+
+def test_a_wish_to_stop_is_heard_while_data_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_CLOSE_SECONDS", 0.1)
+    feed, wish = Stuck(at=2), threading.Event()
+    timer = threading.Timer(0.3, wish.set)
+    timer.start()
+    with Prefetcher(feed, [0], 0, 10, stopped=wish.is_set) as prefetcher:
+        assert [step for step, _ in prefetcher] == [0, 1]
+        start = time.monotonic()
+    assert time.monotonic() - start < 2, "closing does not wait for data either"
+    feed.comes.set()
+    while threads():
+        time.sleep(0.01)
+
+
+def test_batches_that_are_ready_are_handed_out_whatever_is_wished() -> None:
+    with Prefetcher(Counting(seconds=0.01), [0], 0, 5, stopped=lambda: True) as prefetcher:
+        assert len(list(prefetcher)) == 5
+
+
+def test_going_back_waits_for_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset need not bear two threads."""
+    monkeypatch.setattr(prefetch, "_CLOSE_SECONDS", 0.01)
+    feed = Stuck(at=1)
+    with Prefetcher(feed, [0], 0, 3) as prefetcher:
+        prefetcher.next()
+        threading.Timer(0.3, feed.comes.set).start()
+        prefetcher.rewind(0)
+        assert feed.comes.is_set() and [step for step, _ in prefetcher] == [0, 1, 2]
+
+
 Pair = namedtuple("Pair", "a b")
 
 

@@ -150,6 +150,26 @@ def test_what_a_model_is_given(tmp_path: Path) -> None:
     assert tokens.tolist() == np.arange(10, 26).reshape(2, 8).tolist(), "the caller's rows stay as they are"
 
 
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_piece_from_another_row_begins_with_no_target(tmp_path: Path, mask: bool) -> None:
+    """Where it comes from, its first token is a target already."""
+    store = store_of(tmp_path, {"a": ["x", "abcdefghij", "yz"]})  # with their ends: 2, 11 and 3 tokens
+    block = everything(store, "a", 4, "best_fit", mask)
+    rows = [bytes(row).replace(b"\0", b".") for row in block.tokens.tolist()]
+    assert rows == [b"x.ij.", b"abcde", b"efghi", b"yz..."]
+    targets = micro_batch_of(block)["targets"].tolist()
+    assert targets[0] == [END, IGNORE_TARGET, ord("j"), END]
+    some = join_blocks([block[:1], block[1:]], [np.array([3]), np.arange(3)])
+    assert micro_batch_of(some)["targets"].tolist() == [*targets[1:], targets[0]]
+    letters = sorted(chr(t) for row in targets for t in row if t > END)
+    assert letters == list("bcdefghijz"), "every token but the first of a document, once"
+
+
+def test_without_the_mask_a_document_follows_from_the_one_before(tmp_path: Path) -> None:
+    block = everything(store_of(tmp_path, {"a": ["x", "y"]}), "a", 4, "best_fit")
+    assert micro_batch_of(block)["targets"].tolist() == [[END, ord("y"), END, IGNORE_TARGET]]
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("documents", [None, [0, 0, 1, 1, -1]])
 def test_inputs_and_targets_share_no_memory(rows: int, documents: list[int] | None) -> None:
@@ -254,7 +274,7 @@ def test_a_plan_of_other_text_is_not_taken(tmp_path: Path, cache: Path) -> None:
     assert len(new) == 1 and new != old, "the old one is of no use any more"
 
 
-@pytest.mark.parametrize("damage", ["starts.bin", "lengths.bin", "rows.bin", "plan.json", "json"])
+@pytest.mark.parametrize("damage", ["starts.bin", "lengths.bin", "rows.bin", "continued.bin", "plan.json", "json"])
 def test_a_damaged_plan_is_made_again(tmp_path: Path, cache: Path, damage: str) -> None:
     store = store_of(tmp_path / "store")
     whole = everything(store, "os", 64, "best_fit")
