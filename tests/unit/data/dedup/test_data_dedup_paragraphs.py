@@ -70,6 +70,7 @@ def test_dropping_leaves_no_gap_at_the_end() -> None:
     assert drop_paragraphs(text, np.array([True, False, True])) == "one\n\nthree\n"
     assert drop_paragraphs(text, np.array([False, False, False])) == ""
     assert drop_paragraphs(text, np.array([True, True, True])) == text
+    assert drop_paragraphs("\n\n" + text, np.array([True, False, False])) == "\n\none"
 
 
 def test_a_document_that_has_changed_is_noticed() -> None:
