@@ -343,14 +343,13 @@ def _tail(log: str) -> list[str]:
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable(wishes: Wishes) -> Iterator[None]:
     """End in an orderly way when a scheduler asks for it: what is under way is ended, what is measured is kept."""
+    option = "--again" if wishes.again else "--failed-again" if wishes.failed_again else None
+    fix = "run the same command again" + (f", without {option}" if option else "")
 
     def stop(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        raise Preempted(
-            f"stopped by {name}; what is measured is kept", fix="run the same command again, without --again"
-        )
+        raise Preempted(f"stopped by {signal.Signals(number).name}; what is measured is kept", fix=fix)
 
     with handled(set(STOPPING) - {signal.SIGINT}, stop):  # Ctrl-C raises an error of its own
         yield

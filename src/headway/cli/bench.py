@@ -35,7 +35,8 @@ headway bench report bench/strategies --compare bench/last-week
 kubectl logs job/bench | headway bench collect - --output bench/cluster
 
 Options of a measurement: headway bench run -h. Every cell has processes of its own; one that fails, hangs or runs out \
-of memory is a result. The same command, without --again, goes on where it was stopped.
+of memory is a result. The same command, without --again and --failed-again, \
+goes on where it was stopped.
 """
 
 _RUN_HELP = """Measure a suite; `run` may be left out.
@@ -50,7 +51,7 @@ headway bench strategies workers=2 --retries 1 --timeout 300
 headway bench strategies --failed-again
 
 Exit codes: 0 measured, whatever came of single cells; 1 no cell came out; 2 usage or config; 75 stopped (run \
-again, without --again).
+again, without --again and --failed-again).
 """
 
 
@@ -85,7 +86,9 @@ def run(
     again: Annotated[
         bool, typer.Option("--again", help="Measure everything anew; when stopped, go on without this option.")
     ] = False,
-    failed_again: Annotated[bool, typer.Option("--failed-again", help="Measure anew what did not come out.")] = False,
+    failed_again: Annotated[
+        bool, typer.Option("--failed-again", help="Measure anew what did not come out; when stopped, likewise.")
+    ] = False,
     retries: Annotated[
         int | None, typer.Option("--retries", min=0, help="Tries after one that did not come out.", show_default=False)
     ] = None,
@@ -119,14 +122,15 @@ def run(
     accelerator = bool(local_accelerators())
     loaded = load_suite(suite, [*(overrides or []), *options], accelerator=accelerator)
     folder = output or Path("bench") / loaded.name
-    matrix = open_matrix(loaded, folder, launcher, Wishes(again, failed_again))
+    wishes = Wishes(again, failed_again)
+    matrix = open_matrix(loaded, folder, launcher, wishes)
     if loaded.description.endswith(ON_CPU):
         notice("no accelerator here: what the suite has for processors (on_cpu) is measured")
     if dry_run:
         _list_cells(matrix, as_json)
         return
     printed = not sys.stderr.isatty() if print_results is None else print_results
-    with writing(folder), stoppable():
+    with writing(folder), stoppable(wishes):
         results = run_matrix(matrix, print_results=printed)
     _tell(folder, as_json)
     if not any(result.status == "ok" for result in results):

@@ -12,6 +12,11 @@ from typing import Any
 #: What asks a run to stop: a scheduler's notices, Ctrl-C, and a terminal that is closed.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
+#: Signals whose handler has raised an error that nobody has told of yet. Where errors are ignored (by Python in a
+#: finalizer and in the callback of a weak reference, of which every import has one; by pydantic while it serialises)
+#: that would be the last of them.
+untold: list[int] = []
+
 
 @contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:

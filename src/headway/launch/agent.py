@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from headway.config import Config
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, Preempted
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.signals import STOPPING, handled, reset
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
@@ -37,6 +37,7 @@ def run_agent(config: Config, attempt: Attempt) -> None:
         HeadwayError: what ended the attempt, as told by the worker that met it.
     """
     load_agent()
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
@@ -55,6 +56,9 @@ def run_agent(config: Config, attempt: Attempt) -> None:
         if told is None or (told.exit_code == 1 and first_killed(error)):
             raise _died(error, attempt) from None
         raise told from None
+    except SignalException as error:  # SIGQUIT, which asks for no more than an end
+        stopped = Preempted(f"stopped by {error.sigval.name}", fix="run the same command again")
+        raise _told(attempt) or stopped from None
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 from headway.config import Config
 from headway.core.console import say
 from headway.core.errors import INTERRUPTED, HeadwayError, Preempted
+from headway.core.signals import held
 from headway.launch.agent import ONE_THREAD, run_agent
 from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, refuse_other_data, told_as_preempted
 from headway.launch.completed import completed
@@ -132,7 +133,8 @@ def _begun(
     if answer is None:
         raise Preempted("the supervisor is gone", where=str(config.run_directory), fix="run the same command again")
     attempt = Attempt.join(config.run_directory, answer["attempt"])
-    describe(attempt, config, fingerprints, facts)
+    with held():  # pydantic would take an error in the middle of the config for a value that cannot be written
+        describe(attempt, config, fingerprints, facts)
     return attempt
 
 

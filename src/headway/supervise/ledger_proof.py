@@ -79,7 +79,9 @@ class LedgerProof:
         ]
 
     def _without_update(self) -> str:
-        named = sum(d.last_step - d.first_step for d in self.decisions if d.action == "skip")
+        skipped = (range(d.first_step, d.last_step) for d in self.decisions if d.action == "skip")
+        # A later attempt comes to the same steps, and the ledger may be ahead of the checkpoint.
+        named = len({step for steps in skipped for step in steps if step < (self.checkpoint_step or 0)})
         return (
             f"not all rows were trained on: {self.not_updated:,} {plural(self.not_updated, 'step')} had no update (a"
             f" decision to skip, or an overflow in fp16), as the newest checkpoint counts; the ledger names {named:,}"

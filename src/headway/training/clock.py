@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from headway.config.units import Interval
 from headway.core.console import is_first_worker
 from headway.core.heartbeat import Phase, beat
-from headway.core.signals import STOPPING, handled
+from headway.core.signals import STOPPING, handled, untold
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 from headway.telemetry.metrics import LEFT_OUT
 from headway.training.save_interval import ChosenInterval, failure_rate
@@ -62,6 +62,8 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         self._before = self._handled.__enter__()
+        if untold:
+            self.name = signal.Signals(untold.pop()).name
         return self
 
     def __exit__(self, *error: Any) -> None:

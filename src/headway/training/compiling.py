@@ -108,7 +108,8 @@ def compiling_pays(config: Config, device: torch.device, rows: int, micro_batche
             )
             gain = trial.measure()
         except Exception as error:  # of the compiler, whatever it is; or a whole layer does not fit beside the run's
-            warning(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            what = next(iter(str(error).strip().splitlines()), "no message")
+            warning(f"not compiled: {type(error).__name__}: {what}")
             return False
         _keep(file, {**known, key: asdict(gain)})
     change = f"{gain.eager_seconds * 1e3:.1f} ms, compiled {gain.compiled_seconds * 1e3:.1f} ms"

@@ -205,11 +205,13 @@ def _tell_outcomes(job: Job) -> list[Outcome]:
 
 
 def _diverged(job: Job) -> DivergedError:
-    limit = job.config.train.skip_limit
+    limit, half = job.config.train.skip_limit, job.config.parallel.reduce_precision == "fp16"
     return DivergedError(
         f"{limit} steps in a row had a loss or gradient that is not finite, or far above the usual",
         where=f"step {job.state.cursor.step} of {job.config.run_directory}",
-        fix="lower optimizer.learning_rate or lengthen schedule.warmup; the last checkpoint is intact",
+        fix="lower optimizer.learning_rate or lengthen schedule.warmup"
+        + (", or set parallel.reduce_precision to bf16, which overflows later" if half else "")
+        + "; the last checkpoint is intact",
     )
 
 

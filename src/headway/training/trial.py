@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._pytree import tree_leaves
 
-from headway.config import FULLY_SHARDED
+from headway.config import FULLY_SHARDED, effective_strategy
 from headway.core.errors import ConfigError
 from headway.core.types import Feed, MicroBatch
 from headway.parallel.strategy import Strategy
@@ -44,9 +44,10 @@ def trial_step(
     optimizer, cursor, engine = state.optimizer, state.cursor, state.engine
     fresh = not optimizer.state
     cuda = [world.device] if world.device.type == "cuda" else []
-    # Where gradients are summed after all of them are there, a worker whose memory runs out would leave the others
-    # waiting for its part; and what PowerSGD did not send of this gradient would be added to the first real one.
-    send = config.parallel.strategy not in ("ddp", "zero1")
+    # Where gradients can be summed after all of them are there, a worker whose memory runs out must not leave others
+    # waiting for its part. (Elastic sums take memory of their own.)
+    name = effective_strategy(config.parallel.strategy, world.mesh)
+    send = config.determinism == "elastic" or name not in ("single", "ddp", "zero1")
     try:
         with torch.random.fork_rng(devices=cuda), out_of_memory_told(config, batch), kept_buffers(state.model):
             state.prepare_to_load()  # moments, if there are none

@@ -25,6 +25,7 @@ from headway.launch.session import _refuse_other_run, _spent_usd
 from headway.parallel.world import World
 from headway.supervise.run_directory import RunDirectory
 from headway.telemetry.record import open_run
+from headway.training.clock import StopSignals
 from states import save
 
 
@@ -142,6 +143,24 @@ def test_each_attempt_costs_what_its_machines_did(tiny: Callable[..., Path]) -> 
         (second.directory / "attempt.json").write_text(json.dumps({**record, "started": time.time() - 1800}))
         run = RunDirectory(config.run_directory)
         assert _spent_usd(run, second, 10.0) == pytest.approx(2.0 + 5.0, abs=0.1)
+
+
+class _Ignores:
+    """Errors in it are printed, and then nobody knows of them."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_whose_error_was_ignored_stops_the_run_at_its_first_step() -> None:
+    with preemptible():
+        thing = _Ignores()
+        del thing
+        with StopSignals() as signals:
+            assert signals.stop and signals.name == "SIGUSR1"
+        with StopSignals() as signals:
+            assert not signals.stop, "told once"
 
 
 def test_a_signal_to_stop_is_not_taken_for_a_compilers_error() -> None:

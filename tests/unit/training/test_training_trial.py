@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from headway.checkpoint.store import CheckpointInfo
-from headway.config import Config, LaneGrid
+from headway.config import Config, LaneGrid, MeshShape
 from headway.core.errors import ConfigError
 from headway.core.machine import Machine
 from headway.launch.grid import settle_micro_batch
@@ -87,7 +87,7 @@ def test_a_trial_changes_nothing(name: str, determinism: str) -> None:
         assert not [key for key, tensor in states[0].items() if not torch.equal(tensor, other[key])]
 
 
-@pytest.mark.parametrize(("strategy", "sums"), [("ddp", False), ("zero1", False), ("zero2", True)])
+@pytest.mark.parametrize(("strategy", "sums"), [("auto", False), ("ddp", False), ("zero1", False), ("zero2", True)])
 def test_no_worker_waits_for_another_whose_memory_may_have_run_out(
     monkeypatch: pytest.MonkeyPatch, strategy: str, sums: bool
 ) -> None:
@@ -97,7 +97,8 @@ def test_no_worker_waits_for_another_whose_memory_may_have_run_out(
     told: list[Any] = []
     monkeypatch.setattr(own, "reduce", lambda: told.append("summed"))
     monkeypatch.setattr(own, "micro_batch", lambda lane, last: told.append(last) or nullcontext())
-    trial_step(c, task, state, own, WORLD, task.feed.batch(0, 0)[0])
+    world = World(0, 2, 0, CPU, MeshShape(dp_shard=2))
+    trial_step(c, task, state, own, world, task.feed.batch(0, 0)[0])
     assert told == ([True, "summed"] if sums else [False])
 
 

@@ -85,7 +85,7 @@ def mark_similar_documents(
         progress(band + 1)
     with workspace.partition(partial(_component_rows, corpus, parents, met), corpus.count) as partition:
         reads = (partial(partition.read, part) for part in range(partition.parts))
-        return sum(_follow_leaders(corpus, read, drop_similar, _FINAL_ROUNDS, workspace) for read in reads)
+        return sum(_follow_leaders(corpus, read, drop_similar, _FINAL_ROUNDS, workspace, True) for read in reads)
 
 
 def _band_rows(corpus: Corpus, kept_copy: NDArray[np.int64], band: int) -> Iterator[Rows]:
@@ -104,7 +104,12 @@ def _component_rows(corpus: Corpus, parents: NDArray[np.int64], met: NDArray[np.
 
 
 def _follow_leaders(
-    corpus: Corpus, read: Callable[[], Iterator[Rows]], judge: Judge, rounds: int, workspace: Workspace
+    corpus: Corpus,
+    read: Callable[[], Iterator[Rows]],
+    judge: Judge,
+    rounds: int,
+    workspace: Workspace,
+    counts: bool = False,
 ) -> int:
     """Show members of each group of equal keys to the group's leader; those turned away form a group of their own.
 
@@ -115,11 +120,13 @@ def _follow_leaders(
         rounds: Leaders that a group may have, one after the other.
         workspace: Bounds the memory.
 
+        counts: Count what is left.
+
     Returns:
-        Documents of groups that would have had more leaders.
+        If so, documents of groups that would have had more leaders.
     """
     spool, left = None, 0
-    for number in range(rounds + 1):
+    for number in range(rounds + counts):
         leader_keys, leaders = _find_leaders(corpus, read, workspace)
         if not len(leaders):
             break

@@ -16,7 +16,7 @@ hashing; Li, Owen & Zhang 2012). From the bins' minima two things are kept:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -155,12 +155,12 @@ def _band_keys(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint64]
     # A value says which row it was found in, so that what is borrowed from different rows differs.
     values = rows.astype(np.uint64) | (np.arange(layout.rows, dtype=np.uint64) << np.uint64(32))
     filled = rows != _EMPTY
+    order = _borrowing_order(layout.rows)
+    last = np.iinfo(order.dtype).max
     documents, empty = np.nonzero(~filled & filled.any(axis=1, keepdims=True))
     for start in range(0, len(documents), _ROWS):
         these, lacking = documents[start : start + _ROWS], empty[start : start + _ROWS]
-        asking, place = np.unique(lacking, return_inverse=True)
-        order = np.stack([_borrowing_order(layout.rows, int(row)) for row in asking])
-        lender = np.where(filled[these], order[place], np.iinfo(order.dtype).max).argmin(axis=1)
+        lender = np.where(filled[these], order[lacking], last).argmin(axis=1)
         values[these, lacking] = values[these, lender]
     keys = np.zeros((layout.bands, count), dtype=np.uint64)
     for row in range(layout.rows_per_band):
@@ -168,13 +168,15 @@ def _band_keys(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint64]
     return np.maximum(mix(keys), np.uint64(1))
 
 
-@lru_cache(maxsize=4096)  # of 9,000 rows 70 MB
-def _borrowing_order(rows: int, asking: int) -> NDArray[np.unsignedinteger[Any]]:
-    """At [j]: when an empty row asks row j, a number of its own random order: (rows,)."""
-    first = asking * rows + 1
-    numbers = mix(np.arange(first, first + rows, dtype=np.uint64) * _BAND_FACTOR)
-    kind = np.dtype(np.uint8 if rows < 256 else np.uint16)
-    return np.argsort(np.argsort(numbers)).astype(kind)
+@cache
+def _borrowing_order(rows: int) -> NDArray[np.unsignedinteger[Any]]:
+    """At [i, j]: when an empty row i asks row j, a number of its own random order: (rows, rows)."""
+    order = np.empty((rows, rows), dtype=np.uint8 if rows < 256 else np.uint16)
+    for row in range(rows):  # sorting all at once would take sixteen times the memory
+        first = row * rows + 1
+        numbers = mix(np.arange(first, first + rows, dtype=np.uint64) * _BAND_FACTOR)
+        order[row] = np.argsort(np.argsort(numbers))
+    return order
 
 
 def estimate_similarity(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.float64]:

@@ -69,8 +69,9 @@ def pattern_of(name_or_regex: str, also: Iterable[str] = ()) -> str:
 
 
 # What stands for one character, or a character itself.
-_ATOM = r"\\[pP]\{\^?\w+\}|\\.|\[(?:\\.|[^\]\\])+\]|[^\\\[\](){}|+*?^$]"
+_ATOM = r"\\[pP]\{\^?\w+\}|\\[pP]\w|\\[xu]\{[0-9A-Fa-f]+\}|\\.|\[(?:\\.|[^\]\\])+\]|[^\\\[\](){}|+*?^$]"
 _UNLIKE = re.compile(rf"(?P<counted>{_ATOM})(?P<times>\{{[0-9]+(?:,[0-9]*)?\}})\+|{_ATOM}|(?P<anchor>[$^])")
+_STILL_UNLIKE = re.compile(r"(?<!\\[xu])\{[0-9]+(?:,[0-9]*)?\}\+")
 
 
 def from_tiktoken(pattern: str, ends_in_spaces: bool) -> str:
@@ -85,7 +86,7 @@ def from_tiktoken(pattern: str, ends_in_spaces: bool) -> str:
             a text is split.
 
     Raises:
-        ConfigError: it is a name, but of no pattern; or a group is repeated in the first way.
+        ConfigError: it is a name, but of no pattern; or what is repeated in the first way is more than a character.
     """
     known = pattern_of(pattern)
     if pattern in PATTERNS or (known != pattern and not ("$" in pattern and ends_in_spaces)):
@@ -97,7 +98,7 @@ def from_tiktoken(pattern: str, ends_in_spaces: bool) -> str:
         return {"$": r"\z", "^": r"\A"}.get(found[0], found[0])
 
     regex = _UNLIKE.sub(written, pattern)
-    if re.search(r"\)\{[0-9,]+\}\+", regex):
+    if _STILL_UNLIKE.search(regex):
         raise ConfigError("`tokenizers` reads `(...){m,n}+` otherwise", where=pattern, fix="write (?>(...){m,n})")
     return regex
 

@@ -198,6 +198,7 @@ def test_tiktoken_ids(tmp_path: Path, texts: list[str], pattern: str) -> None:
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
         r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+        r"\pL{1,2}+|\x{31}{1,2}+|\p{^L}",
         r"^\p{L}{2}|[0-9a-c\]{]{2,4}+|\$|\^|[$^]{2}+|.|\s++$|\s",
     ],
 )
@@ -211,9 +212,10 @@ def test_tiktoken_ids_with_a_pattern_as_tiktoken_writes_it(tmp_path: Path, patte
     assert differing(tokenizer, reference.encode_ordinary, ["x 1234567", "a\n ", "a\n  ", *texts]) == []
 
 
-def test_a_group_that_keeps_what_it_took_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", [r"(?:ab){1,2}+|.", r"[[:alpha:]]{1,2}+|.", r"[\p{L}&&[^z]]{2}+|."])
+def test_a_group_that_keeps_what_it_took_is_refused(tmp_path: Path, pattern: str) -> None:
     ranks = {bytes([byte]): byte for byte in range(256)}
-    path = write_ranks(tmp_path / "x.tiktoken", ranks, special(ranks) | {"pat_str": r"(?:ab){1,2}+|."})
+    path = write_ranks(tmp_path / "x.tiktoken", ranks, special(ranks) | {"pat_str": pattern})
     with pytest.raises(ConfigError, match="otherwise"):
         Tokenizer.load(path)
 
