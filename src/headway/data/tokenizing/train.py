@@ -35,7 +35,9 @@ def train_tokenizer(
         training_bytes: UTF-8 bytes of text to look at.
         pattern: See `train_on`.
     """
-    total = min(training_bytes, sum(file.bytes for source in sources for file in source.files))
+    total = None
+    if all(source.stream is None for source in sources):  # of those nobody knows
+        total = min(training_bytes, sum(file.bytes for source in sources for file in source.files))
     bar = Progress("reading text for the tokenizer", total, "B")
     try:
         return train_on(_counted(sample_text(sources, training_bytes), bar), vocab_size, pattern)
