@@ -162,7 +162,8 @@ class AfterSave:
     def _open_tier(self) -> RemoteTier:
         """The remote tier as this attempt has claimed it; claimed now, where that could not be done at the start."""
         assert self._remote is not None
-        place = place_of(self._remote, self.run.name, patience_seconds=PATIENCE_SECONDS, stopping=self._stopping)
+        name = self.run.resolve().name  # as where it is looked for again
+        place = place_of(self._remote, name, patience_seconds=PATIENCE_SECONDS, stopping=self._stopping)
         tier, claim = RemoteTier.find(place, self.run), read_claim(self.run)
         if claim is not None and claim.url == tier.url and claim.attempt >= self._attempt:
             if claim.attempt > self._attempt:

@@ -153,9 +153,9 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
             where=str(coming),
             fix="make room there; what has come so far is kept",
         ) from error
-    for other in store.directory.glob(f"{_COMING}*"):
-        remove(other)
-    if index:
+    if index:  # the folder is a run's own: nobody else brings anything
+        for other in store.directory.glob(f"{_COMING}*"):
+            remove(other)
         Registry(store.directory.parent).add(manifest, LOCAL, str(target))
     return CheckpointInfo(target, manifest)
 

@@ -242,20 +242,28 @@ def step_of(name: str) -> int | None:
     return step if step is not None and step_name(step) == name else None
 
 
+class UnreadableManifest(CheckpointError):
+    """The disk did not give a manifest; nothing is known of the checkpoint."""
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint folder; the files it names are not looked at.
 
     Raises:
-        CheckpointError: there is none, or it cannot be trusted.
+        CheckpointError: there is none, or it cannot be trusted; `UnreadableManifest` where it could not be read.
     """
     path = folder / MANIFEST
     try:
         if path.is_symlink() or not path.is_file():
             raise ValueError("is missing" if not path.exists() else "is not a regular file")
         return Manifest.parse(path.read_bytes())
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise UnreadableManifest(
+            f"{MANIFEST} cannot be read: {error.strerror or error}", where=str(path), fix="see to its disk"
+        ) from None
+    except ValueError as error:
         raise CheckpointError(
-            f"{MANIFEST} {error if isinstance(error, ValueError) else 'cannot be read: ' + str(error)}",
+            f"{MANIFEST} {error}",
             where=str(path),
             fix="restore the folder from a copy, or use another checkpoint",
         ) from None

@@ -115,9 +115,9 @@ def _download(source: str, target: str, step: int | None, options: dict[str, Any
     for found in remote_manifests(source, options):
         if step is None or found.manifest.step == step:
             there = store.directory / step_name(found.manifest.step)
-            if not (there.exists() and verify_checkpoint(there).good):
+            if not os.path.lexists(there):
                 bring(store, tier, found.manifest, index=False)
-            elif not _same(there, found.manifest):
+            elif not (_same(there, found.manifest) and verify_checkpoint(there).good):
                 raise _taken(there)
             copies.append(Found(found.manifest, str(there)))
     return copies

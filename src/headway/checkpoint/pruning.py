@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headway.checkpoint.contents import step_metrics
 from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard
-from headway.checkpoint.format import Manifest, read_manifest
+from headway.checkpoint.format import Manifest, UnreadableManifest, read_manifest
 from headway.checkpoint.retention import Candidate, Rules, kept, outdated
 from headway.core import console
 from headway.core.errors import CheckpointError
@@ -74,6 +74,8 @@ class Pruner:
             if step not in self._known:
                 try:
                     self._known[step] = self._candidate(read_manifest(folder))
+                except UnreadableManifest:
+                    continue  # another time; a rule may keep it for ever
                 except CheckpointError:
                     found.append(Candidate(step, 0.0, good=False))
                     continue

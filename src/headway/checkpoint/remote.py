@@ -236,6 +236,9 @@ class RemoteTier:
             advance(entry.bytes)
         fault_point("upload.manifest")
         self.assert_owner()
+        if self.objects.facts(f"{name}/{_ASIDE}") is not None:
+            warning(f"{self.objects.url_of(name)} replaces what was set aside there")
+            self.objects.remove([f"{name}/{_ASIDE}"])
         if not self.objects.create(f"{name}/{MANIFEST}", content):
             raise FencedError(
                 f"another process has just published {name}", where=self.url, fix="see which one has the run"
@@ -279,7 +282,8 @@ class RemoteTier:
         folder.remove_folder()
 
     def set_aside(self, step: int) -> bool:
-        """Hide a checkpoint by giving its manifest another name; nothing is removed. Whether there was one."""
+        """Hide a checkpoint by giving its manifest another name; its files stay until the run saves at that step again.
+        Whether there was one."""
         self.assert_owner()
         folder = self.objects.at(step_name(step))
         content = folder.read(MANIFEST)

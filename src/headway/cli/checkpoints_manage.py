@@ -112,7 +112,8 @@ def restore(
 ) -> None:
     """Make a checkpoint the one that a run goes on from. Later ones are set aside, here and in the remote tier.
 
-    Nothing is removed: later checkpoints lie in RUN/set-aside. The ledger says that their steps were taken back.
+    Nothing is removed: later checkpoints lie in RUN/set-aside. (Remote ones stay, hidden, until the run saves at their
+    steps again.) The ledger says that their steps were taken back.
     Refused while the run is in use.
 
     [bold]Examples[/bold]

@@ -55,8 +55,9 @@ class Entry:
 
 
 def merged(below: Entry, above: Entry) -> Entry:
-    """Mappings merge key by key; anything else, lists too, is replaced. An empty section changes nothing."""
-    if isinstance(below.value, dict) and above.value is None:
+    """Mappings merge key by key; anything else, lists too, is replaced. An empty section changes nothing, but a `null`
+    that is written out does."""
+    if isinstance(below.value, dict) and above.value is None and not above.text:
         return below
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
         return above

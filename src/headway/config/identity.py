@@ -36,10 +36,17 @@ _INCIDENTAL = (
 )
 
 
+#: Of `parallel`, what rounds gradients on their way; unless it does not.
+_ROUNDING = {"parallel.reduce_precision": "fp32", "parallel.compression": "none"}
+
+
 def identity(config: Config) -> dict[str, Any]:
     """Dotted keys and values that determine the mathematics of a run. The data itself has its own fingerprint."""
     flat = dict(_flatten(config.model_dump(mode="json"), ""))
-    return {key: value for key, value in flat.items() if not _is_incidental(key)}
+    rounding = {key: flat[key] for key, exact in _ROUNDING.items() if flat[key] != exact}
+    if "parallel.compression" in rounding:
+        rounding["parallel.powersgd_rank"] = flat["parallel.powersgd_rank"]
+    return {key: value for key, value in flat.items() if not _is_incidental(key)} | rounding
 
 
 def changes(old: Config, new: Config) -> list[str]:

@@ -35,14 +35,17 @@ _SECONDS = {
     "d": 86400,
     "day": 86400,
 }
-_NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]*)\s*([a-z]*)\s*$", re.IGNORECASE)
+# Commas only between thousands: "1,5B" is 1.5 billion to half of the world. Exponents of what there can be.
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:e[0-9]{1,2})?"
+_NUMBER = re.compile(rf"^\s*({_DIGITS})\s*([a-z]*)\s*([a-z]*)\s*$", re.IGNORECASE)
 
 
 def _split(text: str) -> tuple[Decimal, str, str]:
     """Number (exact, so that 2.3B is a whole number) and up to two words."""
     match = _NUMBER.match(text)
     if not match:
-        raise ValueError(f"'{text}' is not a quantity; write for example 500, 64k, 2B or '10 min'")
+        point = "; the decimal sign is a point" if re.match(r"\s*[0-9]+,[0-9]", text) else ""
+        raise ValueError(f"'{text}' is not a quantity; write for example 500, 64k, 2B or '10 min'{point}")
     number, first, second = match.groups()
     return Decimal(number.replace("_", "").replace(",", "")), first, second
 
@@ -84,7 +87,7 @@ def _either_case(text: str) -> str:
 #: The same, as patterns for editors. Something above zero is asked for everywhere.
 _SCALE = "(k|m|b|g|t|ki|mi|gi|ti)?"
 _BYTES = "(k|m|g|t|ki|mi|gi|ti)"  # 2 B could be bytes or billions
-_ABOVE_ZERO = r"(?=.*[1-9])\s*[0-9][0-9_,]*(\.[0-9]+)?(e[0-9]+)?\s*"
+_ABOVE_ZERO = rf"(?=.*[1-9])\s*{_DIGITS.replace('(?:', '(')}\s*"
 _TIME = r"(s|(sec|second|min|minute|h|hour|d|day)s?)"
 _PERCENT = r"\s*(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)\s*%"
 

@@ -87,10 +87,10 @@ def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically, indented for people."""
-    with atomic_write(path, "w") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    """Write a JSON file atomically, indented for people. Names of files that are no UTF-8 are spelled out."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def append_json_line(path: Path, value: Any) -> None:
@@ -100,7 +100,7 @@ def append_json_line(path: Path, value: Any) -> None:
         # A kill in mid-write may have left a line without its end: start a fresh one rather than corrupt this record.
         if file.tell() and not ends_with_newline(path):
             line = "\n" + line
-        file.write(line.encode())
+        file.write(line.encode("utf-8", "backslashreplace"))
 
 
 def ends_with_newline(path: Path) -> bool:

@@ -72,6 +72,10 @@ def restore(
     try:
         config = load_resolved(run.config_path) if run.config_path.exists() else None
         found = _bring(run, config, step, source, dict(options or {}))
+    except BaseException:
+        attempt.withdraw()
+        raise
+    try:
         tier = _claimed(config, run, attempt)
         aside = [*_aside_there(tier, found.step), *_aside_here(run, attempt, found.step)]
         _roll_back(run, found.step)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import socket
 import sys
 import time
@@ -288,6 +289,12 @@ class Attempt:
     def fence(self) -> Fence:
         """The same for a process that writes on behalf of this one."""
         return Fence(self.run, self.owner)
+
+    def withdraw(self) -> None:
+        """Let the run go as if this attempt had never been; it has done nothing."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
 
     def finish(
         self,

@@ -103,8 +103,10 @@ def goodput(
             lost[START] += max(0.0, work.first_time - work.seconds[0] - attempt.started)
         else:
             lost[START] += max(0.0, attempt.ended - attempt.started)
-        for step, seconds, waited in zip(work.steps, work.seconds, work.waited, strict=True):
+        # From the last one on: after a rollback an attempt comes to the same steps again.
+        for step, seconds, waited in reversed(list(zip(work.steps, work.seconds, work.waited, strict=True))):
             if step < counts_below:
+                counts_below = step
                 effective += seconds - waited
                 lost[DATA] += waited
             else:
@@ -116,8 +118,6 @@ def goodput(
         lost[HANGING] += silent
         if work.last_time and attempt.outcome not in (FINISHED, PREEMPTED, RUNNING):
             lost[DOWN] += max(0.0, attempt.ended - work.last_time - silent)  # it was down from there on
-        if work.steps:
-            counts_below = min(counts_below, work.steps[0])
     lost[OTHER] = max(0.0, wall - effective - sum(lost.values()))
     return Goodput(wall, effective, lost, dict(sorted(lost_steps.items())))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import multiprocessing
+import os
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import Place, Registry, on_network
+from headway.checkpoint.remote import claim_tier
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
@@ -56,6 +59,40 @@ def test_what_is_pinned_or_cannot_be_read_is_not_taken_for_old() -> None:
     candidates = [*made(1, 2, 3), Candidate(4, NOW, good=False)]
     assert outdated(candidates, Rules(keep=1), NOW, pinned=[1]) == [2]
     assert outdated([Candidate(1, NOW, good=False), *made(2, 3, 4)], Rules(keep=2), NOW) == [1, 2]
+
+
+def test_a_disk_that_does_not_answer_once_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, folder = CheckpointStore(tmp_path / "checkpoints", keep=9), tmp_path / "checkpoints"
+    for step in (10, 15, 20, 30, 35):
+        save(store, step)
+    read, stale = Path.read_bytes, folder / "step-00000010" / "manifest.json"
+
+    def failing(path: Path) -> bytes:
+        if path == stale:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    Pruner(folder, Rules(keep=1, keep_every=Every(10, "steps")))(store.info(35).manifest)
+    assert names(folder) == [f"step-{step:08d}" for step in (10, 15, 20, 30, 35)], "15 stands in for 10"
+
+
+def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) -> None:
+    run = tmp_path / "disk" / "tiny-2"
+    run.mkdir(parents=True)
+    (tmp_path / "tiny").symlink_to(run)
+    config = Config(
+        name="tiny", train=TrainConfig(steps=4), checkpoint={"remote": {"url": f"file://{tmp_path}/remote"}}
+    )
+    remote = config.checkpoint.remote
+    assert remote is not None
+    claimed = claim_tier(remote, tmp_path / "tiny", 1)
+    settings = {**AfterSave.settings(config.resolved(), 1), "run": str(tmp_path / "tiny")}
+    store = CheckpointStore(tmp_path / "tiny" / "checkpoints", after_save=AfterSave(settings))
+    save(store, 4)
+    assert isinstance(store.after_save, AfterSave)
+    store.after_save.close(30)
+    assert [manifest.step for manifest in claimed.manifests()] == [4]
 
 
 @given(

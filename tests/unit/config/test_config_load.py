@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headway.config import Config, Interval, ModelConfig, TrainConfig, load_config, override
+from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, load_config, override
 from headway.config.complaints import FOREIGN, OURS, known_keys
 from headway.config.load import PRESETS
 from headway.core.errors import ConfigError
@@ -94,6 +94,19 @@ def test_bases_are_merged_key_by_key_and_lists_are_replaced(write: Any) -> None:
     assert (config.train.steps, config.train.sequence_length, config.train.global_batch) == (6, 64, 4)
     assert [source.path for source in config.data.sources] == ["c"]
     assert config.optimizer.eps == 1e-5
+
+
+def test_a_null_that_is_written_out_takes_the_place_of_a_section(write: Any) -> None:
+    write("train: {steps: 5}\ncheckpoint: {remote: {url: 'file:///x'}}\n", "ground.yaml")
+    assert load_config(write("base: ground.yaml\ncheckpoint:\n  remote:\n")).checkpoint.remote is not None
+    assert load_config(write("base: ground.yaml\ncheckpoint: {remote: null}\n")).checkpoint.remote is None
+
+
+def test_what_rounds_gradients_belongs_to_the_mathematics_of_a_run() -> None:
+    plain = override(Config.model_validate({"train": {"steps": 1}}), ["seed=1"])
+    halved = override(plain, ["parallel.reduce_precision=bf16"])
+    assert [text.split()[0] for text in changes(plain, halved)] == ["parallel.reduce_precision"]
+    assert changes(plain, override(plain, ["parallel.powersgd_rank=8", "parallel.prefetch=2"])) == []
 
 
 def test_a_base_is_looked_up_beside_the_file_that_names_it(write: Any, tmp_path: Path) -> None:

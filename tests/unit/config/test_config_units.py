@@ -20,6 +20,7 @@ from headway.config.units import Amount, parse_count
         ("500", "tokens", 500),
         ("1_000", "tokens", 1000),
         ("1,000", "rows", 1000),
+        ("12,345,678", "tokens", 12_345_678),
         ("64k", "tokens", 64_000),
         ("64Ki", "tokens", 65_536),
         ("2B tokens", "tokens", 2 * 10**9),
@@ -39,7 +40,26 @@ def test_counts(value: Any, unit: str, count: int) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", "many", "1.5", "1.0001k", "5 rows", "2B rows", "5 6", "-5", 1.5, True, None, float("inf"), float("nan")],
+    [
+        "",
+        "many",
+        "1,5B",
+        "0,5k",
+        "10,00",
+        "1,0000",
+        "1e999999",
+        "1.5",
+        "1.0001k",
+        "5 rows",
+        "2B rows",
+        "5 6",
+        "-5",
+        1.5,
+        True,
+        None,
+        float("inf"),
+        float("nan"),
+    ],
 )
 def test_what_is_no_count_of_tokens(value: Any) -> None:
     with pytest.raises(ValueError, match=r"quantity|number"):
@@ -76,7 +96,7 @@ def test_intervals(value: Any, interval: tuple[int, Any]) -> None:
     assert Interval.parse(value) == Interval(*interval)
 
 
-@pytest.mark.parametrize("value", [0, "0 steps", "0.5 s", "soon", "5 weeks", True, "10m", "10 m"])
+@pytest.mark.parametrize("value", [0, "0 steps", "0.5 s", "soon", "5 weeks", True, "10m", "10 m", "1,5 h"])
 def test_what_is_no_interval(value: Any) -> None:
     with pytest.raises(ValueError, match=r"quantity|number|at least|minutes or millions"):
         Interval.parse(value)

@@ -84,6 +84,14 @@ def test_json_keeps_text_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "b": "é",\n  "a": [\n    1\n  ]\n}\n'
 
 
+def test_names_that_are_no_utf8_are_spelled_out(tmp_path: Path) -> None:
+    record = {"folder": os.fsdecode(b"caf\xe9"), "text": "é"}
+    files.write_json(tmp_path / "a.json", record)
+    files.append_json_line(tmp_path / "a.jsonl", record)
+    for name in ("a.json", "a.jsonl"):
+        assert json.loads((tmp_path / name).read_bytes()) == record
+
+
 def test_json_lines_read_back(tmp_path: Path) -> None:
     path, records = tmp_path / "x.jsonl", [{"step": 1}, {"text": "é\n"}, {"big": "x" * 100_000}]
     for record in records:

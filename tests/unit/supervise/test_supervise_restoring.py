@@ -16,7 +16,7 @@ from headway.checkpoint.remote import RemoteTier, claim_tier, journal_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.store import CheckpointStore
 from headway.cli import checkpoints as verb
-from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity
+from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
 from headway.supervise.ledger import Ledger
@@ -119,6 +119,8 @@ def test_restoring_is_refused_while_the_run_is_in_use_and_changes_nothing(run: R
     attempt.finish("finished", 0)
     with pytest.raises(CheckpointError, match="no checkpoint of step 7 verifies"):
         restore(run, 7)
+    assert open_run(run.path).state == "finished" and [r["number"] for r in run.attempt_records()] == [1, 2]
+    assert restore(run, 4).step == 4, "the run is free again"
     assert len(names(run.checkpoints)) == 4 and Ledger(run.ledger_path).committed_step == 4
 
 
@@ -172,6 +174,34 @@ def test_what_comes_from_a_url_replaces_no_good_checkpoint_of_another_state(run:
     _, error = invoke("copy", url, other.directory)
     assert isinstance(error, CheckpointError) and "something else is there already" in error.what
     assert other.info(4).state_sha256 == kept.state_sha256
+
+
+def test_a_copy_from_a_url_takes_nothing_away(run: RunDirectory, tmp_path: Path) -> None:
+    """Neither what has the name of a checkpoint nor what another copy brings."""
+    url, target = f"file://{tmp_path}/bucket", tmp_path / "target"
+    invoke("copy", run.path, url)
+    precious, coming = target / "step-00000003" / "precious.pt", target / ".bring-step-00000004" / "shard"
+    for path in (precious, coming):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    _, error = invoke("copy", url, target, "--step", 3)
+    assert isinstance(error, CheckpointError) and "something else is there already" in error.what
+    copied, _ = invoke("copy", url, target, "--step", 2)
+    assert [c["step"] for c in copied] == [2] and precious.exists() and coming.exists()
+
+
+def test_a_remote_checkpoint_that_was_set_aside_is_replaced_whole(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restore(run, 2)
+    aside = tmp_path / "remote/tiny/run-001/step-00000003/manifest.set-aside.json"
+    assert aside.exists()
+    store = CheckpointStore(run.checkpoints, keep=9)
+    store.save(3, make_state(9), {"step": 3}, {"attempt": 3})
+    remote = load_resolved(run.config_path).checkpoint.remote
+    assert remote is not None
+    claim_tier(remote, run.path, 3).publish(run.checkpoints / "step-00000003", journal_of(run.path, 3))
+    assert not aside.exists() and "replaces what was set aside" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

@@ -60,6 +60,18 @@ def test_an_evaluation_of_a_run_that_is_running_is_no_time_between_attempts() ->
     assert killed is not None and killed.lost_seconds[DOWN] == 3.0
 
 
+def test_steps_that_a_rollback_took_back_count_once() -> None:
+    """Those of the attempt itself, and those of the one before."""
+    first = Attempt(1, "preempted", 75, started=100.0, ended=110.0)
+    second = Attempt(2, "finished", 0, started=110.0, ended=128.0)
+    records = [step(attempt, n, 101.0 + place, 1.0) for place, (attempt, n) in enumerate(
+        [(1, n) for n in range(1, 10)] + [(2, n) for n in (10, 11, 12, 7, 8, 9, 10, 11, 12, 13)]
+    )]  # fmt: skip
+    found = goodput([first, second], {}, records)
+    assert found is not None and found.effective_seconds == 13.0 and found.lost_seconds[AGAIN] == 6.0
+    assert found.lost_steps == {1: 3, 2: 3}
+
+
 def test_what_is_unknown_is_not_guessed() -> None:
     assert goodput([Attempt(1, "died")], {}, RECORDS) is None
     assert goodput([], {}, []) is None
