@@ -200,7 +200,8 @@ class Manifest(_Part):
     def render(self) -> bytes:
         """The content of `manifest.json`: these fields, and a hash of them against bit rot in the manifest itself."""
         record = self.model_dump(mode="json")
-        return json.dumps({**record, "manifest_sha256": fingerprint(record)}, indent=1, ensure_ascii=False).encode()
+        text = json.dumps({**record, "manifest_sha256": fingerprint(record)}, indent=1, ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace")  # names of files may be no UTF-8
 
     @classmethod
     def parse(cls, text: bytes) -> Self:

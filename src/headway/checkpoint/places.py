@@ -80,7 +80,12 @@ def remote_manifests(url: str, options: dict[str, Any] | None = None) -> list[Fo
 
 
 def copy_checkpoints(
-    source: str, target: str, step: int | None = None, options: dict[str, Any] | None = None
+    source: str,
+    target: str,
+    step: int | None = None,
+    options: dict[str, Any] | None = None,
+    *,
+    replace_damaged: bool = False,
 ) -> list[Found]:
     """Copy one or all checkpoints of a place into another; what is there already, and verifies, is not copied again.
 
@@ -89,6 +94,7 @@ def copy_checkpoints(
         target: Folder or URL that then holds the folders of steps.
         step: Only this one.
         options: What `fsspec` needs to reach a URL.
+        replace_damaged: What comes from a URL takes the place of what does not verify, when it is here.
 
     Returns:
         What lies there now of what was asked for.
@@ -102,22 +108,28 @@ def copy_checkpoints(
             where=f"{source}, {target}",
             fix="copy to a folder first, or with the tools of the store",
         )
-    copies = _download(source, target, step, options) if is_url(source) else _from_here(source, target, step, options)
+    if is_url(source):
+        copies = _download(source, target, step, options, replace_damaged)
+    else:
+        copies = _from_here(source, target, step, options)
     if not copies:
         which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise CheckpointError(f"there is {which} to copy", where=source, fix="headway checkpoints list shows them")
     return copies
 
 
-def _download(source: str, target: str, step: int | None, options: dict[str, Any] | None) -> list[Found]:
+def _download(
+    source: str, target: str, step: int | None, options: dict[str, Any] | None, replace_damaged: bool
+) -> list[Found]:
     tier, store = remote_tier(source, options), CheckpointStore(Path(target))
     copies = []
     for found in remote_manifests(source, options):
         if step is None or found.manifest.step == step:
             there = store.directory / step_name(found.manifest.step)
-            if not os.path.lexists(there):
+            good = there.exists() and verify_checkpoint(there).good
+            if not os.path.lexists(there) or (replace_damaged and not good):
                 bring(store, tier, found.manifest, index=False)
-            elif not (_same(there, found.manifest) and verify_checkpoint(there).good):
+            elif not (good and _same(there, found.manifest)):
                 raise _taken(there)
             copies.append(Found(found.manifest, str(there)))
     return copies

@@ -61,7 +61,8 @@ def restore(
         command: For the record of attempts.
 
     Raises:
-        CheckpointError: the run is in use, or there is no such checkpoint that verifies. Nothing has changed then.
+        CheckpointError: the run is in use, or there is no such checkpoint that verifies. Nothing has changed then but
+            the number of the next attempt.
         ConfigError: the checkpoint of a `source` was made with another config than the run's.
     """
     if source is None and not run.path.is_dir():
@@ -163,7 +164,7 @@ def _bring(
         # What comes from a URL makes room when it is here.
         if taken and not is_url(source) and _verifies(Path(source), wanted):
             _make_room(run, wanted)
-        (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options)
+        (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options, replace_damaged=True)
         return found.manifest
     remote = config.checkpoint.remote if config is not None else None
     url = f"{remote.url}/{run.path.resolve().name}" if remote is not None else ""

@@ -63,7 +63,8 @@ class StopSignals:
     def __enter__(self) -> Self:
         self._before = self._handled.__enter__()
         if untold:
-            self.name = signal.Signals(untold.pop()).name
+            self.name = signal.Signals(untold[-1]).name
+            untold.clear()
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from typing import Any
 
 import pytest
@@ -53,6 +54,8 @@ def test_a_manifest_reads_back_as_it_was_written(entry: dict[str, str]) -> None:
     assert Manifest.parse(written.render()) == written
     assert Manifest.parse(written.render()).render() == written.render()
     assert json.loads(written.render())["files"]["a.safetensors"] == {"bytes": 96, **entry}
+    folder = {"run": {"folder": os.fsdecode(b"caf\xe9")}}  # a name that is no UTF-8
+    assert Manifest.parse(manifest(context=folder).render()).context == folder
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,9 @@ class _Ignores:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_whose_error_was_ignored_stops_the_run_at_its_first_step() -> None:
     with preemptible():
-        thing = _Ignores()
-        del thing
+        for _ in range(2):
+            thing = _Ignores()
+            del thing
         with StopSignals() as signals:
             assert signals.stop and signals.name == "SIGUSR1"
         with StopSignals() as signals:

@@ -205,6 +205,17 @@ def test_a_remote_checkpoint_that_was_set_aside_is_replaced_whole(
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("damaged", ["shard-00000.safetensors", "manifest.json"])
+def test_a_damaged_checkpoint_is_replaced_by_a_good_one_from_elsewhere(
+    run: RunDirectory, tmp_path: Path, scheme: str, damaged: str
+) -> None:
+    invoke("copy", run.path, tmp_path / "copies")
+    (run.checkpoints / "step-00000004" / damaged).write_bytes(b"")
+    assert restore(run, 4, f"{scheme}{tmp_path}/copies").step == 4
+    assert CheckpointStore(run.checkpoints).verify(4).good
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_damaged_checkpoint_stays_when_none_comes_in_its_place(
     run: RunDirectory, tmp_path: Path, scheme: str
 ) -> None:

@@ -69,9 +69,12 @@ def pattern_of(name_or_regex: str, also: Iterable[str] = ()) -> str:
 
 
 # What stands for one character, or a character itself.
-_ATOM = r"\\[pP]\{\^?\w+\}|\\[pP]\w|\\[xu]\{[0-9A-Fa-f]+\}|\\.|\[(?:\\.|[^\]\\])+\]|[^\\\[\](){}|+*?^$]"
+_ATOM = (
+    r"\\[pP]\{\^?\w+\}|\\[pP]\w|\\[xu]\{[0-9A-Fa-f]+\}|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\(?![xupP]\{)."
+    r"|\[(?:\\.|[^\]\\])+\]|[^\\\[\](){}|+*?^$]"
+)
 _UNLIKE = re.compile(rf"(?P<counted>{_ATOM})(?P<times>\{{[0-9]+(?:,[0-9]*)?\}})\+|{_ATOM}|(?P<anchor>[$^])")
-_STILL_UNLIKE = re.compile(r"(?<!\\[xu])\{[0-9]+(?:,[0-9]*)?\}\+")
+_STILL_UNLIKE = re.compile(r"(?<=[)\]])\{[0-9]+(?:,[0-9]*)?\}\+")
 
 
 def from_tiktoken(pattern: str, ends_in_spaces: bool) -> str:

@@ -198,7 +198,7 @@ def test_tiktoken_ids(tmp_path: Path, texts: list[str], pattern: str) -> None:
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
         r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
-        r"\pL{1,2}+|\x{31}{1,2}+|\p{^L}",
+        r"\pL{1,2}+|\x{31}{1,2}+|\x{32}+|\x33{2}+|\p{^L}",
         r"^\p{L}{2}|[0-9a-c\]{]{2,4}+|\$|\^|[$^]{2}+|.|\s++$|\s",
     ],
 )
