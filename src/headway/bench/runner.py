@@ -39,7 +39,7 @@ from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import counted, format_bytes, format_count, format_seconds
 from headway.core.launched import world_size_from_environment
-from headway.core.signals import STOPPING, handled
+from headway.core.signals import NOTICES, handled
 from headway.supervise.processes import end_all
 
 LOGS, EARLIER = "logs", "earlier"
@@ -351,7 +351,7 @@ def stoppable(wishes: Wishes) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Preempted(f"stopped by {signal.Signals(number).name}; what is measured is kept", fix=fix)
 
-    with handled(set(STOPPING) - {signal.SIGINT}, stop):  # Ctrl-C raises an error of its own
+    with handled(NOTICES, stop):
         yield
 
 
@@ -380,7 +380,7 @@ def _make_room(matrix: Matrix) -> None:
     Others are kept out of the report's way, and come back when they fit again; cells that this matrix does not have
     stay. What is to be measured anew never comes back.
     """
-    for below in (EARLIER, CELLS):
+    for below in (EARLIER, CELLS) if matrix.discarded else ():
         for result in read_results(matrix.folder, below):
             if result.key in matrix.discarded:
                 _move(matrix.folder, result, below, DISCARDED)

@@ -35,8 +35,7 @@ headway bench report bench/strategies --compare bench/last-week
 kubectl logs job/bench | headway bench collect - --output bench/cluster
 
 Options of a measurement: headway bench run -h. Every cell has processes of its own; one that fails, hangs or runs out \
-of memory is a result. The same command, without --again and --failed-again, \
-goes on where it was stopped.
+of memory is a result. The same command, without --again and --failed-again, goes on where it was stopped.
 """
 
 _RUN_HELP = """Measure a suite; `run` may be left out.

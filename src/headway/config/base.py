@@ -9,6 +9,9 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from headway.core.errors import ConfigError
+from headway.core.files import expanded
+
 
 class Section(BaseModel):
     """A part of the config; unknown keys are errors, values do not change once set."""
@@ -60,9 +63,9 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 def _expanded(path: Path) -> Path:
     """A shell expands `~` only at the beginning of a word, and not at all in a file: there would be a folder `~`."""
     try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"'{path}' has no meaning here: {error}") from None
+        return expanded(path)
+    except ConfigError as error:
+        raise ValueError(error.what) from None
 
 
 #: A file or folder of this machine.

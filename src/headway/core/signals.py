@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-#: What asks a run to stop: a scheduler's notices, Ctrl-C, and a terminal that is closed.
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+#: What asks a command to stop, besides Ctrl-C, which raises an error of its own: a scheduler's notices, and a terminal
+#: that is closed.
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+#: What asks a run to stop.
+STOPPING = (*NOTICES, signal.SIGINT)
 
 #: Signals whose handler has raised an error that nobody has told of yet. Where errors are ignored (by Python in a
 #: finalizer and in the callback of a weak reference, of which every import has one; by pydantic while it serialises)
@@ -27,8 +30,7 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
     if threading.current_thread() is not threading.main_thread():
         yield {}
         return
-    spared = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    before = {number: signal.signal(number, handler) for number in numbers if number not in spared}
+    before = {number: signal.signal(number, handler) for number in unignored(numbers)}
     try:
         yield before
     finally:
@@ -36,12 +38,17 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
             signal.signal(number, earlier or signal.SIG_DFL)  # None: it was not installed by Python
 
 
+def unignored(numbers: Iterable[int]) -> list[int]:
+    """The same without a SIGHUP that is ignored."""
+    spared = signal.SIGHUP if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else None
+    return [number for number in numbers if number != spared]
+
+
 def reset(numbers: Iterable[int]) -> None:
     """Leave signals to a copy of this process as a program that is started finds them: without handlers, and SIGHUP
     ignored if it is here."""
-    for number in numbers:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for number in unignored(numbers):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager

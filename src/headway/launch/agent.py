@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.garbage import pause_collection, resume_collection
-from headway.core.signals import STOPPING, handled, reset
+from headway.core.signals import STOPPING, handled, reset, unignored
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
 from headway.launch.worker import first_record
 from headway.supervise.processes import can_be_copied
@@ -133,7 +133,7 @@ def start_workers(
         with_variables({**variables, "OMP_NUM_THREADS": threads}),
         tempfile.TemporaryDirectory(prefix="headway-agent-") as scratch,
     ):
-        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # by `nohup`
+        handles = unignored((signal.SIGQUIT, *ends_workers_on))
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -145,7 +145,7 @@ def start_workers(
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            signals_to_handle=",".join(number.name for number in {signal.SIGQUIT, *ends_workers_on} - ignored),
+            signals_to_handle=",".join(signal.Signals(number).name for number in handles),
             start_method="fork",  # of functions; programs are started as such
         )
         if copied:

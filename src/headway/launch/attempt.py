@@ -26,7 +26,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
-from headway.core.signals import handled, held, untold
+from headway.core.signals import NOTICES, handled, held, untold
 from headway.supervise.ledger import Ledger
 from headway.supervise.notices import watching_for
 from headway.supervise.ownership import OwnerLock, wait_for_dead_machine
@@ -256,7 +256,7 @@ def preemptible() -> Iterator[None]:
         untold.append(number)
         raise _Stop(signal.Signals(number).name)
 
-    with told_as_preempted(), handled((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), stop):
+    with told_as_preempted(), handled(NOTICES, stop):
         yield
 
 

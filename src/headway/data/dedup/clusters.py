@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.data import DedupConfig
+from headway.core.console import warning
 from headway.data.dedup.corpus import Corpus
 from headway.data.dedup.minhash import estimate_similarity
 from headway.data.dedup.workspace import Rows, Workspace, group_starts, make_rows, thinned
@@ -37,8 +38,9 @@ def mark_similar_documents(
     config: DedupConfig,
     workspace: Workspace,
     progress: Callable[[int], None],
-) -> int:
-    """Find near-duplicates among documents that are kept so far.
+) -> None:
+    """Find near-duplicates among documents that are kept so far; warn of those that were not compared with all of their
+    component.
 
     Args:
         corpus: The documents.
@@ -47,10 +49,6 @@ def mark_similar_documents(
         config: Similarity and bands.
         workspace: Bounds the memory.
         progress: Called with the number of bands done.
-
-    Returns:
-        Documents of components with more than `_FINAL_ROUNDS` kept ones that were not compared with all of these, and
-        stay.
     """
     parents = workspace.table(corpus.count, np.int64)
     # The leader that a document was last found similar to, plus 1: most meet again in the next band. Leaders met
@@ -85,7 +83,12 @@ def mark_similar_documents(
         progress(band + 1)
     with workspace.partition(partial(_component_rows, corpus, parents, met), corpus.count) as partition:
         reads = (partial(partition.read, part) for part in range(partition.parts))
-        return sum(_follow_leaders(corpus, read, drop_similar, _FINAL_ROUNDS, workspace, True) for read in reads)
+        left = sum(_follow_leaders(corpus, read, drop_similar, _FINAL_ROUNDS, workspace, True) for read in reads)
+    if left:
+        warning(
+            f"{left:,} documents stay that were not compared with all others of their group: of so many similar ones"
+            f" more than {_FINAL_ROUNDS:,} stay, as of one template with several blanks"
+        )
 
 
 def _band_rows(corpus: Corpus, kept_copy: NDArray[np.int64], band: int) -> Iterator[Rows]:
@@ -119,7 +122,6 @@ def _follow_leaders(
         judge: From members and their leaders, which ones belong together; takes note of it.
         rounds: Leaders that a group may have, one after the other.
         workspace: Bounds the memory.
-
         counts: Count what is left.
 
     Returns:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.data import DedupConfig
-from headway.core.console import warning
 from headway.data.dedup.clusters import mark_similar_documents
 from headway.data.dedup.corpus import Corpus
 from headway.data.dedup.exact import mark_equal_documents, mark_equal_paragraphs
@@ -88,14 +87,9 @@ def find_duplicates(
             _count(corpus, kept_copy, counts, "exact")
             tell("equal documents", 1, 1)
         if config.near:
-            uncompared = mark_similar_documents(
+            mark_similar_documents(
                 corpus, kept_copy, config, workspace, lambda band: tell("similar documents", band, config.bands)
             )
-            if uncompared:
-                warning(
-                    f"{uncompared:,} documents stay that were not compared with all others of their group: of so many"
-                    " similar ones more than 1,000 stay, as of one template with several blanks"
-                )
             _count(corpus, kept_copy, counts, "near")
         paragraph_keep: list[NDArray[np.bool_] | None] = [None] * len(prints)
         emptied = workspace.table(corpus.count, np.bool_)

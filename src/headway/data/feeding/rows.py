@@ -216,11 +216,10 @@ def micro_batch_of(block: RowBlock) -> MicroBatch:
     Returns:
         `ids` and next-token `targets`, int64 (n, T). Targets that are padding, those that begin a piece which goes on
         from another row, and with the mask all that belong to another document than their input, are `IGNORE_TARGET`.
-        With the mask also `documents`, int32 (n, T), the number
-        of each input's document in its row (-1: padding); `positions`, int64 (n, T), its place in its document; and
-        `document_bounds`, int32 (segments + 1,), where documents start in the flattened inputs, and the end. The last
-        is made here, where no device has to be waited for, and filled up with its end to 2^k + 1 elements (empty
-        segments), so that compiled code meets few shapes.
+        With the mask also `documents`, int32 (n, T), the number of each input's document in its row (-1: padding);
+        `positions`, int64 (n, T), its place in its document; and `document_bounds`, int32 (segments + 1,), where
+        documents start in the flattened inputs, and the end. The last is made here, where no device has to be waited
+        for, and filled up with its end to 2^k + 1 elements (empty segments), so that compiled code meets few shapes.
     """
     rows = torch.from_numpy(block.tokens)
     # Copies even of a single row, whose parts are contiguous as they are: the two must not share memory.
