@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway.checkpoint.claiming import refuse_other_runs
 from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest, step_name, step_of
@@ -23,6 +24,7 @@ from headway.checkpoint.retention import Candidate, Every, Rules, outdated
 from headway.checkpoint.uploader import Uploader
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.files import fingerprint
 
 if TYPE_CHECKING:
     from headway.config import Batches, Config
@@ -48,7 +50,7 @@ class AfterSave:
         self._tell_upload = tell_upload
         self.run = Path(settings["run"])
         self.directory = self.run / "checkpoints"
-        self._attempt = int(settings["attempt"])
+        self._attempt, self._identity = int(settings["attempt"]), str(settings["identity"])
         self._last_step: int | None = settings["last_step"]
         self._full_every = Every.parse(settings["full_every"])
         self._remote: Mapping[str, Any] | None = settings["remote"]
@@ -76,10 +78,13 @@ class AfterSave:
             config: Resolved.
             attempt: Number of the attempt that saves.
         """
+        from headway.config import identity
+
         batches, checkpoint, remote = config.train.batches, config.checkpoint, config.checkpoint.remote
         return {
             "run": str(Path(config.run_directory).absolute()),
             "attempt": attempt,
+            "identity": fingerprint(identity(config)),
             "last_step": config.train.steps,
             "batches": [list(part) for part in batches.parts],
             "sequence_length": batches.sequence_length,
@@ -169,6 +174,7 @@ class AfterSave:
             if claim.attempt > self._attempt:
                 raise FencedError(f"attempt {claim.attempt} has the run now", where=tier.url, fix="stop this process")
             return RemoteTier(tier.objects, claim)
+        refuse_other_runs(tier, self.run, self._identity)
         return tier.take(self.run, self._attempt)
 
     def _hand_over(self, folder: Path, manifest: Manifest) -> None:
@@ -180,10 +186,17 @@ class AfterSave:
             every is None
             or self._last_ordered is None
             or manifest.step == self._last_step
+            or self._has_failed(self._uploader)
             or crossed(every, self._last_ordered, now, self._batches)
         ):
             self._last_ordered = now
             self._uploader.submit(folder, manifest)
+
+    def _has_failed(self, uploader: Uploader) -> bool:
+        """Whether what was ordered last is neither there nor on its way: the next one is to make up for it."""
+        assert self._last_ordered is not None
+        step = self._last_ordered[0]
+        return step not in uploader.pinned() and (uploader.newest_sent or -1) < step
 
     def _send_newest(self, uploader: Uploader) -> None:
         """What the interval has left out so far: the state in which a run ends is the one to go on from."""

@@ -130,7 +130,7 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
         for _ in range(2):
             with console.progress(f"bringing step {manifest.step}", manifest.total_bytes, "B") as bar:
                 _fetch_files(source, manifest, coming, bar.advance)
-            (coming / MANIFEST).write_bytes(manifest.render())
+            _write_flushed(coming / MANIFEST, manifest.render())
             found = verify_checkpoint(coming)
             if found.good:
                 break
@@ -158,6 +158,13 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
             remove(other)
         Registry(store.directory.parent).add(manifest, LOCAL, str(target))
     return CheckpointInfo(target, manifest)
+
+
+def _write_flushed(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _fetch_files(source: Objects, manifest: Manifest, folder: Path, advance: Callable[[int], None]) -> None:

@@ -80,10 +80,11 @@ def crossed(interval: Every, before: tuple[int, float], now: tuple[int, float], 
     """Whether something that happens every so often is due at a point, when it last happened at the one before.
 
     Points are (step, Unix seconds). In steps and tokens it is due when a multiple lies between the two, so checkpoints
-    need not fall on multiples; by time when so much has passed. Tokens without known batches: always.
+    need not fall on multiples; by time when so much has passed, or the clock went back: it had been ahead, and nobody
+    knows for how long. Tokens without known batches: always.
     """
     if interval.unit == "seconds":
-        return now[1] - before[1] >= interval.amount or now[0] < before[0]
+        return not 0 <= now[1] - before[1] < interval.amount or now[0] < before[0]
     if interval.unit == "steps":
         return now[0] // interval.amount != before[0] // interval.amount
     if batches is None:

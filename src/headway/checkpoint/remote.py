@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headway.checkpoint.file_hash import is_as_written
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
@@ -35,9 +35,6 @@ from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.files import read_json_lines, write_json
 from headway.core.machine import host_name
-
-if TYPE_CHECKING:
-    from headway.config import RemoteConfig
 
 #: In the run directory: what this run has claimed. In a new one after `--restart`, the wish to claim afresh.
 CLAIM_FILE = "remote.json"
@@ -347,34 +344,19 @@ def open_place(
 
     Args:
         storage: What `fsspec` needs to reach it.
-        encrypt: Whether checkpoints are sealed there; when not given, whether there is a key.
+        encrypt: Whether checkpoints are sealed there; when not given, whether there is a key. With a key, what is
+            sealed there can be read in any case.
         options: For `Objects`.
 
     Raises:
         ConfigError: the URL cannot be used, or there is no key to encrypt with.
     """
-    key = key_to_encrypt_with("checkpoint.remote.encrypt") if encrypt else None
-    if encrypt is None:
-        key = encryption_key()
+    key = key_to_encrypt_with("checkpoint.remote.encrypt") if encrypt else encryption_key()
     if key is None:
         return Objects(url, storage, **options)
     sealed = SealedObjects(url, storage, **options)
-    sealed.key = key
+    sealed.key, sealed.seals = key, encrypt is not False
     return sealed
-
-
-def find_tier(remote: RemoteConfig, run: Path, **options: Any) -> RemoteTier:
-    """The remote tier of a run (`RemoteTier.find`).
-
-    Args:
-        options: For `Objects`.
-    """
-    return RemoteTier.find(place_of(remote.model_dump(mode="json"), run.resolve().name, **options), run)
-
-
-def claim_tier(remote: RemoteConfig, run: Path, attempt: int, **options: Any) -> RemoteTier:
-    """The same, claimed for an attempt that owns the run directory (`RemoteTier.take`)."""
-    return find_tier(remote, run, **options).take(run, attempt)
 
 
 def _generation(number: int) -> str:

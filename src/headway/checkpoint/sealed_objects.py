@@ -20,27 +20,36 @@ _LEFT_SECONDS = 3600.0
 class SealedObjects(Objects):
     """Seals files and manifests of checkpoints on their way out, and opens them on their way back.
 
-    What is there without encryption can still be read, so that a run may begin to encrypt at any time.
+    What is there without encryption can still be read, so that a run may begin to encrypt at any time; and may end it:
+    then what is sealed there can be read and removed, and nothing more is sealed.
     """
 
     key: bytes
+    seals: bool = True
+    """Seal what is sent from now on."""
 
     def facts(self, name: str) -> Facts | None:
         """Size of the content, and version."""
-        found = super().facts(name + SEALED) if _is_secret(name) else None
-        if found is None:
-            return super().facts(name)
-        size = content_size(found.bytes)
-        return Facts(-1 if size is None else size, found.version)
+        for there in self._names_of(name):
+            found = super().facts(there)
+            if found is not None and there != name:
+                size = content_size(found.bytes)
+                return Facts(-1 if size is None else size, found.version)
+            if found is not None:
+                return found
+        return None
 
     def read(self, name: str) -> bytes | None:
         """The content."""
-        sealed = super().read(name + SEALED) if _is_secret(name) else None
-        return super().read(name) if sealed is None else unseal_bytes(sealed, self.key, _base(name))
+        for there in self._names_of(name):
+            content = super().read(there)
+            if content is not None:
+                return content if there == name else unseal_bytes(content, self.key, _base(name))
+        return None
 
     def fetch(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
         """Download what is sealed, which goes on where it ended, and open it."""
-        if not _is_secret(name) or super().facts(name + SEALED) is None:
+        if not self._lies_sealed(name):
             super().fetch(name, path, size, advance)
             return
         if path.exists() and path.stat().st_size == size:
@@ -59,7 +68,7 @@ class SealedObjects(Objects):
         Raises:
             CheckpointError: as `Objects.put`; also when there is no room for the sealed file here.
         """
-        if not _is_secret(name):
+        if not self._is_to_be_sealed(name):
             return super().put(name, path)
         folder = path.parent.parent
         for left in folder.glob(f"{_WORKING}*"):
@@ -82,13 +91,13 @@ class SealedObjects(Objects):
 
     def create(self, name: str, content: bytes) -> bool:
         """Seal and create."""
-        if not _is_secret(name):
+        if not self._is_to_be_sealed(name):
             return super().create(name, content)
         return super().create(name + SEALED, seal_bytes(content, self.key, _base(name)))
 
     def write(self, name: str, content: bytes) -> None:
         """Seal and write."""
-        if _is_secret(name):
+        if self._is_to_be_sealed(name):
             super().write(name + SEALED, seal_bytes(content, self.key, _base(name)))
         else:
             super().write(name, content)
@@ -101,6 +110,21 @@ class SealedObjects(Objects):
     def folders(self) -> list[str]:
         """Names without the ending of sealed ones."""
         return sorted({name.removesuffix(SEALED) for name in super().folders()})
+
+    def _is_to_be_sealed(self, name: str) -> bool:
+        return self.seals and _is_secret(name)
+
+    def _lies_sealed(self, name: str) -> bool:
+        for there in self._names_of(name):
+            if super().facts(there) is not None:
+                return there != name
+        return False
+
+    def _names_of(self, name: str) -> list[str]:
+        """What an object may be called there, the likely name first."""
+        if not _is_secret(name):
+            return [name]
+        return [name + SEALED, name] if self.seals else [name, name + SEALED]
 
 
 def _is_secret(name: str) -> bool:

@@ -127,7 +127,7 @@ class Uploader:
                 if self.failures:
                     notice(f"step {step} is uploaded again: {self._tier.url}")
                     self.failures = 0
-            self._sent(self._tier, order.manifest)
+            self._follow(self._tier, order.manifest)
         except GivenUp:
             pass  # `close` has said so
         except FencedError as error:
@@ -138,6 +138,16 @@ class Uploader:
             self._failed(step, error.what if isinstance(error, HeadwayError) else str(error))
         except Exception as error:
             self._failed(step, f"{type(error).__name__}: {error}")
+
+    def _follow(self, tier: RemoteTier, manifest: Manifest) -> None:
+        """What is to be done once a checkpoint is there; that it is stays true, whatever becomes of it."""
+        try:
+            self._sent(tier, manifest)
+        except (GivenUp, FencedError):
+            raise
+        except Exception as error:
+            why = error.what if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
+            warning(f"after the upload of step {manifest.step}: {why}")
 
     def _failed(self, step: int, why: str) -> None:
         self.failures += 1

@@ -58,6 +58,8 @@ class RemoteConfig(RetentionConfig):
             raise ValueError(f"'{value}' is no URL; write s3://bucket/folder, or file:///mnt/shared for a folder")
         if match[1].lower() in ("http", "https"):
             raise ValueError("nothing can be written to a web address; s3://, gs://, az:// and file:// can be")
+        if match[1].lower() in ("file", "local"):
+            return _folder_url(value)
         return value.rstrip("/")
 
     @field_validator("options")
@@ -67,6 +69,14 @@ class RemoteConfig(RetentionConfig):
             if key.lower() in _SECRETS:
                 raise ValueError(f"'{key}' would be kept in the run directory; credentials come from the environment")
         return value
+
+
+def _folder_url(url: str) -> str:
+    """The URL of a folder of this machine; `file://mnt/shared` would be one below wherever the command is given."""
+    scheme, _, path = url.partition("://")
+    if not path.startswith("/"):
+        raise ValueError(f"'{url}' is a relative path; with three slashes, {scheme}:///{path}, it begins at the root")
+    return f"{scheme}://{path.rstrip('/') or '/'}"
 
 
 class CheckpointConfig(RetentionConfig):

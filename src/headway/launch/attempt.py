@@ -13,10 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headway.checkpoint.claiming import find_tier, refuse_other_runs
 from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.objects import UnreachableError
-from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE, find_tier
+from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
 from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import VARIABLE, key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -118,18 +119,22 @@ def refuse_run(config: Config, wishes: Wishes) -> None:
         _refuse_changes(run, config, wishes)
 
 
-def refuse_unusable_remote(config: Config) -> None:
+def refuse_unusable_remote(config: Config, wishes: Wishes) -> None:
     """Ask the remote tier for the run's checkpoints, as the run will. That it does not answer is only said: a run that
     has a checkpoint here, or gets an answer in time, goes on.
 
     Raises:
-        ConfigError: the URL cannot be used, or what it needs is missing.
+        ConfigError: the URL cannot be used, or what it needs is missing; or the checkpoints there are another run's.
         CheckpointError: the store refuses.
     """
     if config.checkpoint.remote is None:
         return
     try:
-        find_tier(config.checkpoint.remote, config.run_directory, patience_seconds=5.0).steps()
+        tier = find_tier(config.checkpoint.remote, config.run_directory, patience_seconds=5.0)
+        if wishes.restart:
+            tier.steps()
+        else:
+            refuse_other_runs(tier, config.run_directory, fingerprint(identity(config)))
     except UnreachableError as error:
         warning(f"the remote checkpoints cannot be reached now: {error.what}")
 

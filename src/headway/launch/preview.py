@@ -82,7 +82,7 @@ def _run(config: Config, fingerprints: Mapping[str, str], wishes: Wishes | None)
         return []
     refuse_run(config, wishes)
     refuse_other_data(config, fingerprints, wishes)
-    refuse_unusable_remote(config)
+    refuse_unusable_remote(config, wishes)
     where = config.run_directory
     if not is_run(where):
         state = "new"

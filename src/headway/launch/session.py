@@ -18,8 +18,8 @@ from headway import __version__
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.claiming import IDENTITY, claim_tier
 from headway.checkpoint.format import Manifest
-from headway.checkpoint.remote import claim_tier
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import (
@@ -164,7 +164,7 @@ def _train(
     _try_memory(config, task, state, strategy, world, grid)
 
     context = {
-        "identity": fingerprint(identity(config)),
+        IDENTITY: fingerprint(identity(config)),
         **task.fingerprints,
         "world_size": world.size,
         "mesh": world.mesh.arrangement,
@@ -243,7 +243,8 @@ def _find_start(
     if remote is not None:
         # With a checkpoint here there is no need to wait for long until a store answers.
         patience = 10.0 if store.folders() else 120.0
-        claimed = partial(claim_tier, remote, run.path, attempt.number, patience_seconds=patience)
+        mine = fingerprint(identity(config))
+        claimed = partial(claim_tier, remote, run.path, attempt.number, mine, patience_seconds=patience)
     find = partial(
         newest_of_tiers,
         store,
@@ -258,7 +259,7 @@ def _find_start(
 
 def _refuse_other_run(config: Config, manifest: Manifest, where: str) -> None:
     """With an empty run directory, only the checkpoint itself can tell whether it is one of this run."""
-    if manifest.context.get("identity") != fingerprint(identity(config)):
+    if manifest.context.get(IDENTITY) != fingerprint(identity(config)):
         raise ConfigError(
             "there is no checkpoint here, and those in the remote tier were made with another config",
             where=where,

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoint.bring import bring, newest_of_tiers
+from headway.checkpoint.claiming import IDENTITY, claim_tier
 from headway.checkpoint.folders import checkpoint_folders, discard
 from headway.checkpoint.format import Manifest, read_manifest, step_name
 from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_folders, remote_manifests, remote_tier
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import LOCAL, Place, Registry
-from headway.checkpoint.remote import RemoteTier, claim_tier
+from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.retention import Candidate, Rules, kept
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
@@ -77,11 +78,13 @@ def restore(
         attempt.withdraw()
         raise
     try:
+        if source is not None:
+            _complete(run, found)
+        if config is None and run.config_path.exists():  # it has come with the checkpoint, and tells of a remote tier
+            config = load_resolved(run.config_path)
         tier = _claimed(config, run, attempt)
         aside = [*_aside_there(tier, found.step), *_aside_here(run, attempt, found.step)]
         _roll_back(run, found.step)
-        if source is not None:
-            _complete(run, found)
         index(run.path)
     except BaseException as error:
         attempt.finish(f"could not restore: {error}", getattr(error, "exit_code", 1))
@@ -215,7 +218,7 @@ def _refuse_other_config(config: Config, source: str, step: int, options: dict[s
     else:
         contexts = [read_manifest(f).context for s, f in local_folders(Path(source)).items() if s == step]
     for context in contexts:
-        if context.get("identity") not in (None, fingerprint(identity(config))):
+        if context.get(IDENTITY) not in (None, fingerprint(identity(config))):
             raise ConfigError(
                 f"the checkpoint of step {step} was made with another config than this run",
                 where=source,
@@ -240,7 +243,7 @@ def _claimed(config: Config | None, run: RunDirectory, attempt: Attempt) -> Remo
     """The remote tier, so that what is later there does not come back by itself."""
     if config is None or config.checkpoint.remote is None:
         return None
-    return claim_tier(config.checkpoint.remote, run.path, attempt.number)
+    return claim_tier(config.checkpoint.remote, run.path, attempt.number, fingerprint(identity(config)))
 
 
 def _aside_there(tier: RemoteTier | None, step: int) -> list[str]:

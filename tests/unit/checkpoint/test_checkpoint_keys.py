@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.checkpoint import sealing
-from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.bring import bring, newest_of_tiers
 from headway.checkpoint.format import Manifest, tensor_bytes
 from headway.checkpoint.places import remote_manifests
 from headway.checkpoint.remote import RemoteTier, journal_of, place_of
@@ -223,6 +223,18 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
     found = newest_of_tiers(new, lambda: tier)
     assert found is not None and equal(new.load(found), make_state(3))
     assert [f.manifest.step for f in remote_manifests(f"{remote['url']}/tiny")] == [3]
+    ended = RemoteTier.find(place_of({**remote, "encrypt": False}, "tiny"), run).take(run, 2)
+    assert [m.step for m in ended.manifests()] == [3], "with the key it can be read when no more is encrypted"
+    save(CheckpointStore(run / "checkpoints", max_shard_bytes=100), 4)
+    assert ended.publish(run / "checkpoints" / "step-00000004", journal_of(run, 4))
+    assert not any(name.endswith(".sealed") for name in names(tmp_path / "remote/tiny/run-001/step-00000004"))
+    third = CheckpointStore(tmp_path / "third" / "checkpoints")
+    third.directory.mkdir(parents=True)
+    for step in (3, 4):
+        manifest = ended.manifest(step)
+        assert manifest is not None and equal(third.load(bring(third, ended, manifest)), make_state(step))
+    ended.discard(4)
+    tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 3)
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", secrets.token_hex(32))
     said: list[str] = []
     with pytest.raises(CheckpointError, match="none of the remote checkpoints verifies"):

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.checkpoint.after_save import AfterSave
+from headway.checkpoint.claiming import claim_tier
 from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import Place, Registry, on_network
-from headway.checkpoint.remote import claim_tier
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
@@ -86,7 +86,7 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
     )
     remote = config.checkpoint.remote
     assert remote is not None
-    claimed = claim_tier(remote, tmp_path / "tiny", 1)
+    claimed = claim_tier(remote, tmp_path / "tiny", 1, "")
     settings = {**AfterSave.settings(config.resolved(), 1), "run": str(tmp_path / "tiny")}
     store = CheckpointStore(tmp_path / "tiny" / "checkpoints", after_save=AfterSave(settings))
     save(store, 4)
@@ -162,6 +162,12 @@ def test_the_best_are_found_by_what_was_recorded(tmp_path: Path, monkeypatch: py
 def test_what_is_due_between_two_checkpoints(interval: str, before: int, now: int, due: bool) -> None:
     batches = Batches(((0, 8),), 32)  # 256 tokens per step
     assert crossed(Every.of(Interval.parse(interval)), (before, 10.0 * before), (now, 10.0 * now), batches) is due
+
+
+def test_a_clock_that_was_ahead_does_not_put_off_what_is_due() -> None:
+    hourly = Every(3600, "seconds")
+    assert crossed(hourly, (10, NOW + 30 * 86400), (20, NOW), None)
+    assert not crossed(hourly, (10, NOW), (20, NOW + 10), None)
 
 
 def settings(run: Path, **checkpoint: Any) -> dict[str, Any]:

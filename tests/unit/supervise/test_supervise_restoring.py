@@ -11,8 +11,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from headway.checkpoint.claiming import claim_tier
 from headway.checkpoint.registry import Registry
-from headway.checkpoint.remote import RemoteTier, claim_tier, journal_of
+from headway.checkpoint.remote import RemoteTier, journal_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.store import CheckpointStore
 from headway.cli import checkpoints as verb
@@ -45,7 +46,7 @@ def run(tmp_path: Path) -> RunDirectory:
     attempt = run.begin_attempt("train")
     run.config_path.write_text(dump_config(config))
     store, ledger = CheckpointStore(run.checkpoints, keep=9), Ledger(run.ledger_path)
-    tier = claim_tier(RemoteConfig(**remote), run.path, 1)
+    tier = claim_tier(RemoteConfig(**remote), run.path, 1, fingerprint(identity(config)))
     context = {"attempt": 1, "identity": fingerprint(identity(config)), "config": dump_config(config), "run": {"a": 1}}
     for step in (1, 2, 3, 4):
         store.save(step, make_state(step), {"step": step}, context)
@@ -109,6 +110,13 @@ def test_a_lost_run_comes_back_from_a_url(run: RunDirectory, tmp_path: Path) -> 
     assert back.config_path.read_text() == run.config_path.read_text()
     assert json.loads(back.record_path.read_text()) == {"a": 1}
     assert restore(RunDirectory(tmp_path / "third"), 4, str(run.path)).step == 4
+
+
+def test_an_earlier_step_of_a_lost_run_stays_the_one_to_go_on_from(run: RunDirectory, tmp_path: Path) -> None:
+    back = RunDirectory(tmp_path / "elsewhere" / "tiny")
+    found = restore(back, 1, f"file://{tmp_path}/remote/tiny")
+    assert found.step == 1 and len(found.set_aside) == 2
+    assert [manifest.step for manifest in remote_of(tmp_path).manifests()] == [1], "or 3 would come back by itself"
 
 
 def test_restoring_is_refused_while_the_run_is_in_use_and_changes_nothing(run: RunDirectory) -> None:
@@ -200,7 +208,7 @@ def test_a_remote_checkpoint_that_was_set_aside_is_replaced_whole(
     store.save(3, make_state(9), {"step": 3}, {"attempt": 3})
     remote = load_resolved(run.config_path).checkpoint.remote
     assert remote is not None
-    claim_tier(remote, run.path, 3).publish(run.checkpoints / "step-00000003", journal_of(run.path, 3))
+    claim_tier(remote, run.path, 3, "").publish(run.checkpoints / "step-00000003", journal_of(run.path, 3))
     assert not aside.exists() and "replaces what was set aside" in capsys.readouterr().err
 
 

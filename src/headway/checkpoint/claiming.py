@@ -1,0 +1,74 @@
+"""Claiming the remote tier of a run, and of no other one: two runs may be told the same URL and the same name."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.checkpoint.folders import checkpoint_folders
+from headway.checkpoint.format import Manifest, read_manifest
+from headway.checkpoint.remote import RemoteTier, place_of, read_claim
+from headway.core.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from headway.config import RemoteConfig
+
+#: Key of a manifest's context: the fingerprint of what decides the run's mathematics (`headway.config.identity`).
+IDENTITY = "identity"
+
+
+def find_tier(remote: RemoteConfig, run: Path, **options: Any) -> RemoteTier:
+    """The remote tier of a run (`RemoteTier.find`).
+
+    Args:
+        options: For `Objects`.
+    """
+    return RemoteTier.find(place_of(remote.model_dump(mode="json"), run.resolve().name, **options), run)
+
+
+def claim_tier(remote: RemoteConfig, run: Path, attempt: int, identity: str, **options: Any) -> RemoteTier:
+    """The same, claimed for an attempt that owns the run directory.
+
+    Args:
+        identity: What the context of the run's checkpoints says, or will say.
+
+    Raises:
+        ConfigError: the checkpoints there are another run's; they and whoever sends them are left in peace.
+        CheckpointError: the store cannot be reached.
+    """
+    tier = find_tier(remote, run, **options)
+    refuse_other_runs(tier, run, identity)
+    return tier.take(run, attempt)
+
+
+def refuse_other_runs(tier: RemoteTier, run: Path, identity: str) -> None:
+    """Make sure that a tier is this run's before it is claimed, which fences whoever has it: by the claim that the run
+    directory has, or by the checkpoints there, which must have been made with this config or with that of those here.
+
+    Raises:
+        ConfigError: they were made with another one.
+        CheckpointError: the store cannot be reached.
+    """
+    claim = read_claim(run)
+    if claim is not None and claim.url == tier.url:
+        return
+    newest = next((m for _, m in tier.look_through(reversed(tier.steps())) if isinstance(m, Manifest)), None)
+    theirs = newest.context.get(IDENTITY) if newest else None
+    if theirs is None or theirs == identity or theirs in _identities(run):
+        return
+    raise ConfigError(
+        "the remote checkpoints under this run's name were made with another config: they are another run's",
+        where=tier.url,
+        fix="choose another name=... or checkpoint.remote.url, or start over with --restart; to go on with them all the"
+        " same, first `headway checkpoints restore` one, then train with --accept-changes",
+    )
+
+
+def _identities(run: Path) -> set[str]:
+    """Of the checkpoints here: a run may go on with a config that has changed."""
+    found = set()
+    for folder in checkpoint_folders(run / "checkpoints").values():
+        with suppress(OSError, ValueError, CheckpointError):
+            found.add(read_manifest(folder).context.get(IDENTITY))
+    return {identity for identity in found if isinstance(identity, str)}

@@ -1,0 +1,166 @@
+"""The remote tier of a run is that run's: nobody else takes it, takes from it, or removes anything there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.checkpoint.after_save import AfterSave
+from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.claiming import claim_tier, find_tier, refuse_other_runs
+from headway.checkpoint.objects import Objects
+from headway.checkpoint.remote import RESTARTED_FILE, RemoteTier, journal_of
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.uploader import Uploader
+from headway.config import Config, RemoteConfig, TrainConfig, identity
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.files import fingerprint
+from states import make_state
+
+
+def config_of(folder: Path, url: str, steps: int, **remote: Any) -> Config:
+    checkpoint = {"keep": 9, "remote": {"url": url, **remote}}
+    return Config(name="tiny", runs=folder, train=TrainConfig(steps=steps), checkpoint=checkpoint).resolved()
+
+
+def save(config: Config, step: int, after_save: Any = None) -> CheckpointInfo:
+    run = Path(config.run_directory)
+    store = CheckpointStore(run / "checkpoints", keep=9, after_save=after_save)
+    context = {"identity": fingerprint(identity(config))}
+    store.save(step, make_state(step), {"step": step}, context)
+    return store.info(step)
+
+
+def claim(config: Config, attempt: int = 1) -> RemoteTier:
+    assert config.checkpoint.remote is not None
+    return claim_tier(
+        config.checkpoint.remote, Path(config.run_directory), attempt, fingerprint(identity(config)), patience_seconds=0
+    )
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Config:
+    """A run that has sent steps 3, 6 and 9."""
+    config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 9)
+    tier = claim(config)
+    for step in (3, 6, 9):
+        folder = save(config, step).path
+        assert tier.publish(folder, journal_of(Path(config.run_directory), step))
+    return config
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("here", [None, 1, 10])
+def test_another_run_of_the_same_name_leaves_it_alone(mine: Config, tmp_path: Path, here: int | None) -> None:
+    other = config_of(tmp_path / "other", f"file://{tmp_path}/remote", 12)
+    if here is not None:
+        save(other, here)
+    before = contents(tmp_path / "remote")
+    store = CheckpointStore(Path(other.run_directory) / "checkpoints")
+    with pytest.raises(ConfigError, match="made with another config: they are another run's"):
+        newest_of_tiers(store, partial(claim, other))
+    assert contents(tmp_path / "remote") == before
+    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(mine.run_directory))
+    assert tier.steps() == [3, 6, 9]
+
+
+def test_another_run_that_could_not_ask_at_its_start_sends_nothing(mine: Config, tmp_path: Path) -> None:
+    other = config_of(tmp_path / "other", f"file://{tmp_path}/remote", 12, keep=1)
+    before = contents(tmp_path / "remote")
+    told: list[tuple[int, float | None]] = []
+    after_save = AfterSave(AfterSave.settings(other, 1), lambda *upload: told.append(upload))
+    save(other, 10, after_save)
+    after_save.close(30)
+    assert set(told) == {(10, None)} and contents(tmp_path / "remote") == before
+
+
+def test_the_run_itself_goes_on_with_it(mine: Config, tmp_path: Path) -> None:
+    run = Path(mine.run_directory)
+    changed = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 12)
+    assert claim(changed, 2).steps() == [3, 6, 9], "by the claim in its directory, whatever its config is now"
+    (run / "remote.json").unlink()
+    assert claim(changed, 3).steps() == [3, 6, 9], "by its checkpoints"
+    assert claim(config_of(tmp_path / "elsewhere", f"file://{tmp_path}/remote", 9), 4).steps() == [3, 6, 9]
+
+
+def test_a_run_that_starts_over_has_a_tier_of_its_own(mine: Config, tmp_path: Path) -> None:
+    other = config_of(tmp_path / "other", f"file://{tmp_path}/remote", 12)
+    run = Path(other.run_directory)
+    run.mkdir(parents=True)
+    (run / RESTARTED_FILE).touch()
+    tier = claim(other)
+    assert tier.url.endswith("/run-002") and tier.steps() == []
+    refuse_other_runs(tier, run, "")
+
+
+def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, every="50 steps")
+    publish, failing = RemoteTier.publish, [True]
+
+    def answer(tier: RemoteTier, *arguments: Any) -> bool:
+        if failing[0]:
+            raise CheckpointError("the store is away", where=tier.url)
+        return publish(tier, *arguments)
+
+    monkeypatch.setattr(RemoteTier, "publish", answer)
+    after_save = AfterSave(AfterSave.settings(config, 1))
+    save(config, 1, after_save)
+    assert after_save.wait(30)
+    failing[0] = False
+    for step in (2, 3):
+        save(config, step, after_save)
+        assert after_save.wait(30)
+    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(config.run_directory))
+    assert tier.steps() == [2], "step 2 made up for step 1, and 3 was not due"
+    after_save.close(30)
+
+
+def test_what_goes_wrong_after_an_upload_does_not_make_it_fail(
+    mine: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise CheckpointError("the listing does not come")
+
+    told: list[tuple[int, float | None]] = []
+    run = Path(mine.run_directory)
+    stopping = threading.Event()
+    uploader = Uploader(run, partial(claim, mine, 2), fail, lambda *upload: told.append(upload), stopping)
+    info = save(mine, 8)
+    uploader.submit(info.path, info.manifest)
+    uploader.close(30)
+    assert [step for step, seconds in told if seconds is not None] == [8] and len(told) == 1
+    assert "after the upload of step 8: the listing does not come" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["file://mnt/shared", "local://mnt"])
+def test_a_relative_path_is_no_place_for_copies(url: str) -> None:
+    with pytest.raises(ValueError, match="relative path; with three slashes"):
+        RemoteConfig(url=url)
+    assert RemoteConfig(url="file:///mnt/shared/").url == "file:///mnt/shared"
+    assert Objects(RemoteConfig(url="file:///").url).local
+
+
+def test_all_that_is_brought_is_flushed_before_it_has_its_name(
+    mine: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, fsync = set(), os.fsync
+
+    def note(descriptor: int) -> None:
+        flushed.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    store = CheckpointStore(tmp_path / "back" / "checkpoints")
+    store.directory.mkdir(parents=True)
+    found = newest_of_tiers(store, partial(claim, mine, 2))
+    assert found is not None and {"manifest.json", *found.manifest.files} <= flushed
