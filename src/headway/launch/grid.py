@@ -14,7 +14,7 @@ from headway.parallel.world import World
 from headway.training.fit import largest_that_fits, memory_limit_bytes
 from headway.training.state import TrainState
 from headway.training.task import Task
-from headway.training.trial import largest_micro_batch, trial_step
+from headway.training.trial import largest_micro_batch, sends_in_trial, trial_step
 
 
 def common_threads(config: Config, world: World, grid: LaneGrid) -> int:
@@ -65,7 +65,9 @@ def settle_micro_batch(
         rows, how = before, "as before"
     else:
         choices = divisors(lane_rows)
-        rows, how = largest_that_fits(choices, attempt, state, world, memory_limit_bytes(world)), "the most that fits"
+        again = world.size == 1 or (world.mesh.is_data_parallel and not sends_in_trial(config, world))
+        rows = largest_that_fits(choices, attempt, state, world, memory_limit_bytes(world), again)
+        how = "the most that fits"
     notice(f"micro-batches of {rows} row{'s' if rows > 1 else ''}, {how}; {cut(rows).micro_batches} per lane and step")
     task.feed, task.evaluation = recut(cut(rows))
     return cut(rows)

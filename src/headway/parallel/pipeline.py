@@ -65,6 +65,8 @@ class Pipeline:
         self._schedule: tuple[tuple[int, torch.Size], Any] | None = None
         self._shared = shared_between_stages(model)
         self._is_copy = {id(p) for p in self._shared} if self._place else set()
+        # NCCL wants all of a group in its first exchange, and that of what stages share is between two of them.
+        dist.all_reduce(torch.zeros(1, device=world.device), group=self._group)
 
     def train(
         self, batches: Sequence[MicroBatch], seeds: Sequence[int], around_backward: AroundBackward

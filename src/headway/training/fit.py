@@ -23,7 +23,12 @@ _USABLE = {"cuda": 0.92, "cpu": 0.5}
 
 
 def largest_that_fits(
-    choices: Sequence[int], attempt: Callable[[int], None], state: TrainState, world: World, limit_bytes: int
+    choices: Sequence[int],
+    attempt: Callable[[int], None],
+    state: TrainState,
+    world: World,
+    limit_bytes: int,
+    again: bool = True,
 ) -> int:
     """The largest micro-batch whose peak stays within a limit; all workers find the same one.
 
@@ -35,9 +40,12 @@ def largest_that_fits(
         choices: Numbers of rows.
         attempt: Computes a gradient of that many rows.
         limit_bytes: What this worker may use.
+        again: Another number may be tried when memory ran out. Not where workers send each other parts of gradients as
+            they come into being: others would still wait for this worker's, and PyTorch's sharded units stay as they
+            are in mid-pass and give no gradients any more, without an error.
 
     Raises:
-        ConfigError: the smallest does not fit.
+        ConfigError: the smallest does not fit, or the chosen one on a GPU where no other may be tried.
     """
     choices = sorted(choices)
     chosen = choices[0]
@@ -48,6 +56,9 @@ def largest_that_fits(
         per_row = max(0, _peak(attempt, more, state, world) - peak) / (more - few)
         chosen = max((n for n in choices if peak + per_row * (n - few) <= limit_bytes), default=choices[0])
     chosen = int(min(worker[0] for worker in world.gather([float(chosen)])))
+    if world.device.type == "cuda" and chosen > choices[0] and not again:
+        _try_once(attempt, chosen, max(rows for rows in choices if rows < chosen))
+        return chosen
     while world.device.type == "cuda" and chosen > choices[0]:
         failed = _fails(attempt, chosen)
         if not any(worker[0] for worker in world.gather([float(failed)])):
@@ -62,6 +73,13 @@ def memory_limit_bytes(world: World, machine: Machine | None = None) -> int:
         total = torch.cuda.get_device_properties(world.device).total_memory
         return int(total * _USABLE["cuda"])
     return int(allowed_bytes(machine or Machine()) * _USABLE["cpu"] / workers_of_this_machine(world.size))
+
+
+def _try_once(attempt: Callable[[int], None], rows: int, fewer: int) -> None:
+    try:
+        attempt(rows)
+    except ConfigError as error:
+        raise ConfigError(error.what, where="train.micro_batch", fix=f"train.micro_batch={fewer}, or less") from error
 
 
 def _fails(attempt: Callable[[int], None], rows: int) -> bool:

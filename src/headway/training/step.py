@@ -158,15 +158,21 @@ def _gradients(
     batches: Mapping[int, Sequence[MicroBatch]],
     pipeline: Pipeline | None,
 ) -> tuple[list[float], int]:
-    """Leave the sum of gradients over the global batch where the strategy wants it; returns as `_forward_backward`."""
+    """Leave the sum of gradients over the global batch where the strategy wants it.
+
+    Returns:
+        The loss sum of each of this worker's lanes, and the number of items; zeros where another worker of the pipeline
+        tells them.
+    """
     strategy.begin()
     prepare_own_losses(state.model, state.cursor.loss_scale)
-    sums = _forward_backward(config, task, state, strategy, world, batches, pipeline)
+    losses, items = _forward_backward(config, task, state, strategy, world, batches, pipeline)
     beat(Phase.REDUCE)
     strategy.reduce()
     if pipeline is not None:
         pipeline.reduce_shared()
-    return sums
+    # Reading waits for the device, so all that it has to do up to here is queued before.
+    return losses.tolist(), items
 
 
 def _forward_backward(
@@ -177,11 +183,12 @@ def _forward_backward(
     world: World,
     batches: Mapping[int, Sequence[MicroBatch]],
     pipeline: Pipeline | None,
-) -> tuple[list[float], int]:
+) -> tuple[torch.Tensor, int]:
     """Accumulate gradients of this worker's lanes.
 
     Returns:
-        The loss sum of each lane, and the number of items; zeros where another worker of the pipeline tells them.
+        The loss sum of each lane, (lanes,), and the number of items; zeros where another worker of the pipeline tells
+        them.
     """
     losses: list[torch.Tensor] = []
     items = 0
@@ -201,7 +208,7 @@ def _forward_backward(
             loss = pipeline.train(to_device(list(micro_batches), world.device), seeds, around)
         losses.append(loss if world.counts_loss else torch.zeros_like(loss))
         strategy.end_lane()
-    return torch.stack(losses).tolist(), items
+    return torch.stack(losses), items
 
 
 def _place_in_row(model: nn.Module, world: World) -> tuple[int, ...]:

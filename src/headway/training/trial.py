@@ -44,10 +44,7 @@ def trial_step(
     optimizer, cursor, engine = state.optimizer, state.cursor, state.engine
     fresh = not optimizer.state
     cuda = [world.device] if world.device.type == "cuda" else []
-    # Where gradients can be summed after all of them are there, a worker whose memory runs out must not leave others
-    # waiting for its part. (Elastic sums take memory of their own.)
-    name = effective_strategy(config.parallel.strategy, world.mesh)
-    send = config.determinism == "elastic" or name not in ("single", "ddp", "zero1")
+    send = sends_in_trial(config, world)
     try:
         with torch.random.fork_rng(devices=cuda), out_of_memory_told(config, batch), kept_buffers(state.model):
             state.prepare_to_load()  # moments, if there are none
@@ -70,6 +67,14 @@ def trial_step(
         strategy.begin()  # clears gradients
         if fresh:
             optimizer.state.clear()
+
+
+def sends_in_trial(config: Config, world: World) -> bool:
+    """Whether a trial has workers send each other gradients. Where these can be summed after all of them are there, it
+    does not: a worker whose memory runs out must not leave others waiting for its part. (Elastic sums take memory of
+    their own.)"""
+    name = effective_strategy(config.parallel.strategy, world.mesh)
+    return config.determinism == "elastic" or name not in ("single", "ddp", "zero1")
 
 
 def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBatch:

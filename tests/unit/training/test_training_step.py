@@ -52,6 +52,27 @@ def batch(rows: int, seed: int) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(rows, 3, generator=generator), "y": torch.randn(rows, 1, generator=generator)}
 
 
+def test_losses_are_read_when_the_reduction_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them waits for the device, which would have nothing to do meanwhile."""
+    c = config()
+    task, state = setup(c, nn.Linear(3, 1))
+    strategy, order = make_strategy(c, task.model, WORLD), []
+    reduce, tolist = strategy.reduce, torch.Tensor.tolist
+
+    def reducing() -> None:
+        order.append("reduce")
+        reduce()
+
+    def reading(tensor: torch.Tensor) -> object:
+        order.append("read")
+        return tolist(tensor)
+
+    monkeypatch.setattr(strategy, "reduce", reducing)
+    monkeypatch.setattr(torch.Tensor, "tolist", reading)
+    train_step(c, task, state, strategy, WORLD, {0: [batch(2, 0)]})
+    assert order[:2] == ["reduce", "read"]
+
+
 def test_micro_batches_of_different_sizes_weigh_by_their_items() -> None:
     c = config(train={"steps": 10, "max_grad_norm": None})
     parts = [batch(1, 0), batch(5, 1), batch(2, 2)]

@@ -198,6 +198,24 @@ def test_the_largest_that_fits_is_what_a_measurement_of_each_would_choose(rows: 
     assert largest_that_fits([1, 2, 3, 4, 6, 8, 12, 24], attempt, state, WORLD, limit) == rows
 
 
+def test_no_other_number_is_tried_where_others_wait_for_this_workers_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's sharded units, left in the middle of a pass, give no gradients any more."""
+    monkeypatch.setattr(fit, "_peak", lambda attempt, rows, state, world: 10 * rows)
+    world: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), gather=lambda numbers: [numbers])
+    tried: list[int] = []
+
+    def attempt(rows: int) -> None:
+        tried.append(rows)
+        if rows > 3:
+            raise ConfigError(f"{rows} rows do not fit", where="train.micro_batch", fix="something else")
+
+    arguments: tuple[Any, ...] = ([1, 2, 4, 8], attempt, None, world, 1000)
+    with pytest.raises(ConfigError, match="8 rows do not fit") as caught:
+        largest_that_fits(*arguments, again=False)
+    assert tried == [8] and caught.value.fix == "train.micro_batch=4, or less"
+    assert largest_that_fits(*arguments) == 2 and tried == [8, 8, 4, 2]
+
+
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda size: monkeypatch.setattr("headway.launch.grid.memory_limit_bytes", lambda world: size)
