@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ from headway.checkpoint.outcomes import Outcome, Upload
 from headway.checkpoint.writers import open_writer_lock
 from headway.core import console
 from headway.core.errors import CheckpointError
+from headway.core.module_command import module_command
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,11 @@ class WriterSettings:
 
 
 class ProcessBeside:
-    """The process beside this worker, and the thread that takes its answers."""
+    """The process beside this worker, and the thread that takes its answers.
+
+    Raises:
+        OSError: it cannot be started.
+    """
 
     def __init__(
         self,
@@ -71,11 +76,12 @@ class ProcessBeside:
         lock = [open_writer_lock(settings.fence.run, settings.rank)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "headway.checkpoint.write_process"],
+                module_command("headway.checkpoint.write_process"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 encoding="utf-8",
+                errors="backslashreplace",  # what others have printed may be anything
                 pass_fds=[*descriptors, *lock],
                 env=environment,
             )
@@ -83,7 +89,11 @@ class ProcessBeside:
             for descriptor in lock:  # it is the process's from here on, until its end
                 os.close(descriptor)
         self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        try:
+            self._listener.start()
+        except RuntimeError as error:  # no thread can be started: as little as a process
+            self._popen.kill()
+            raise OSError(errno.EAGAIN, str(error)) from error
         self.tell({**settings.record(), "lock": lock[0] if lock else None})
 
     def tell(self, record: Mapping[str, Any]) -> None:
@@ -111,22 +121,41 @@ class ProcessBeside:
         self._popen.kill()
 
     def _listen(self) -> None:
+        """Take answers until there are no more. Whatever goes wrong, who waits for saves learns of the end."""
         assert self._popen.stdout is not None
-        for line in self._popen.stdout:
-            self.heard_seconds = time.monotonic()
-            answer = json.loads(line)
-            if answer["kind"] == "said":
-                console.say(answer["text"])
-            elif answer["kind"] == "logged":
-                console.write_log(answer["text"])
-            elif answer["kind"] == "uploaded":
-                self._uploaded(Upload(answer["step"], answer["seconds"]))
-            elif answer["kind"] == "saved":
-                self._settle(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
-            elif answer["kind"] == "failed":
-                kind = Fenced if answer["fatal"] else CheckpointError
-                error = kind(answer["what"], where=answer["where"], fix=answer["fix"])
-                self._settle(Outcome(answer["step"], error=error))
-        code = self._popen.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        try:
+            for line in self._popen.stdout:
+                self.heard_seconds = time.monotonic()
+                self._hear(line)
+            code = self._popen.wait()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        except Exception as error:  # an answer is lost, and nobody takes the others
+            self._popen.kill()
+            how = f"its answers cannot be taken: {type(error).__name__}: {error}"
         self._at_end(self, f"the process that writes checkpoints died ({how})")
+
+    def _hear(self, line: str) -> None:
+        answer = _answer(line)
+        if answer is None:
+            console.write_log(line.rstrip())
+        elif answer["kind"] == "said":
+            console.say(answer["text"])
+        elif answer["kind"] == "logged":
+            console.write_log(answer["text"])
+        elif answer["kind"] == "uploaded":
+            self._uploaded(Upload(answer["step"], answer["seconds"]))
+        elif answer["kind"] == "saved":
+            self._settle(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
+        elif answer["kind"] == "failed":
+            kind = Fenced if answer["fatal"] else CheckpointError
+            error = kind(answer["what"], where=answer["where"], fix=answer["fix"])
+            self._settle(Outcome(answer["step"], error=error))
+
+
+def _answer(line: str) -> dict[str, Any] | None:
+    """What the process has said; None for what another has printed there, such as a `sitecustomize` at its start."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) and "kind" in answer else None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.checkpoint.format import step_of
@@ -25,6 +29,23 @@ def checkpoint_folders(directory: Path) -> dict[int, Path]:
     # A replacement that was killed between its two renames.
     aside = {step: name for name in names if (step := step_of(name.removeprefix(REPLACED))) is not None}
     return {step: directory / name for step, name in sorted({**aside, **found}.items())}
+
+
+@contextmanager
+def pruning(directory: Path) -> Iterator[None]:
+    """Keep others from looking for a checkpoint to go back to (they do so within this too) while one is about to go.
+
+    Where a file system has no locks, that is not kept from them.
+    """
+    descriptor = -1
+    try:
+        with suppress(OSError):
+            descriptor = os.open(directory, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def discard(folder: Path) -> None:

@@ -8,16 +8,17 @@ and the first one chooses.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headway.core.files import is_there, write_json
-from headway.core.waiting import wait_until
 
-#: How long the first process waits for what the others have, when all workers may be dead.
-_MEETING_SECONDS = 5.0
+#: How long a process waits for what another one has to say of which nobody knows whether it lives, and how often it
+#: looks.
+_MEETING_SECONDS, _LOOK_SECONDS = 5.0, 0.02
 
 Order = Mapping[str, Any]
 
@@ -29,12 +30,20 @@ class HeldStates:
         directory: The run's `checkpoints` folder.
         rank: Of the worker.
         workers: How many there are.
-        has_ended: Whether the process beside another worker is gone.
+        has_ended: Whether the process beside another worker is gone; None where that cannot be known.
+        patience_seconds: How long one that lives is waited for: it may have a write under way, and has to end that.
     """
 
-    def __init__(self, directory: Path, rank: int, workers: int, has_ended: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        workers: int,
+        has_ended: Callable[[int], bool | None],
+        patience_seconds: float = 600.0,
+    ) -> None:
         self._directory, self._rank, self._workers = directory, rank, workers
-        self._has_ended = has_ended
+        self._has_ended, self._patience_seconds = has_ended, patience_seconds
         self._orders: dict[int, Order] = {}
 
     def hold(self, order: Order) -> None:
@@ -81,7 +90,14 @@ class HeldStates:
 
     def _read_when_there(self, path: Path, rank: int) -> list[int] | None:
         """What another process has left; None when it has not in time, or is gone without."""
-        if not wait_until(lambda: is_there(path) or self._has_ended(rank), _MEETING_SECONDS) or not is_there(path):
+        start = time.monotonic()
+        while not is_there(path):
+            ended = self._has_ended(rank)
+            seconds = self._patience_seconds if ended is False else _MEETING_SECONDS
+            if ended or time.monotonic() - start > seconds:
+                break
+            time.sleep(_LOOK_SECONDS)
+        if not is_there(path):  # it may have been the last thing that it did
             return None
         steps: list[int] = json.loads(path.read_bytes())
         return steps

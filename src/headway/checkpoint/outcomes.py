@@ -6,9 +6,23 @@ from dataclasses import dataclass
 
 from headway.core.errors import CheckpointError
 
+_FIX = (
+    "the next save is tried by a new process; if that ends too, what it printed on standard error tells why, or the "
+    "kernel's log (dmesg) where memory ran out"
+)
+
 
 class WriterDied(CheckpointError):
-    """The process beside this worker ended before a checkpoint was whole."""
+    """The process beside this worker ended before a checkpoint was whole, or could not be started.
+
+    Args:
+        what: How it ended.
+        where: The checkpoints' folder.
+        fix: What to do about it, when that is known.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        super().__init__(what, where=where, fix=fix or _FIX)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ from headway.core.cores import usable_cores
 from headway.core.faults import fault_point
 from headway.core.files import sync_folder
 
+#: How much is read until it is told that it gets on.
+_READ_BYTES = 16 * 1024**2
+
 
 @dataclass(frozen=True)
 class WrittenPiece:
@@ -154,9 +157,21 @@ class Publisher:
         return any(found is not None and found > step for found in steps)
 
     def finish(
-        self, folder: Path, parts: Sequence[Part], cursor: Mapping[str, int], context: Mapping[str, Any]
+        self,
+        folder: Path,
+        parts: Sequence[Part],
+        cursor: Mapping[str, int],
+        context: Mapping[str, Any],
+        advance: Callable[[], None] = lambda: None,
     ) -> Manifest:
         """Write the manifest of a folder whose files are all there, last, and publish it.
+
+        Args:
+            folder: Which.
+            parts: What is in it.
+            cursor: Where the run is.
+            context: What the state belongs to.
+            advance: Called again and again while files are read, by several threads.
 
         Returns:
             What is there afterwards.
@@ -165,7 +180,7 @@ class Publisher:
             CheckpointError: this process no longer owns the run.
             OSError: it cannot be written.
         """
-        tensors = _entries(folder, [piece for part in parts for piece in part.pieces])
+        tensors = _entries(folder, [piece for part in parts for piece in part.pieces], advance)
         files = {name: entry for part in parts for name, entry in part.files.items()}
         manifest = Manifest(
             version=3 if any(name.endswith(SEALED) for name in files) else 4,
@@ -184,14 +199,15 @@ class Publisher:
             file.flush()
             os.fsync(file.fileno())
         sync_folder(folder)
-        return self._publish(folder, manifest)
+        advance()
+        return self._publish(folder, manifest, advance)
 
-    def _publish(self, temporary: Path, manifest: Manifest) -> Manifest:
+    def _publish(self, temporary: Path, manifest: Manifest, advance: Callable[[], None]) -> Manifest:
         target = self.directory / step_name(manifest.step)
         aside = self.directory / (REPLACED + target.name)
         occupied = os.path.lexists(target)
         if occupied:
-            there = verify_checkpoint(target)
+            there = verify_checkpoint(target, advance=lambda _: advance())
             if there.good and there.manifest and there.manifest.state_sha256 == manifest.state_sha256:
                 remove(temporary)
                 return there.manifest
@@ -218,7 +234,7 @@ class Publisher:
                 path.rename(name)
 
 
-def _entries(folder: Path, written: Iterable[WrittenPiece]) -> dict[str, TensorEntry]:
+def _entries(folder: Path, written: Iterable[WrittenPiece], advance: Callable[[], None]) -> dict[str, TensorEntry]:
     """The manifest's tensors. Of those in several pieces the hash is taken from the files, which are in memory still:
     no worker has ever had them whole."""
     by_name: dict[str, list[WrittenPiece]] = {}
@@ -226,7 +242,9 @@ def _entries(folder: Path, written: Iterable[WrittenPiece]) -> dict[str, TensorE
         by_name.setdefault(piece.piece.name, []).append(piece)
     cut = [pieces for pieces in by_name.values() if len(pieces) > 1]
     with ThreadPoolExecutor(usable_cores()) as pool:
-        hashes = dict(zip((pieces[0].piece.name for pieces in cut), pool.map(_cut_hash(folder), cut), strict=True))
+        hashes = dict(
+            zip((pieces[0].piece.name for pieces in cut), pool.map(_cut_hash(folder, advance), cut), strict=True)
+        )
     return {
         name: TensorEntry(
             dtype=pieces[0].piece.dtype,
@@ -238,19 +256,26 @@ def _entries(folder: Path, written: Iterable[WrittenPiece]) -> dict[str, TensorE
     }
 
 
-def _cut_hash(folder: Path) -> Callable[[list[WrittenPiece]], str]:
+def _cut_hash(folder: Path, advance: Callable[[], None]) -> Callable[[list[WrittenPiece]], str]:
     def digest(pieces: list[WrittenPiece]) -> str:
         ordered = sorted(pieces, key=lambda p: p.piece.offset)
         hasher = hashlib.sha256()
         if all(_is_stretch(p.piece) for p in ordered):
             for piece in ordered:
-                with _elements(folder, piece) as view:
-                    hasher.update(view)
+                with _elements(folder, piece, advance) as view:
+                    _update(hasher, view, advance)
         else:
-            hasher.update(_put_together(folder, ordered))
+            _update(hasher, _put_together(folder, ordered, advance), advance)
         return hasher.hexdigest()
 
     return digest
+
+
+def _update(hasher: hashlib._Hash, view: memoryview, advance: Callable[[], None]) -> None:
+    for begin in range(0, len(view), _READ_BYTES):
+        with view[begin : begin + _READ_BYTES] as part:
+            hasher.update(part)
+        advance()
 
 
 def _is_stretch(piece: Piece) -> bool:
@@ -258,7 +283,7 @@ def _is_stretch(piece: Piece) -> bool:
     return len(piece.size) != len(piece.shape) or piece.size[1:] == piece.shape[1:]
 
 
-def _put_together(folder: Path, pieces: Sequence[WrittenPiece]) -> memoryview:
+def _put_together(folder: Path, pieces: Sequence[WrittenPiece], advance: Callable[[], None]) -> memoryview:
     import numpy as np
 
     first = pieces[0].piece
@@ -267,22 +292,35 @@ def _put_together(folder: Path, pieces: Sequence[WrittenPiece]) -> memoryview:
     whole = np.empty(first.shape, kind)
     for piece in pieces:
         box = tuple(slice(o, o + n) for o, n in zip(piece.piece.offset, piece.piece.size, strict=True))
-        with _elements(folder, piece) as view:
-            whole[box] = np.frombuffer(view, kind).reshape(piece.piece.size)  # copied before the mapping closes
+        with _elements(folder, piece, advance) as view:
+            _copy_rows(whole[box], np.frombuffer(view, kind).reshape(piece.piece.size), advance)
     return whole.reshape(-1).view(np.uint8).data
 
 
+def _copy_rows(target: Any, source: Any, advance: Callable[[], None]) -> None:
+    """Copy one array into another, a few MiB at a time: the source is read from disk meanwhile."""
+    rows = max(1, _READ_BYTES * len(source) // max(1, source.nbytes))
+    for begin in range(0, len(source), rows):
+        target[begin : begin + rows] = source[begin : begin + rows]
+        advance()
+
+
 @contextmanager
-def _elements(folder: Path, piece: WrittenPiece) -> Iterator[memoryview]:
+def _elements(folder: Path, piece: WrittenPiece, advance: Callable[[], None]) -> Iterator[memoryview]:
     """The elements of a piece, out of its file."""
     if piece.file.endswith(SEALED):
-        yield memoryview(SealedFile(folder / piece.file).read(piece.begin, piece.begin + piece.piece.nbytes))
+        file, content = SealedFile(folder / piece.file), bytearray(piece.piece.nbytes)
+        for begin in range(0, len(content), _READ_BYTES):
+            end = min(begin + _READ_BYTES, len(content))
+            content[begin:end] = file.read(piece.begin + begin, piece.begin + end)
+            advance()
+        yield memoryview(content)
         return
     start = piece.begin - piece.begin % mmap.ALLOCATIONGRANULARITY  # where a mapping can begin
     length = piece.begin - start + piece.piece.nbytes
     with (
-        (folder / piece.file).open("rb") as file,
-        mmap.mmap(file.fileno(), length, offset=start, access=mmap.ACCESS_READ) as mapping,
+        (folder / piece.file).open("rb") as opened,
+        mmap.mmap(opened.fileno(), length, offset=start, access=mmap.ACCESS_READ) as mapping,
         memoryview(mapping) as view,
         view[piece.begin - start :] as elements,
     ):

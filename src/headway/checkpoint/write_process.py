@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.fence import Fence, Fenced
+from headway.checkpoint.folders import pruning
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.held import HeldStates, Order
 from headway.checkpoint.images import Image, Piece, plan_images
@@ -29,7 +30,7 @@ from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import key_to_sign_with
 from headway.checkpoint.staging import StagedImages, image_offsets
 from headway.checkpoint.store import CheckpointStore
-from headway.checkpoint.writers import writer_has_ended
+from headway.checkpoint.writers import writer_has_ended, writer_is_here
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files import is_there, write_json
@@ -77,7 +78,9 @@ class WriteProcess:
         self._lock: int | None = settings["lock"]
         self.given_up: set[int] = set()
         """Numbers of orders that are over for the first worker."""
-        self._held = HeldStates(Path(settings["directory"]), self._rank, self._workers, self._has_ended)
+        self._held = HeldStates(
+            Path(settings["directory"]), self._rank, self._workers, self._is_known_to_have_ended, self._patience_seconds
+        )
         self._newest_saved = -1
 
     def tell(self, kind: str, **content: Any) -> None:
@@ -88,6 +91,12 @@ class WriteProcess:
     def _has_ended(self, rank: int) -> bool:
         """Whether the process of another worker is gone, as far as that can be known."""
         return self._run is not None and writer_has_ended(self._run, rank)
+
+    def _is_known_to_have_ended(self, rank: int) -> bool | None:
+        """The same; None where it cannot be known."""
+        if self._run is None or not writer_is_here(self._run, rank):
+            return None
+        return writer_has_ended(self._run, rank)
 
     def _get_on(self) -> None:
         """Let the worker know that this process is not stuck."""
@@ -116,9 +125,11 @@ class WriteProcess:
             return
         self._newest_saved = step
         nbytes = manifest.total_bytes if manifest else nbytes
-        self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)
-        if manifest:
-            self._store.after_save(manifest)
+        # Who is told that it is saved may go back to another one, which must not be removed behind his back.
+        with pruning(self._store.directory) if manifest else nullcontext():
+            self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)
+            if manifest:
+                self._store.after_save(manifest)
 
     def _publish(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages, nbytes: int) -> Manifest:
         step, cursor = order["step"], order["cursor"]
@@ -126,7 +137,8 @@ class WriteProcess:
             mine = write_part(folder, images, staged, self._get_on, self._key)
             parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
             more = self._after_save.context(step) if self._after_save else {}
-            return self._store.publisher.finish(folder, parts, cursor, {**order["context"], **more})
+            context = {**order["context"], **more}
+            return self._store.publisher.finish(folder, parts, cursor, context, self._get_on)
 
     def obey(self, order: Mapping[str, Any]) -> bool:
         """Carry out an order; False for the last one."""

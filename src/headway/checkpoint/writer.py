@@ -57,6 +57,7 @@ class CheckpointWriter:
         self._last_error: CheckpointError | None = None
         self._newest: tuple[int, str] | None = None
         self._orders = 0
+        self._untold: list[dict[str, Any]] = []
         self._process: ProcessBeside | None = None
         self._ready_process()
 
@@ -82,11 +83,15 @@ class CheckpointWriter:
         fault_point("checkpoint.stage")
         order = self._order("write", step, slot, cursor, context)
         with self._changed:
-            process = self._ready_process()
-            if not self._outstanding:
-                process.heard_seconds = time.monotonic()
-            self._outstanding[step] = _Ordered(order, slot, process)
-        process.tell(order)
+            process = self._process_or_why()
+            if isinstance(process, str):  # training goes on, and the next save is tried again
+                self._lose(step, order["tag"], process)
+            else:
+                if not self._outstanding:
+                    process.heard_seconds = time.monotonic()
+                self._outstanding[step] = _Ordered(order, slot, process)
+        if not isinstance(process, str):
+            process.tell(order)
         self._newest = step, order["tag"]
         return time.monotonic() - start
 
@@ -101,10 +106,15 @@ class CheckpointWriter:
         self._let_go(slot)
         slot.fill(blocks)
         fault_point("checkpoint.hold")
+        order = self._order("hold", step, slot, cursor, context)
         with self._changed:
-            process = self._ready_process()
-            self._holding = [(slot, process), *self._holding[:1]]
-        process.tell(self._order("hold", step, slot, cursor, context))
+            process = self._process_or_why()
+            if isinstance(process, str):  # no save has failed, so nothing is to be tried again
+                self._outcomes.append(Outcome(step, error=self._died(f"{process} to hold step {step}")))
+            else:
+                self._holding = [(slot, process), *self._holding[:1]]
+        if not isinstance(process, str):
+            process.tell(order)
         return time.monotonic() - start
 
     def _order(
@@ -227,6 +237,10 @@ class CheckpointWriter:
                 if step in self._outstanding:
                     ordered = self._outstanding[step]
                     ordered.process.tell({"kind": "give up", "number": ordered.order["number"]})
+            # Or the folder of another try would be taken for that of the first.
+            self._untold = [order for order in self._untold if order["step"] in everyone[0][1]]
+            if self._untold:
+                self._process_or_why()
         return [answer for answer, _ in everyone]
 
     def _wait_together(self) -> None:
@@ -271,6 +285,11 @@ class CheckpointWriter:
             self._ended(process, f"the disk seems to hang (no progress for {format_seconds(seconds)})", hangs=True)
 
     def _ready_process(self) -> ProcessBeside:
+        """The process, or a new one when it is gone.
+
+        Raises:
+            OSError: none can be started.
+        """
         if self._process is None or self._process.ended:
             environment = dict(os.environ)
             if self._process is not None:  # a fault that was ordered for the first one is not for its successor
@@ -279,7 +298,16 @@ class CheckpointWriter:
             self._process = ProcessBeside(
                 self._settings, descriptors, environment, self._settle, self._uploads.append, self._ended
             )
+        while self._untold:
+            self._process.tell(self._untold.pop(0))
         return self._process
+
+    def _process_or_why(self) -> ProcessBeside | str:
+        """The same, or why there is none: training goes on without."""
+        try:
+            return self._ready_process()
+        except OSError as error:
+            return f"the process that writes checkpoints cannot be started ({error.strerror or error})"
 
     def _settle(self, outcome: Outcome) -> None:
         """A save is over."""
@@ -303,17 +331,29 @@ class CheckpointWriter:
             process.ended = True
             lost = sorted(step for step, ordered in self._outstanding.items() if ordered.process is process)
             for step in lost[:1]:
-                what = f"{how} before step {step} was saved"
-                self._tell_others(step, self._outstanding[step].order["tag"], what, hangs)
-                self._settle(Outcome(step, error=WriterDied(what, where=str(self._settings.directory))))
+                self._lose(step, self._outstanding[step].order["tag"], how, hangs)
             for step in lost[1:]:
-                self._outstanding[step] = again = replace(self._outstanding[step], process=self._ready_process())
-                again.process.tell(again.order)
+                ordered, successor = self._outstanding[step], self._process_or_why()
+                if isinstance(successor, str):
+                    self._lose(step, ordered.order["tag"], f"{how}, and {successor}", hangs)
+                else:
+                    self._outstanding[step] = replace(ordered, process=successor)
+                    successor.tell(ordered.order)
+
+    def _lose(self, step: int, tag: str, how: str, hangs: bool = False) -> None:
+        """A save is over, since no process does it."""
+        what = f"{how} before step {step} was saved"
+        self._tell_others(step, tag, what, hangs)
+        self._settle(Outcome(step, error=self._died(what)))
+
+    def _died(self, what: str) -> WriterDied:
+        return WriterDied(what, where=str(self._settings.directory))
 
     def _tell_others(self, step: int, tag: str, why: str, hangs: bool) -> None:
         """Their processes wait for what the dead one was to do, each in another way (see `WriteProcess`)."""
         if self._settings.rank:
-            self._ready_process().tell({"kind": "fail", "step": step, "tag": tag, "why": why})
+            self._untold.append({"kind": "fail", "step": step, "tag": tag, "why": why})
+            self._process_or_why()  # if there is none, the next one is told
         elif self._settings.workers > 1 and not hangs:
             with suppress(OSError):  # it was made already, or nothing can be
                 Publisher(self._settings.directory).folder(step, tag).mkdir(parents=True)

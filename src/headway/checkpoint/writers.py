@@ -40,11 +40,17 @@ def open_writer_lock(run: Path, rank: int) -> int:
 def writer_has_ended(run: Path, rank: int) -> bool:
     """Whether no process writes checkpoints of a worker any more; False also where that cannot be known: on a file
     system without locks, and of another machine, whose locks many file systems do not show."""
-    path = _lock_of(run, rank)
     try:
-        return path.read_text(encoding="utf-8", errors="replace") == host_name() and _nobody_has(path)
+        return writer_is_here(run, rank) and _nobody_has(_lock_of(run, rank))
     except OSError:
         return False
+
+
+def writer_is_here(run: Path, rank: int) -> bool:
+    """Whether the process that writes checkpoints of a worker is, or was, on this machine, as far as that is known."""
+    with suppress(OSError):
+        return _lock_of(run, rank).read_text(encoding="utf-8", errors="replace") == host_name()
+    return False
 
 
 def wait_for_writers(run: Path, seconds: float) -> bool:

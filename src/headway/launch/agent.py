@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.garbage import pause_collection, resume_collection
+from headway.core.module_command import module_command
 from headway.core.signals import STOPPING, handled, reset, unignored
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
 from headway.launch.worker import first_record
@@ -104,7 +105,7 @@ def start_workers(
     """Run a module's `main` in so many processes that know of each other, and wait for all of them.
 
     Where that is safe they are copies of this process, which loads PyTorch once for all of them, else
-    `python -m module arguments`.
+    programs of their own, which find modules where this process does.
 
     Args:
         variables: Added to the environment of the processes.
@@ -151,7 +152,8 @@ def start_workers(
         if copied:
             elastic_launch(launch, _run_copy)(module, *arguments)
         else:
-            elastic_launch(launch, sys.executable)("-m", module, *arguments)
+            program, *rest = module_command(module, *arguments)
+            elastic_launch(launch, program)(*rest)
 
 
 def _run_copy(module: str, *arguments: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from headway.config import Config
 from headway.core.console import settle_streams
 from headway.core.garbage import pause_collection, resume_collection
+from headway.core.module_command import module_command
 from headway.core.object_storage import load_filesystem
 from headway.core.signals import STOPPING, reset
 from headway.core.torch_libraries import wait_for_libraries
@@ -51,7 +52,7 @@ class Leader:
 
     def _start(self, config: Config, wishes: Wishes, number: int | None) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "headway.launch.leader", str(theirs.fileno())]
+        command = module_command("headway.launch.leader", str(theirs.fileno()))
         popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         theirs.close()
         self.pid, self.channel = popen.pid, Channel(ours)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headway.checkpoint.folders import pruning
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.store import CheckpointStore
 from headway.core.console import warning
@@ -39,8 +40,9 @@ class CheckpointRewinder:
         """Only the first worker looks, since what it finds is verified byte by byte."""
         found = -1
         if self._world.is_first:
-            good = (s for s in sorted((i.step for i in self._store.list()), reverse=True) if s <= step)
-            found = next((s for s in good if self._store.verify(s).good), -1)
+            with pruning(self._store.directory):
+                good = (s for s in sorted((i.step for i in self._store.list()), reverse=True) if s <= step)
+                found = next((s for s in good if self._store.verify(s).good), -1)
         found = self._world.broadcast_number(found)
         return found if found >= 0 else None
 

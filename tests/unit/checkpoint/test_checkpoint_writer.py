@@ -32,6 +32,8 @@ from headway.core.errors import CheckpointError
 from headway.core.heartbeat import Phase
 from headway.core.types import Block, StateBlocks
 from headway.core.waiting import wait_until
+from headway.parallel.world import World
+from headway.supervise.rewind import CheckpointRewinder
 from states import equal, make_state, names
 
 
@@ -325,6 +327,22 @@ def test_what_the_process_logs_is_in_its_workers_log(tmp_path: Path) -> None:
         submit(writer, 1)
         writer.close()
     assert "step 1 is at file://" in (tmp_path / "log").read_text()
+
+
+def test_nobody_goes_back_to_a_checkpoint_that_is_about_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all that is newer is removed for it, and then it goes too."""
+    monkeypatch.setenv("HEADWAY_FAULTS", "slow@checkpoint.prune")
+    directory = tmp_path / "tiny" / "checkpoints"
+    writer = CheckpointWriter(WriterSettings(directory, keep=1))
+    for step in (5, 10, 20):
+        submit(writer, step)
+        writer.wait()
+    world = World(0, 1, 0, torch.device("cpu"))
+    assert CheckpointRewinder(CheckpointStore(directory), world).target(12) is None
+    assert names(directory) == ["step-00000020"]
+    writer.close()
 
 
 def test_what_is_older_than_a_checkpoint_is_not_written(holding: WriterSettings) -> None:
