@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headway.bench.results import CellResult, Measurement
+from headway.bench.results import CellResult, Measurement, model_place
 from headway.bench.statistics import Difference, Mean, difference, mean_of
 
 
@@ -73,14 +73,34 @@ class Setting(NamedTuple):
 
     def in_words(self) -> str:
         """For people."""
-        rows = f"{self.micro_batch} x {self.sequence_length:,} tokens"
-        return f"{self.model}, {self.precision}, micro-batches of {rows}, {self.scaling} scaling"
+        return ", ".join(self.parts)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What `in_words` lists, without the conditions."""
+        rows = f"micro-batches of {self.micro_batch} x {self.sequence_length:,} tokens"
+        return self.model, self.precision, rows, f"{self.scaling} scaling"
 
 
 def setting_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
     """For people, with its conditions where another setting differs in these alone."""
     alike = [other for other in settings if other._replace(conditions="") == setting._replace(conditions="")]
     return setting.in_words() + (f", conditions {setting.conditions}" if len(alike) > 1 else "")
+
+
+def common_parts(settings: Iterable[Setting]) -> tuple[str, ...]:
+    """What all of them have in common, in words."""
+    shared = [set(parts) for parts in zip(*(setting.parts for setting in settings), strict=True)]
+    return tuple(next(iter(parts)) for parts in shared if len(parts) == 1)
+
+
+def differing_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
+    """What tells a setting from the others."""
+    settings = list(settings)
+    common = common_parts(settings)
+    parts = [part for part in setting.parts if part not in common]
+    alike = [other for other in settings if other.parts == setting.parts]
+    return ", ".join([*parts, *([f"conditions {setting.conditions}"] if len(alike) > 1 else [])])
 
 
 def label(result: CellResult, results: Iterable[CellResult]) -> str:
@@ -106,11 +126,11 @@ def compare(first: CellResult, second: CellResult, metric: Metric) -> Difference
 
 
 def by_setting(results: Iterable[CellResult]) -> dict[Setting, list[CellResult]]:
-    """Results that may be compared with each other."""
+    """Results that may be compared with each other; small models come first."""
     groups: dict[Setting, list[CellResult]] = {}
     for result in results:
         groups.setdefault(Setting.of(result), []).append(result)
-    return groups
+    return dict(sorted(groups.items(), key=lambda pair: (*model_place(pair[0].model), pair[0])))
 
 
 def good(results: Iterable[CellResult]) -> list[CellResult]:
@@ -147,7 +167,7 @@ def ideal_efficiency(result: CellResult, base: CellResult | None = None) -> floa
 
 def _share_of_cores(result: CellResult) -> float:
     found = result.measured[0]
-    cores: int | None = result.environment.get("hardware", {}).get("cores_usable")
+    cores: int | None = (result.environment.get("hardware") or {}).get("cores_usable")
     if found.device_type != "cpu" or not cores:
         return 1.0
     return min(1.0, cores / (result.cell.workers * found.threads))

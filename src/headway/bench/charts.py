@@ -12,7 +12,6 @@ from headway.bench.analysis import (
     MEMORY,
     SPEED,
     Metric,
-    base_of,
     efficiency,
     good,
     ideal_efficiency,
@@ -20,6 +19,7 @@ from headway.bench.analysis import (
 )
 from headway.bench.results import CellResult
 from headway.bench.statistics import Mean
+from headway.bench.wording import status_in_words
 from headway.core.format import format_count
 from headway.core.statistics import quantile
 from headway.telemetry.charts import MUTED, SERIES, Chart, as_svg, drawing, short_number, ticks
@@ -66,10 +66,10 @@ def setting_charts(
     there = {r.cell.strategy for r in results}
     names = {name: place for name, place in looks.items() if name in there}
     drawn = (
-        _side_by_side(shown, names, SPEED, "Throughput", "tokens/s", 1.0),
-        _efficiency(shown, names),
-        _memory(shown, names),
-        _step_times(shown, names),
+        _side_by_side(results, names, SPEED, "Throughput", "tokens/s", 1.0),
+        _efficiency(results, names),
+        _memory(results, names),
+        _step_times(results, names),
         _communication(shown, names),
     )
     return [Named(f"{prefix}{kind}", chart, setting) for kind, chart in zip(KINDS, drawn, strict=True) if chart]
@@ -96,27 +96,32 @@ def _side_by_side(
     Bars from zero; where the values span more than a factor of ten, dots on a logarithmic axis.
     """
     workers = sorted({r.cell.workers for r in results})
-    known = {(r.cell.strategy, r.cell.workers): m for r in results if (m := mean(r, metric)) is not None}
+    known = {(r.cell.strategy, r.cell.workers): m for r in good(results) if (m := mean(r, metric)) is not None}
     if not known:
         return None
+    asked = {(r.cell.strategy, r.cell.workers): r for r in results}
     low, high = (pick(m.value for m in known.values()) / scale for pick in (min, max))
     log = low > 0 and high > 10 * low
+    column = 0.93 * _WIDTH / len(workers) * 0.84 / len(names)
     with drawing(_WIDTH, 380) as (figure, axes):
         thickness = 0.84 / len(names)
         for index, name in enumerate(names):
+            look = _Look(names[name], name, column, None if log else thickness * 0.9)
+            look.in_legend(axes)
             for place, count in enumerate(workers):
                 at = place + (index - (len(names) - 1) / 2) * thickness
                 if (name, count) in known:
-                    _one(axes, at, known[name, count], scale, names[name], name, None if log else thickness * 0.9)
+                    _one(axes, at, known[name, count], scale, look)
                 else:
-                    axes.annotate("none", (at, 0.01), xycoords=("data", "axes fraction"), ha="center", va="bottom",
-                                  color=MUTED, fontsize=9, rotation=90)  # fmt: skip
+                    axes.annotate(_missing(asked.get((name, count))), (at, 0.01), xycoords=("data", "axes fraction"),
+                                  ha="center", va="bottom", color=MUTED, fontsize=look.font, rotation=90)  # fmt: skip
         axes.set_xticks(range(len(workers)), [_workers(count) for count in workers])
         axes.set_xlim(-0.5, len(workers) - 0.5)
         axes.grid(visible=False, axis="x")
         if log:
             axes.set_yscale("log")
             axes.set_ylim(low / 1.6, high * 2.2)
+            axes.yaxis.set_minor_formatter(ticks(_two_and_five))
         else:
             axes.set_ylim(0, high * 1.3)  # room for the numbers; a wider interval is cut off at the edge
         axes.set_ylabel(unit)
@@ -125,85 +130,128 @@ def _side_by_side(
         return Chart(title, as_svg(figure, title), wide=True)
 
 
-def _one(axes: Axes, at: float, found: Mean, scale: float, place: int, name: str, width: float | None) -> None:
+@dataclass(frozen=True)
+class _Look:
+    """How a strategy is drawn side by side with others."""
+
+    place: int
+    name: str
+    column: float
+    """Pixels that it has for each number of workers."""
+    width: float | None
+    """Of its bars; None where it is drawn as dots."""
+
+    @property
+    def font(self) -> float:
+        """So that a number does not reach into the next column."""
+        return max(6.0, min(9.0, self.column - 5))
+
+    @property
+    def dot(self) -> float:
+        """So that a dot does not strike through the number beside it."""
+        return max(4.0, min(8.0, self.column * 0.42))
+
+    def in_legend(self, axes: Axes) -> None:
+        """Also where none of its cells came out."""
+        marker = _marker(self.place) if self.width is None else "s"
+        alpha = 0.5 if self.width is not None and _starts_over(self.place) else 1.0
+        axes.plot([], [], marker, markersize=9, color=_colour(self.place), alpha=alpha, label=self.name)
+
+
+def _one(axes: Axes, at: float, found: Mean, scale: float, look: _Look) -> None:
     """A bar, or without a width a dot, with its interval and its number."""
     value = found.value / scale
-    colour = _colour(place)
-    if width is None:
-        axes.plot([at], [value], _marker(place), markersize=8, color=colour, label=name)
+    colour = _colour(look.place)
+    if look.width is None:
+        axes.plot([at], [value], _marker(look.place), markersize=look.dot, color=colour)
     else:
-        axes.bar(at, value, width, color=colour, label=name, alpha=0.5 if _starts_over(place) else 1.0)
+        axes.bar(at, value, look.width, color=colour, alpha=0.5 if _starts_over(look.place) else 1.0)
     if found.half_width:
         half = found.half_width / scale
         axes.errorbar([at], [value], [[min(half, value * 0.999)], [half]], fmt="none", ecolor=MUTED, elinewidth=1.2,
                       capsize=2.5)  # fmt: skip
     # Beside the interval, which would run through it.
-    aside, side = (-2, "right") if found.half_width else (0, "center")
-    axes.annotate(format_count(value), (at, value), xytext=(aside, 5 if width else 9), textcoords="offset points",
-                  ha=side, va="bottom", fontsize=9, color=MUTED, rotation=90)  # fmt: skip
+    aside, side = (-2 if look.font == 9 else -1, "right") if found.half_width else (0, "center")
+    axes.annotate(format_count(value), (at, value), xytext=(aside, 5 if look.width else 9), textcoords="offset points",
+                  ha=side, va="bottom", fontsize=look.font, color=MUTED, rotation=90)  # fmt: skip
+
+
+def _missing(result: CellResult | None) -> str:
+    """Why a place in a chart is empty."""
+    if result is None:
+        return "not asked"
+    if result.status != "ok":
+        return status_in_words(result.status)
+    return "not compared" if result.doubt is not None else "n/a"
 
 
 def _memory(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
-    highest = max((m.value for r in results if (m := mean(r, MEMORY)) is not None), default=0)
+    highest = max((m.value for r in good(results) if (m := mean(r, MEMORY)) is not None), default=0)
     unit, scale = ("GiB", _GIB) if highest >= 8 * _GIB else ("MiB", _MIB)
     return _side_by_side(results, names, MEMORY, "Peak memory of a worker (tensors)", unit, scale)
 
 
 def _efficiency(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
     """Tokens/s per worker as a share of what the fewest workers do, beside what is possible."""
-    shares = {
-        (r.cell.strategy, r.cell.workers): share for r in results if (share := efficiency(r, results)) is not None
-    }
+    shown = good(results)
+    shares = {(r.cell.strategy, r.cell.workers): share for r in shown if (share := efficiency(r, shown)) is not None}
     if not shares:
         return None
     with drawing(_WIDTH, 340) as (figure, axes):
         counts = sorted({r.cell.workers for r in results})
-        ideal = {r.cell.workers: ideal_efficiency(r, base_of(r, results)) for r in results}
-        possible = [100 * ideal[count] for count in counts]
-        limited = min(possible) < 100
         axes.axhline(100, color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)), label="ideal")
-        if limited:
-            axes.plot(
-                counts, possible, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)), label="as many cores as there are"
-            )
+        _possible(axes, shown)
+        fewest = min(r.cell.workers for r in shown)
         for name, place in names.items():
-            base = min((r.cell.workers for r in results if r.cell.strategy == name), default=None)
-            line = [(count, 100 * shares[name, count]) for count in counts if (name, count) in shares]
-            if base is not None and line:
-                xs, ys = zip((base, 100.0), *line, strict=True)
-                dash = "--" if _starts_over(place) else "-"
-                axes.plot(
-                    xs, ys, dash, color=_colour(place), linewidth=2, marker=_marker(place), markersize=5, label=name
-                )
+            mine = sorted(r.cell.workers for r in shown if r.cell.strategy == name)
+            ys = [100 * shares.get((name, count), 1.0) for count in mine]  # the first is the base
+            axes.plot(mine, ys, "--" if _starts_over(place) else "-", color=_colour(place), linewidth=2,
+                      marker=_marker(place), markersize=5, label=_from(name, mine, fewest))  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [_workers(count) for count in counts])
+        axes.set_xlim(counts[0] / 1.1, counts[-1] * 1.1)
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_ylabel("percent of ideal")
         _legend(figure, axes)
-        title = f"Scaling efficiency ({results[0].cell.scaling})"
+        title = "Scaling efficiency"
         return Chart(title, as_svg(figure, title), wide=True)
+
+
+def _possible(axes: Axes, shown: Sequence[CellResult]) -> None:
+    """What the cores allow, of what they allow the fewest workers of all; strategies that have another base have their
+    own, higher line, which is not drawn."""
+    base = min(shown, key=lambda r: r.cell.workers)
+    one_of = {r.cell.workers: r for r in sorted(shown, key=lambda r: r.cell.workers)}
+    possible = [100 * ideal_efficiency(r, base) for r in one_of.values()]
+    if min(possible) < 100:
+        axes.plot(list(one_of), possible, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)),
+                  label="as many cores as there are")  # fmt: skip
+
+
+def _from(name: str, counts: Sequence[int], fewest: int) -> str:
+    """A name in the legend, with the number of workers that its efficiency is counted from where others have fewer."""
+    if not counts:
+        return f"{name} (none came out)"
+    return name if counts[0] == fewest else f"{name}, from {_workers(counts[0])}"
 
 
 def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart:
     """Every measured step as a dot, with the median and the range from the 5th to the 95th percentile."""
     workers = sorted({r.cell.workers for r in results})
     rows = [(count, name) for count in workers for name in names]
-    by_place = {(r.cell.workers, r.cell.strategy): r for r in results}
+    asked = {(r.cell.workers, r.cell.strategy): r for r in results}
+    shown = {(r.cell.workers, r.cell.strategy): r for r in good(results)}
     with drawing(_WIDTH, 80 + 20 * len(rows)) as (figure, axes):
         for place, key in enumerate(rows):
-            if (result := by_place.get(key)) is None:
-                continue
-            steps = [1000 * seconds for found in result.measured for seconds in found.step_seconds]
-            colour, marker = _colour(names[key[1]]), _marker(names[key[1]])
-            axes.plot(
-                steps, [place] * len(steps), linestyle="none", marker=marker, markersize=3.5, color=colour, alpha=0.4
-            )
-            axes.plot([quantile(steps, 0.05), quantile(steps, 0.95)], [place, place], color=colour, linewidth=2)
-            axes.plot([quantile(steps, 0.5)], [place], marker="|", markersize=13, markeredgewidth=3, color=colour)
+            if (result := shown.get(key)) is not None:
+                _steps(axes, place, result, names[key[1]])
+            else:
+                axes.annotate(_missing(asked.get(key)), (0.006, place), xycoords=("axes fraction", "data"),
+                              va="center", color=MUTED, fontsize=10)  # fmt: skip
         labels = [f"{name}, {_workers(count)}" for count, name in rows]
         axes.set_yticks(range(len(rows)), labels)
-        axes.invert_yaxis()
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         for line in range(len(names), len(rows), len(names)):
             axes.axhline(line - 0.5, color=MUTED, linewidth=0.5)
@@ -213,15 +261,29 @@ def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Char
         return Chart(f"{title}: every step, median, 5th to 95th percentile", as_svg(figure, title), wide=True)
 
 
+def _steps(axes: Axes, place: int, result: CellResult, look: int) -> None:
+    steps = [1000 * seconds for found in result.measured for seconds in found.step_seconds]
+    colour = _colour(look)
+    axes.plot(steps, [place] * len(steps), linestyle="none", marker=_marker(look), markersize=3.5, color=colour,
+              alpha=0.4)  # fmt: skip
+    axes.plot([quantile(steps, 0.05), quantile(steps, 0.95)], [place, place], color=colour, linewidth=2)
+    axes.plot([quantile(steps, 0.5)], [place], marker="|", markersize=13, markeredgewidth=3, color=colour)
+
+
 def _spread(axes: Axes) -> None:
     """A logarithmic axis where the values span more than a factor of 30."""
     low, high = axes.dataLim.x0, axes.dataLim.x1
     if low > 0 and high > 30 * low:
         axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(ticks(lambda value: short_number(value) if f"{value:e}"[0] in "25" else ""))
+        axes.xaxis.set_minor_formatter(ticks(_two_and_five))
     else:
         axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(ticks(short_number))
+
+
+def _two_and_five(value: float) -> str:
+    """Labels between powers of ten, where there is room for some."""
+    return short_number(value) if f"{value:e}"[0] in "25" else ""
 
 
 def _communication(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:

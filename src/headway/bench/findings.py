@@ -4,60 +4,89 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from headway.bench.analysis import (
     COMMUNICATION,
     LOSS,
-    MEMORY,
     SPEED,
+    Setting,
     base_of,
     by_setting,
+    common_parts,
     compare,
+    differing_in_words,
     efficiency,
     good,
     ideal_efficiency,
     label,
     mean,
-    setting_in_words,
 )
+from headway.bench.fitting import largest_models
 from headway.bench.results import CellResult
 from headway.bench.suite import flattened
+from headway.bench.wording import (
+    ALIASES,
+    failure_in_words,
+    is_hidden,
+    is_known,
+    listed,
+    one_line,
+    percent,
+    sentence,
+    speed_in_words,
+    workers_in_words,
+)
 from headway.config import DEEPSPEED
-from headway.core.format import counted, format_bytes, format_count
+from headway.core.format import counted, format_count
 
-#: Strategies that are another's under a second name.
-ALIASES = {"fsdp": "zero3"}
 #: How far losses of one setting may lie apart: strategies compute the same in another order.
 _SAME_LOSS = {"fp32": 1e-3}
 _SAME_LOSS_ELSE = 1e-2
 #: Share of the processors in use from which on a machine counts as shared; speed-ups so far above the ideal cannot be.
 _BUSY, _TOO_GOOD = 0.1, 1.1
-#: A difference smaller than this share would be shown as 0.0 %.
-_SHOWN = 0.0005
 
 
 def findings(results: Sequence[CellResult]) -> list[str]:
-    """One sentence each, the most important first."""
+    """One sentence each, the most important first; those that begin with a dash belong to the one before."""
     return [
         *_failures(results),
+        *_odd_endings(results),
         *_doubtful(results),
         *_once(results),
         *_busy(results),
+        *largest_models(results),
         *_settings(results),
         *_deepspeed(results),
     ]
 
 
 def _settings(results: Sequence[CellResult]) -> Iterator[str]:
+    """Where there are several, each has a line of its own with what is said of it below."""
     groups = by_setting(results)
-    for setting, group in groups.items():
-        which = f", {setting_in_words(setting, groups)}" if len(groups) > 1 else ""
-        for workers in sorted({r.cell.workers for r in good(group)}, reverse=True):
-            same = [r for r in good(group) if r.cell.workers == workers]
-            yield from _strategies(same, _workers(workers) + which)
-        yield from _scaling(group, which)
-        yield from _communication(group, which)
+    if len(groups) == 1:
+        yield from _of_setting(next(iter(groups.values())))
+        return
+    said = {setting: list(_of_setting(group)) for setting, group in groups.items()}
+    told = {setting: texts for setting, texts in said.items() if texts}
+    if told and (common := common_parts(groups)):
+        yield f"What follows is of {', '.join(common)}."
+    for setting, texts in told.items():
+        yield f"{_heading(setting, groups)}:"
+        yield from (f"- {text}" for text in texts)
+
+
+def _heading(setting: Setting, settings: Iterable[Setting]) -> str:
+    words = differing_in_words(setting, settings)
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def _of_setting(group: Sequence[CellResult]) -> Iterator[str]:
+    shown = good(group)
+    for workers in sorted({r.cell.workers for r in shown}, reverse=True):
+        yield from _strategies([r for r in shown if r.cell.workers == workers], workers_in_words(workers))
+    yield from _scaling(group)
+    yield from _communication(group)
 
 
 def _once(results: Sequence[CellResult]) -> Iterator[str]:
@@ -94,61 +123,36 @@ def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
     """Cells that differ by their strategy alone."""
     if len(same) < 2:
         return
-    fastest, once = max(same, key=_speed), all(len(r.measured) == 1 for r in same)
-    others = [] if once else [r for r in same if r is not fastest]
-    near = [r.cell.strategy for r in others if not _speed_in_words(r, fastest, _doubt(same))]
-    besides = f"; the repeats cannot tell {_listed(near)} from it" if near else ""
-    yield f"Fastest on {where}: {fastest.cell.strategy} with {format_count(_speed(fastest))} tokens/s{besides}."
+    fastest = max(same, key=_speed)
+    once = all(len(r.measured) == 1 for r in same)
+    yield (
+        f"Fastest on {where}{' in one measurement' if once else ''}: {fastest.cell.strategy} with"
+        f" {format_count(_speed(fastest))} tokens/s{_near(fastest, same)}."
+    )
+    base = next((r for r in same if r.cell.strategy == "ddp"), same[0])
     if same[0].cell.workers > 1 and not once:
-        base = next((r for r in same if r.cell.strategy == "ddp"), same[0])
         for result in same:
-            if result is not base:
+            if result is not base and is_known(result, base):
                 yield f"{sentence(result, base, _doubt(same))} on {where}."
     yield from _aliases(same, where)
     yield from _losses(same, where)
 
 
-def sentence(result: CellResult, base: CellResult, doubt: float = 0.0) -> str:
-    """How a strategy's memory and speed compare with another's: "zero3 needs 43 % less memory than ddp and is 18 %
-    slower here"; without the end of the sentence.
-
-    Args:
-        doubt: Differences in speed up to this are not told, as the logarithm of a ratio.
-    """
-    name, other = _label(result), _label(base)
-    needs, runs = _memory_in_words(result, base), _speed_in_words(result, base, doubt)
-    if needs and runs:
-        return f"{name} needs {needs} {other} and is {runs.removesuffix(' than').removesuffix(' as')} here"
-    if runs:
-        return f"{name} is {runs} {other} here, with no difference in memory that the repeats can tell,"
-    if needs:
-        return f"{name} needs {needs} {other}, with no difference in speed that the repeats can tell,"
-    return f"Between {name} and {other} there is no difference that the repeats can tell"
-
-
-def _memory_in_words(result: CellResult, base: CellResult) -> str | None:
-    """ "43 % less memory than"; None when there is no difference that can be told."""
-    found = compare(result, base, MEMORY)
-    if found is None or not found.is_told or abs(found.ratio - 1) < _SHOWN:
-        return None
-    if found.ratio >= 2:
-        return f"{found.ratio:.1f} times as much memory as"
-    return f"{percent(abs(found.ratio - 1))} {'less' if found.ratio < 1 else 'more'} memory than"
-
-
-def _speed_in_words(result: CellResult, base: CellResult, doubt: float = 0.0) -> str | None:
-    """ "18 % slower than"; None when there is no difference that can be told."""
-    found = compare(result, base, SPEED)
-    if found is None or not found.is_told or abs(math.log(found.ratio)) <= max(doubt, _SHOWN):
-        return None
-    if found.ratio >= 2:
-        return f"{found.ratio:.1f} times as fast as"
-    return f"{percent(abs(found.ratio - 1))} {'slower' if found.ratio < 1 else 'faster'} than"
-
-
-def percent(share: float) -> str:
-    """With as many digits as mean something."""
-    return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
+def _near(fastest: CellResult, same: Sequence[CellResult]) -> str:
+    """Who may be as fast, and who was measured too seldom to say."""
+    others, doubt = [r for r in same if r is not fastest], _doubt(same)
+    known = [r for r in others if is_known(r, fastest)]
+    hidden = [r.cell.strategy for r in known if is_hidden(r, fastest, doubt)]
+    alike = [r.cell.strategy for r in known if speed_in_words(r, fastest) is None]
+    # Where the whole report has single repeats it says so once.
+    once = [r.cell.strategy for r in others if r not in known] if any(len(r.measured) > 1 for r in same) else []
+    told = [
+        f"; the repeats cannot tell {listed(alike)} from it" if alike else "",
+        f"; {listed(hidden)} is slower by less than two names of one strategy differ" if len(hidden) == 1 else "",
+        f"; {listed(hidden)} are slower by less than two names of one strategy differ" if len(hidden) > 1 else "",
+        f"; nothing can be told of {listed(once)}: it or {fastest.cell.strategy} was measured once" if once else "",
+    ]
+    return "".join(told)
 
 
 def _speed(result: CellResult) -> float:
@@ -169,7 +173,7 @@ def _aliases(same: Sequence[CellResult], where: str) -> Iterator[str]:
     """Two names of one thing show how far to trust the figures."""
     by_name = {r.cell.strategy: r for r in same}
     for alias, name in ALIASES.items():
-        if alias in by_name and name in by_name and same[0].cell.workers > 1:
+        if alias in by_name and name in by_name:
             found = compare(by_name[alias], by_name[name], SPEED)
             if found is not None:
                 apart = max(found.ratio, 1 / found.ratio)
@@ -190,42 +194,57 @@ def _losses(same: Sequence[CellResult], where: str) -> Iterator[str]:
         yield f"Warning: on {where} strategies do not have the same loss, as they should: {shown}."
 
 
-def _scaling(group: Sequence[CellResult], which: str) -> Iterator[str]:
-    """Of each strategy, what the most workers bring."""
-    most = max((r.cell.workers for r in good(group)), default=1)
-    for result in good(group):
+def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
+    """Of each strategy, what the most workers bring that it came out with."""
+    most = dict[str, CellResult]()
+    for result in sorted(good(group), key=lambda r: r.cell.workers):
+        most[result.cell.strategy] = result
+    for strategy, result in most.items():
         share, base = efficiency(result, group), base_of(result, group)
-        if result.cell.workers != most or share is None or base is None:
-            continue
-        told = compare(result, base, SPEED)
-        if told is None or not told.is_told:
-            continue
-        ideal = ideal_efficiency(result, base)
-        limit = "" if ideal == 1 else f"; the cores there are allow {percent(ideal)}"
-        if share > _TOO_GOOD * ideal:
-            limit += f", so {_workers(base.cell.workers)} had less of the machine when measured"
-        yield (
-            f"{result.cell.strategy} does {told.ratio:.2f} times the tokens/s of {_workers(base.cell.workers)} on"
-            f" {_workers(most)}, {percent(share)} of what as many times the workers would ideally do{limit}"
-            f" ({which.removeprefix(', ') or f'{result.cell.scaling} scaling'})."
-        )
+        if share is not None and base is not None and is_known(result, base):
+            yield f"{strategy} {_speed_up(result, base, share)} ({result.cell.scaling} scaling)."
 
 
-def _communication(group: Sequence[CellResult], which: str) -> Iterator[str]:
+def _speed_up(result: CellResult, base: CellResult, share: float) -> str:
+    told = compare(result, base, SPEED)
+    assert told is not None, "efficiency has compared them"
+    many, few = workers_in_words(result.cell.workers), workers_in_words(base.cell.workers)
+    ideal = ideal_efficiency(result, base)
+    limit = "" if ideal == 1 else f"; the cores there are allow {percent(ideal)}"
+    of_ideal = f"{percent(share)} of what as many times the workers would ideally do"
+    if not told.is_told:
+        return f"is no faster on {many} than on {few} that the repeats can tell, {of_ideal}{limit}"
+    if share > _TOO_GOOD * ideal:
+        limit += f", so {few} had less of the machine when measured"
+    return f"does {told.ratio:.2f} times the tokens/s of {few} on {many}, {of_ideal}{limit}"
+
+
+def _communication(group: Sequence[CellResult]) -> Iterator[str]:
     most = max((r.cell.workers for r in good(group)), default=1)
-    shares = {
-        r.cell.strategy: found.value
-        for r in good(group)
-        if r.cell.workers == most and (found := mean(r, COMMUNICATION[1])) is not None
-    }
-    if shares:
-        low, high = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-        other = f", {low} the least with {percent(shares[low])}" if low != high else ""
-        where = f"{_workers(most)}{which}," if which else _workers(most)
-        yield (
-            f"On {where} communication that nothing hides takes {percent(shares[high])} of a step with {high},"
-            f" waiting for others included{other}."
-        )
+    known = [r for r in good(group) if r.cell.workers == most and mean(r, COMMUNICATION[1]) is not None]
+    if not known:
+        return
+    low, high = min(known, key=_exposed), max(known, key=_exposed)
+    yield (
+        f"On {workers_in_words(most)} communication that nothing hides takes {percent(_exposed(high))} of the"
+        f" profiled steps with {high.cell.strategy}, waiting for others included{_against(high, low)}."
+    )
+
+
+def _against(high: CellResult, low: CellResult) -> str:
+    """The other end of the range, as far as repeats can tell that it is one."""
+    found = compare(low, high, COMMUNICATION[1])
+    if found is None or low is high:
+        return ""
+    name, share = low.cell.strategy, percent(_exposed(low))
+    if not found.is_known:
+        return f"; {name} has {share}, each in one measurement or compared with one"
+    return f", {name} the least with {share}" if found.is_told else "; the repeats tell no strategy from another"
+
+
+def _exposed(result: CellResult) -> float:
+    found = mean(result, COMMUNICATION[1])
+    return 0.0 if found is None else found.value
 
 
 def _failures(results: Sequence[CellResult]) -> Iterator[str]:
@@ -244,102 +263,13 @@ def _failures(results: Sequence[CellResult]) -> Iterator[str]:
         yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in left_out)
 
 
+def _odd_endings(results: Sequence[CellResult]) -> Iterator[str]:
+    for result in results:
+        if result.odd_endings:
+            yield f"Warning: {label(result, results)} was {one_line('; '.join(result.odd_endings))}."
+
+
 def _doubtful(results: Sequence[CellResult]) -> Iterator[str]:
     for result in results:
         if result.doubt is not None:
             yield f"Warning: {label(result, results)} is compared with nothing: {result.doubt}."
-
-
-def failure_in_words(result: CellResult, characters: int = 1000) -> str:
-    """How and why the newest repeat that did not come out ended, in so many characters at most."""
-    failure = result.last_failure
-    if failure is None:
-        return ""
-    reason = (failure.reason or "").strip()
-    short = reason if len(reason) <= characters else f"{reason[: characters - 1]}…"
-    return f"{failure.status.replace('_', ' ')}: {short}"
-
-
-def changes(before: Sequence[CellResult], after: Sequence[CellResult]) -> list[list[str]]:
-    """Two sets of results, cell by cell: name, speed before and after, memory before and after, what can be told."""
-    rows = []
-    for name, a, b in pairs(before, after):
-        if a is None or b is None:
-            verdict = "only in the first" if b is None else "only in the second"
-        elif a.status != "ok" or b.status != "ok":
-            verdict = "as before" if a.status == b.status else f"{a.status} before, {b.status} now"
-        elif (doubt := b.doubt or a.doubt) is not None:
-            verdict = f"not compared: {doubt}{'' if b.doubt else ' before'}"
-        else:
-            told = [_speed_in_words(b, a), _memory_in_words(b, a)]
-            verdict = (
-                ", ".join(f"{words} before" for words in told if words) or "no difference that the repeats can tell"
-            )
-        rows.append([name, *_shown(a, b), verdict])
-    return rows
-
-
-def other_conditions(before: Sequence[CellResult], after: Sequence[CellResult]) -> str | None:
-    """What else has changed between the cells of two sets that are compared; None when nothing has."""
-    found = dict[str, list[str]]()
-    for _, a, b in pairs(before, after):
-        if a is None or b is None or a.conditions == b.conditions:
-            continue
-        old, new = a.known_conditions, b.known_conditions
-        for key in dict.fromkeys([*old, *new]):
-            if (was := _plain(old.get(key))) != (now := _plain(new.get(key))):
-                found.setdefault(key, []).append(f"{key}: {was} before, {now} now")
-    if not found:
-        return None
-    said = [texts[0] for key, texts in found.items() if key != "source"]
-    code = ["Headway's own code"] if "source" in found else []
-    return f"Not only time has passed between the two; they differ in {'; '.join([*said, *code])}."
-
-
-def _plain(value: object) -> str:
-    return "none" if value in (None, "", [], {}) else str(value)
-
-
-def pairs(
-    before: Sequence[CellResult], after: Sequence[CellResult]
-) -> Iterator[tuple[str, CellResult | None, CellResult | None]]:
-    """What goes together of two sets, with its name: the same cell under the same conditions, or else the only one of
-    either side that is left of a cell."""
-    by_name: dict[str, tuple[dict[str, CellResult], dict[str, CellResult]]] = {}
-    for side, results in ((1, after), (0, before)):
-        for r in results:
-            by_name.setdefault(r.cell.name, ({}, {}))[side][r.conditions] = r
-    for name, (old, new) in by_name.items():
-        together: list[tuple[CellResult | None, CellResult | None]] = [(old[c], r) for c, r in new.items() if c in old]
-        lone_old, lone_new = (
-            [r for c, r in mine.items() if c not in other] for mine, other in ((old, new), (new, old))
-        )
-        if len(lone_old) == len(lone_new) == 1:
-            together.append((lone_old[0], lone_new[0]))
-        else:
-            together += [(None, r) for r in lone_new] + [(r, None) for r in lone_old]
-        for a, b in together:
-            known = b or a
-            assert known is not None
-            yield (name if len(together) == 1 else f"{name} [{known.conditions}]"), a, b
-
-
-def _shown(a: CellResult | None, b: CellResult | None) -> list[str]:
-    def text(result: CellResult | None, memory: bool) -> str:
-        found = mean(result, MEMORY if memory else SPEED) if result is not None else None
-        return (format_bytes if memory else format_count)(None if found is None else found.value)
-
-    return [text(a, False), text(b, False), text(a, True), text(b, True)]
-
-
-def _label(result: CellResult) -> str:
-    name = result.cell.strategy
-    return f"{name} (another name of {ALIASES[name]})" if name in ALIASES else name
-
-
-def _workers(count: int) -> str:
-    return "one worker" if count == 1 else f"{count} workers"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

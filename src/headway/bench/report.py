@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,15 @@ from headway.bench.analysis import (
     setting_in_words,
 )
 from headway.bench.charts import KINDS, Named, setting_charts, standalone
-from headway.bench.findings import changes, failure_in_words, findings, other_conditions
+from headway.bench.comparison import HEADERS as _CHANGES
+from headway.bench.comparison import changes, other_conditions, summary
+from headway.bench.findings import findings
+from headway.bench.fitting import HEADERS as _MODELS
+from headway.bench.fitting import table as models_that_fit
+from headway.bench.metrics_file import render_csv
+from headway.bench.quoting import in_markdown
 from headway.bench.results import CellResult, merge_results, read_results, strategy_place
+from headway.bench.wording import failure_in_words, one_line
 from headway.core.errors import DataError
 from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count
@@ -35,11 +41,11 @@ from headway.telemetry import html
 PLOTS = "plots"
 #: Characters of a reason in the table; the findings have all of it.
 _SHORT = 80
+_NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(.*)$")
 _HEADERS = [
     "Cell", "Result", "Tokens/s", "Per worker", "Step p50", "Step p95", "Peak memory", "Resident", "Of ideal",
     "Communication", "Exposed", "Loss", "MFU", "HFU", "Energy", "Repeats",
 ]  # fmt: skip
-_CHANGES = ["Cell", "Tokens/s before", "now", "Memory before", "now", "What the repeats can tell"]
 
 NOTES = (
     "±: half of the 95 % confidence interval over repeats (Student's t); differences are told where Welch's test at"
@@ -70,14 +76,25 @@ class Report:
         """What was asked, and how much of it came out."""
         asked = dict.fromkeys(str(result.settings.get("description", "")) for result in self.results)
         came_out = sum(result.status == "ok" for result in self.results)
-        told = "; ".join(filter(None, asked))
+        told = one_line("; ".join(filter(None, asked)))
         cells = f"{came_out} of {counted(len(self.results), 'cell')} came out."
-        return f"{told[:1].upper()}{told[1:]}. {cells}" if told else cells
+        end = "" if told.endswith((".", "?", "!")) else "."
+        return f"{told[:1].upper()}{told[1:]}{end} {cells}" if told else cells
 
     @property
     def rows(self) -> list[list[str]]:
         """The table, a line per cell."""
         return [_row(result, self.results) for result in self.results]
+
+    @property
+    def models(self) -> list[list[str]]:
+        """How large a model fits, a line per strategy and number of workers; none where nothing was too large."""
+        return models_that_fit(self.results)
+
+    @property
+    def summary(self) -> str | None:
+        """The comparison in one sentence; None where there is none."""
+        return None if self.before is None else summary(self.before, self.results)
 
     @property
     def changes(self) -> list[list[str]]:
@@ -161,10 +178,9 @@ def _row(result: CellResult, results: Sequence[CellResult]) -> list[str]:
     name = label(result, results)
     if result.status != "ok":
         return [name, failure_in_words(result, _SHORT), *[UNKNOWN] * (len(_HEADERS) - 3), _repeats(result)]
-    ok = "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result, _SHORT)}"
     return [
         name,
-        ok if result.doubt is None else f"{ok}; {result.doubt}",
+        _came_out(result),
         _mean(result, SPEED, format_count),
         _mean(result, METRICS[1], format_count),
         _mean(result, METRICS[3], _milliseconds),
@@ -182,8 +198,14 @@ def _row(result: CellResult, results: Sequence[CellResult]) -> list[str]:
     ]
 
 
+def _came_out(result: CellResult) -> str:
+    """How a cell came out that has figures."""
+    ok = "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result, _SHORT)}"
+    return "; ".join(filter(None, [ok, one_line("; ".join(result.odd_endings)), result.doubt]))
+
+
 def _repeats(result: CellResult) -> str:
-    return f"{len(result.measured)} of {result.settings.get('repeats', len(result.repeats))}"
+    return f"{len(result.measured)} of {result.repeats_asked}"
 
 
 def _mean(result: CellResult, metric: Metric, text: Callable[[float], str]) -> str:
@@ -191,7 +213,18 @@ def _mean(result: CellResult, metric: Metric, text: Callable[[float], str]) -> s
     if found is None:
         return UNKNOWN
     # A mean of zero width has nothing to say of its width.
-    return text(found.value) + (f" ± {text(found.half_width)}" if found.half_width else "")
+    return text(found.value) + (f" ± {_width(found.value, found.half_width, text)}" if found.half_width else "")
+
+
+def _width(value: float, half: float, text: Callable[[float], str]) -> str:
+    """Half an interval with the unit and as many decimals as its mean, or one digit where that would be nothing."""
+    shown = _NUMBER.match(text(value))
+    number = float(shown[1].replace(",", "")) if shown else 0.0
+    if shown is None or number == 0:
+        return text(half)
+    scaled, decimals = half * number / value, len(shown[1].partition(".")[2])
+    digits = f"{scaled:,.{decimals}f}"
+    return f"{digits if float(digits.replace(',', '')) else f'{scaled:.1g}'}{shown[2]}"
 
 
 def _named(result: CellResult, name: str, form: str) -> str:
@@ -215,63 +248,40 @@ def _milliseconds(seconds: float) -> str:
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def render_csv(results: Sequence[CellResult]) -> str:
-    """A line per cell; what is unknown is empty."""
-    cell_keys = ["strategy", "workers", "model", "precision", "micro_batch", "sequence_length", "scaling"]
-    metric_keys = [key for metric in METRICS for key in (metric.name, f"{metric.name}_ci95_half_width")]
-    out = io.StringIO()
-    writer = csv.DictWriter(
-        out,
-        [
-            "suite",
-            *cell_keys,
-            "status",
-            "reason",
-            "repeats",
-            "scaling_efficiency",
-            *metric_keys,
-            "environment",
-            "conditions",
-            "key",
-        ],
-        lineterminator="\n",
-    )
-    writer.writeheader()
-    for result in results:
-        line: dict[str, Any] = {key: getattr(result.cell, key) for key in cell_keys}
-        failure = result.last_failure
-        line |= {"suite": result.suite, "status": result.status, "repeats": len(result.measured)}
-        line |= {"reason": failure.reason if failure else "", "key": result.key}
-        line |= {"environment": result.environment_id, "conditions": result.conditions}
-        line["scaling_efficiency"] = efficiency(result, results)
-        for metric in METRICS:
-            found = mean(result, metric)
-            line[metric.name] = None if found is None else found.value
-            line[f"{metric.name}_ci95_half_width"] = None if found is None else found.half_width
-        writer.writerow(line)
-    return out.getvalue()
-
-
 def render_markdown(report: Report, charts: Sequence[Named]) -> str:
     """For a repository or a ticket; plots are files beside it."""
-    lines = [f"# Benchmark {report.title}", "", report.remark, "", "## Findings", ""]
-    lines += [text if text.startswith("- ") else f"\n{text}" for text in report.findings]
+    lines = [f"# Benchmark {in_markdown(report.title)}", "", in_markdown(report.remark)]
+    lines += ["", "## Findings", "", *_markdown_findings(report.findings)] if report.findings else []
+    lines += ["", "## How large a model fits", "", *_markdown_table(_MODELS, report.models)] if report.models else []
     lines += ["", "## Cells", "", *_markdown_table(_HEADERS, report.rows), ""]
     lines += [f"- {note}" for note in NOTES]
-    if report.before is not None:
-        lines += ["", f"## Compared with {report.before_name}", "", *_markdown_table(_CHANGES, report.changes)]
-        lines += ["", report.other_conditions] if report.other_conditions else []
-    lines += ["", "## Plots", ""]
-    lines += [f"### {named.title}\n\n![{named.title}]({PLOTS}/{named.name}.svg)\n" for named in charts]
-    lines += ["## Measured on", "", *(f"- {name}: {value}" for name, value in _environment(report.results)), ""]
-    return "\n".join(lines)
+    lines += _markdown_comparison(report)
+    lines += ["", "## Plots", ""] if charts else [""]
+    for named in charts:
+        title = in_markdown(named.title)
+        lines.append(f"### {title}\n\n![{title}]({PLOTS}/{named.name}.svg)\n")
+    facts = (f"- {in_markdown(name)}: {in_markdown(value)}" for name, value in _environment(report.results))
+    return "\n".join([*lines, "## Measured on", "", *facts, ""])
+
+
+def _markdown_findings(texts: Sequence[str]) -> list[str]:
+    return [f"- {in_markdown(text[2:])}" if text.startswith("- ") else f"\n{in_markdown(text)}\n" for text in texts]
+
+
+def _markdown_comparison(report: Report) -> list[str]:
+    if report.before is None:
+        return []
+    lines = ["", f"## Compared with {in_markdown(report.before_name)}", "", in_markdown(report.summary or ""), ""]
+    lines += _markdown_table(_CHANGES, report.changes)
+    return [*lines, "", in_markdown(report.other_conditions)] if report.other_conditions else lines
 
 
 def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(values: Sequence[str]) -> str:
-        return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
+        return "| " + " | ".join(values) + " |"
 
-    return [line(headers), line(["---"] * len(headers)), *map(line, rows)]
+    body = (line([in_markdown(value) for value in row]) for row in rows)
+    return [line(headers), line(["---"] * len(headers)), *body]
 
 
 def render_html(report: Report, charts: Sequence[Named]) -> str:
@@ -282,8 +292,10 @@ def render_html(report: Report, charts: Sequence[Named]) -> str:
         [
             html.heading(f"Benchmark {report.title}", None, f"{report.remark}"),
             html.section("Findings", html.paragraphs(report.findings)),
+            html.section("How large a model fits", html.table(_MODELS, report.models, (1,))),
             html.section(
                 f"Compared with {report.before_name}",
+                html.paragraphs([report.summary] if report.summary else []),
                 html.table(_CHANGES, report.changes, (1, 2, 3, 4)),
                 html.paragraphs([report.other_conditions] if report.other_conditions else []),
             )
@@ -313,8 +325,8 @@ def _environment(results: Sequence[CellResult]) -> list[tuple[str, str]]:
     """Of every environment that results come from, and every way in which they were measured."""
     facts = []
     for name, environment in {r.environment_id: r.environment for r in results}.items():
-        hardware, packages = environment.get("hardware", {}), environment.get("packages", {})
-        accelerators = [device["name"] for device in hardware.get("accelerators", [])]
+        hardware, packages = environment.get("hardware") or {}, environment.get("packages") or {}
+        accelerators = [str(device.get("name")) for device in hardware.get("accelerators") or []]
         shown = ", ".join(f"{accelerators.count(n)} × {n}" for n in dict.fromkeys(accelerators)) or "no accelerator"
         memory = f"{hardware.get('memory_gib', UNKNOWN)} GiB"
         versions = ", ".join(f"{package} {version}" for package, version in packages.items())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.bench.suite import STRATEGIES, Cell, FileName, flattened
 from headway.core.errors import DataError
@@ -19,6 +21,10 @@ CELLS = "cells"
 Status = Literal["ok", "failed", "killed", "timeout", "out_of_memory", "refused", "excluded"]
 #: What a cell is that could not be run at all; another attempt would meet the same.
 FINAL: tuple[Status, ...] = ("refused", "excluded", "out_of_memory")
+
+#: Times from here on cannot be shown as a date.
+_YEAR_10000 = 253_402_300_800
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmbt])", re.IGNORECASE)
 
 
 class Record(BaseModel):
@@ -53,15 +59,15 @@ class Measurement(Record):
     device: str
     """Product name of the first worker's device."""
     device_type: str
-    threads: int
+    threads: int = Field(gt=0)
     """CPU threads of a worker."""
     parameters: int
-    items: int
+    items: int = Field(gt=0)
     """Tokens of the measured steps, over all workers."""
-    step_seconds: list[float]
+    step_seconds: list[float] = Field(min_length=1)
     """The measured steps, as the first worker saw them."""
-    tokens_per_second: float
-    tokens_per_second_per_device: float
+    tokens_per_second: float = Field(gt=0)
+    tokens_per_second_per_device: float = Field(gt=0)
     mean_step_seconds: float
     p50_step_seconds: float
     p95_step_seconds: float
@@ -105,9 +111,9 @@ class Repeat(Record):
     """From 1."""
     status: Status
     reason: str | None = None
-    """Why it did not come out."""
+    """Why it did not come out, or how its processes ended after they had measured."""
     attempts: int = 1
-    started: float
+    started: float = Field(ge=0, lt=_YEAR_10000)
     """Unix seconds."""
     busy_before: float | None = None
     """Share of the processors that other programs used right before."""
@@ -116,6 +122,12 @@ class Repeat(Record):
     log_tail: list[str] = []
     """The last lines of the log of one that did not come out."""
     measured: Measurement | None = None
+
+    @model_validator(mode="after")
+    def _ok_has_measured(self) -> Self:
+        if self.status == "ok" and self.measured is None:
+            raise ValueError("a repeat that came out has no figures")
+        return self
 
 
 class CellResult(Record):
@@ -156,6 +168,22 @@ class CellResult(Record):
         return next((repeat for repeat in reversed(self.repeats) if repeat.status != "ok"), None)
 
     @property
+    def repeats_asked(self) -> int:
+        """How many the suite wanted; as many as there are where the settings do not say."""
+        asked = self.settings.get("repeats")
+        return asked if isinstance(asked, int) and asked > 0 else len(self.repeats)
+
+    @property
+    def odd_endings(self) -> list[str]:
+        """How processes ended that had measured and did not end well."""
+        return list(dict.fromkeys(r.reason for r in self.repeats if r.status == "ok" and r.reason))
+
+    @property
+    def skipped_steps(self) -> int:
+        """Measured steps without an update, over all repeats."""
+        return sum(found.skipped_steps or 0 for found in self.measured)
+
+    @property
     def status(self) -> Status:
         """`ok` when there is something to be compared, else why not."""
         failure = self.last_failure
@@ -166,7 +194,7 @@ class CellResult(Record):
         """Why its speed is not that of training, though it came out; None when it is."""
         if any(found.mean_loss is None for found in self.measured):
             return "its loss is not finite"
-        skipped = sum(found.skipped_steps or 0 for found in self.measured)
+        skipped = self.skipped_steps
         steps = sum(len(found.step_seconds) for found in self.measured)
         return f"{skipped} of {counted(steps, 'measured step')} made no update" if skipped else None
 
@@ -260,10 +288,23 @@ def strategy_place(name: str) -> tuple[int, str]:
     return STRATEGIES.index(name) if name in STRATEGIES else len(STRATEGIES), name
 
 
+def model_place(name: str) -> tuple[float, str]:
+    """By size, as far as the name says it: "117m" before "1b"; others come last."""
+    found = _SIZE.match(name)
+    return (float(found[1]) * 1000 ** "kmbt".index(found[2].lower()) if found else math.inf), name
+
+
 def _place(result: CellResult) -> tuple[Any, ...]:
     """In a table: small cells first."""
     cell = result.cell
-    return cell.workers, cell.scaling == "strong", strategy_place(cell.strategy), cell.name, result.key
+    return (
+        cell.workers,
+        cell.scaling == "strong",
+        strategy_place(cell.strategy),
+        model_place(cell.model),
+        cell.name,
+        result.key,
+    )
 
 
 def _together(first: CellResult, second: CellResult) -> CellResult:

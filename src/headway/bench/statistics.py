@@ -39,6 +39,8 @@ class Difference:
     """The first by the second."""
     is_told: bool
     """The repeats can tell them apart: the 95 % interval of their difference leaves out zero."""
+    is_known: bool = True
+    """Both were measured more than once. If not, nothing can be told, not even that they are alike."""
 
 
 def t95(degrees: float) -> float:
@@ -65,7 +67,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference | 
         return None
     a, b = statistics.fmean(first), statistics.fmean(second)
     if min(len(first), len(second)) < 2:
-        return Difference(a / b, False)
+        return Difference(a / b, is_told=False, is_known=False)
     u, v = statistics.variance(first) / len(first), statistics.variance(second) / len(second)
     if u + v == 0:
         return Difference(a / b, a != b)

@@ -214,6 +214,7 @@ def register(app: typer.Typer) -> None:
 
 def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
     """Write the report, and print what it says."""
+    from headway.bench.comparison import HEADERS as CHANGES
     from headway.bench.report import load_report, write_report
     from headway.core.console import notice
     from headway.core.errors import ConfigError
@@ -224,6 +225,7 @@ def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
         print_json(
             {
                 "findings": found.findings,
+                "summary": found.summary,
                 "changes": found.changes,
                 "other_conditions": found.other_conditions,
                 "results": results,
@@ -234,7 +236,8 @@ def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
                     [[row[i] for i in (0, 1, 2, 4, 6, 8, 9)] for row in found.rows], numeric=range(2, 7))  # fmt: skip
         if found.changes:
             print()
-            print_table(["CELL", "BEFORE", "NOW", "BEFORE", "NOW", "DIFFERENCE"], found.changes, numeric=range(1, 5))
+            print(found.summary)
+            print_table([name.upper() for name in CHANGES[:-1]] + ["DIFFERENCE"], found.changes, numeric=range(1, 5))
             if found.other_conditions:
                 print(found.other_conditions)
         print("\n" + "\n".join(found.findings))

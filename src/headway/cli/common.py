@@ -85,8 +85,12 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Iterable[int] = ()) -> None:
-    """Aligned columns on standard output, never cut; `numeric` are the columns that are set flush right."""
+    """Aligned columns on standard output, never cut; `numeric` are the columns that are set flush right.
+
+    Text may come from elsewhere: what would move the cursor, change colours or break a line is not printed.
+    """
     right = set(numeric)
+    rows = [[_printable(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     for row in (headers, *rows):
         cells = (
@@ -94,3 +98,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: 
             for index, (text, width) in enumerate(zip(row, widths, strict=True))
         )
         print("  ".join(cells).rstrip())
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)

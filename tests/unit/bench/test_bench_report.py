@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from headway.bench.analysis import MEMORY, SPEED, compare, efficiency, ideal_efficiency, mean
-from headway.bench.findings import changes, findings, other_conditions, sentence
-from headway.bench.report import load_report, render_csv, write_report
+from headway.bench.comparison import changes, other_conditions
+from headway.bench.findings import findings
+from headway.bench.metrics_file import render_csv
+from headway.bench.report import load_report, write_report
 from headway.bench.results import write_result
 from headway.bench.statistics import difference, mean_of, t95
 from headway.bench.suite import STRATEGIES, load_suite
+from headway.bench.wording import sentence
 from headway.core.errors import ConfigError, DataError
 from headway.core.statistics import quantile
 from support_bench import MIB, result
@@ -56,7 +59,9 @@ def test_sentences_say_what_can_be_told() -> None:
     heavy = result("zero1", 2, [299.0, 300.0, 301.0], memory_mib=250.0)
     assert sentence(heavy, DDP) == "zero1 needs 2.5 times as much memory as ddp and is 3.0 times as fast here"
     once = result("zero3", 2, [10.0])
-    assert "no difference that the repeats can tell" in sentence(once, result("ddp", 2, [100.0]))
+    assert sentence(once, result("ddp", 2, [100.0])) == (
+        "zero3 cannot be compared with ddp: measured once, so nothing can be told"
+    )
 
 
 def test_efficiency_is_speed_per_worker_by_that_of_the_fewest() -> None:
@@ -132,18 +137,19 @@ def test_every_sentence_says_which_of_several_settings_it_is_about() -> None:
         for workers in (1, 2)
     ]
     said = findings(cells)
-    assert len(said) == 2 and all(text.count("1m, fp32") + text.count("4m, fp32") == 1 for text in said), said
+    assert said[0] == "What follows is of fp32, micro-batches of 1 x 64 tokens, weak scaling."
+    assert [text for text in said[1:] if not text.startswith("- ")] == ["1m:", "4m:"]
+    assert len(said) == 7 and "fp32" not in "".join(said[1:])
     elsewhere = DDP.model_copy(update={"environment": {"hardware": {"cpu": "another"}}, "key": "other"})
-    said = [text for text in findings([DDP, ZERO3, elsewhere, ZERO3]) if text.startswith("zero3")]
-    assert said and all(f"conditions {DDP.conditions}" in text for text in said)
+    said = findings([DDP, ZERO3, elsewhere, ZERO3])
+    assert f"Conditions {DDP.conditions}:" in said and [text for text in said if text.startswith("- zero3")]
 
 
 def test_cells_that_were_measured_once_are_not_said_to_be_alike() -> None:
     once = [result("ddp", 2, [100.0], memory_mib=100.0), result("zero3", 2, [50.0], memory_mib=50.0)]
     said = findings(once)
-    assert (
-        said[0].startswith("Each cell was measured once") and said[1] == "Fastest on 2 workers: ddp with 100 tokens/s."
-    )
+    assert said[0].startswith("Each cell was measured once")
+    assert said[1] == "Fastest on 2 workers in one measurement: ddp with 100 tokens/s."
     assert len(said) == 2
     assert load_suite("memory").repeats > 1, "its question is how memory differs"
 
@@ -185,9 +191,9 @@ def test_two_sets_are_compared_cell_by_cell() -> None:
     verdicts = {row[0].split("-")[0]: row[-1] for row in changes(before, now)}
     assert verdicts == {
         "ddp": "10 % faster than before",
-        "zero3": "ok before, out_of_memory now",
-        "zero2": "only in the second",
-        "zero1": "only in the first",
+        "zero3": "came out before, out of memory now",
+        "zero2": "only now",
+        "zero1": "only before",
     }
 
 
@@ -210,7 +216,7 @@ def test_files_hold_the_figures_and_every_cell(tmp_path: Path) -> None:
     assert lines["zero1", "2"]["status"] == "failed" and lines["zero1", "2"]["tokens_per_second"] == ""
     assert lines["ddp", "2"]["mfu"] == "", "unknown is empty"
     table = [line for line in files["report.md"].splitlines() if line.startswith("| zero1")]
-    assert len(table) == 1 and "a \\| b and <c>" in table[0]
+    assert len(table) == 1 and "a \\| b and \\<c\\>" in table[0]
     assert "and &lt;c&gt;" in files["report.html"] and "&lt;last&gt;" in files["report.html"]
     assert {"throughput.svg", "efficiency.svg", "memory.svg", "step-times.svg", "communication.svg"} <= files.keys()
     assert "var(--" not in files["memory.svg"] and "src=" not in files["report.html"], "nothing to load"

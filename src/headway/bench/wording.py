@@ -1,0 +1,123 @@
+"""How two cells differ, and how one ended, in words that findings, tables and comparisons share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from headway.bench.analysis import MEMORY, SPEED, compare
+from headway.bench.results import CellResult
+
+#: Strategies that are another's under a second name.
+ALIASES = {"fsdp": "zero3"}
+#: A difference smaller than this share would be shown as 0.0 %.
+_SHOWN = 0.0005
+#: What PyTorch's messages go on with once they have said how much could not be allocated.
+_OUT_OF_MEMORY_REST = re.compile(r"\s(GPU \d+ has|Of the allocated|Error code|See documentation|If reserved)\b.*", re.S)
+
+ONCE = "measured once, so nothing can be told"
+_ALIKE = "that the repeats can tell"
+_WITHIN = "larger than that between two names of one strategy"
+
+
+def speed_in_words(result: CellResult, base: CellResult, doubt: float = 0.0) -> str | None:
+    """ "18 % slower than"; None when there is no difference that can be told.
+
+    Args:
+        doubt: Differences up to this are not told, as the logarithm of a ratio.
+    """
+    found = compare(result, base, SPEED)
+    if found is None or not found.is_told or abs(math.log(found.ratio)) <= max(doubt, _SHOWN):
+        return None
+    if found.ratio >= 2:
+        return f"{found.ratio:.1f} times as fast as"
+    return f"{percent(abs(found.ratio - 1))} {'slower' if found.ratio < 1 else 'faster'} than"
+
+
+def memory_in_words(result: CellResult, base: CellResult) -> str | None:
+    """ "43 % less memory than"; None when there is no difference that can be told."""
+    found = compare(result, base, MEMORY)
+    if found is None or not found.is_told or abs(found.ratio - 1) < _SHOWN:
+        return None
+    if found.ratio >= 2:
+        return f"{found.ratio:.1f} times as much memory as"
+    return f"{percent(abs(found.ratio - 1))} {'less' if found.ratio < 1 else 'more'} memory than"
+
+
+def is_known(result: CellResult, base: CellResult) -> bool:
+    """Whether both were measured often enough for a difference to be told."""
+    found = compare(result, base, SPEED)
+    return found is not None and found.is_known
+
+
+def is_hidden(result: CellResult, base: CellResult, doubt: float) -> bool:
+    """Whether the repeats tell their speeds apart, and two names of one strategy are no nearer to each other."""
+    return speed_in_words(result, base) is not None and speed_in_words(result, base, doubt) is None
+
+
+def sentence(result: CellResult, base: CellResult, doubt: float = 0.0) -> str:
+    """How a strategy's memory and speed compare with another's: "zero3 needs 43 % less memory than ddp and is 18 %
+    slower here"; without the end of the sentence.
+
+    Args:
+        doubt: Differences in speed up to this are not told, as the logarithm of a ratio.
+    """
+    name, other = _label(result), _label(base)
+    if not is_known(result, base):
+        return f"{name} cannot be compared with {other}: {ONCE}"
+    needs, runs = memory_in_words(result, base), speed_in_words(result, base, doubt)
+    why = _WITHIN if is_hidden(result, base, doubt) else _ALIKE
+    if needs and runs:
+        return f"{name} needs {needs} {other} and is {runs.removesuffix(' than').removesuffix(' as')} here"
+    if runs:
+        return f"{name} is {runs} {other} here, with no difference in memory {_ALIKE},"
+    if needs:
+        return f"{name} needs {needs} {other}, with no difference in speed {why},"
+    if why == _WITHIN:
+        return f"Between {name} and {other} there is no difference in speed {why}, and none in memory {_ALIKE},"
+    return f"Between {name} and {other} there is no difference {_ALIKE}"
+
+
+def percent(share: float) -> str:
+    """With as many digits as mean something."""
+    return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
+
+
+def failure_in_words(result: CellResult, characters: int = 1000) -> str:
+    """How and why the newest repeat that did not come out ended, in so many characters at most."""
+    failure = result.last_failure
+    if failure is None:
+        return ""
+    reason = failure.reason or ""
+    if failure.status == "out_of_memory":
+        reason = _OUT_OF_MEMORY_REST.sub("", reason)
+    reason = one_line(reason)
+    short = reason if len(reason) <= characters else f"{reason[: characters - 1]}…"
+    return f"{failure.status.replace('_', ' ')}: {short}"
+
+
+def status_in_words(status: str) -> str:
+    """Of a result."""
+    return {"ok": "came out", "excluded": "left out"}.get(status, status.replace("_", " "))
+
+
+def one_line(text: str) -> str:
+    """What others have written, so that it can stand in a line: a log's control characters would move the cursor or
+    change colours of a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def workers_in_words(count: int) -> str:
+    """Within a sentence."""
+    return "one worker" if count == 1 else f"{count} workers"
+
+
+def listed(names: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _label(result: CellResult) -> str:
+    name = result.cell.strategy
+    return f"{name} (another name of {ALIASES[name]})" if name in ALIASES else name
