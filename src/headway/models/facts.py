@@ -139,12 +139,18 @@ def kv_bytes_per_token(config: ModelConfig, bytes_per_element: int = 2) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * bytes_per_element
 
 
-#: Bytes of fp32 logits alive at a time. On a CPU they should stay in its last-level cache; a GPU wants large products.
-_CHUNK_BYTES = {"cpu": 16 * 2**20}
-_CHUNK_BYTES_ELSEWHERE = 512 * 2**20
+#: Bytes of fp32 logits alive at a time on a CPU, where they should stay in its last-level cache.
+_CHUNK_BYTES_CPU = 16 * 2**20
+#: Elsewhere chunks should be few: each adds its part of the projection's gradient, in fp32, to what is there.
+_CHUNK_BYTES_ELSEWHERE = 2**30
 _MIN_CHUNK_ROWS = 256
+#: An accelerator computes products in tiles of at most so many rows; one that is not full takes as long as a full one.
+_TILE_ROWS = 256
 
 
 def default_chunk_rows(device: str, vocab_size: int) -> int:
-    """Rows whose logits are alive at a time, on a kind of device ("cpu", "cuda", ...)."""
-    return max(_MIN_CHUNK_ROWS, _CHUNK_BYTES.get(device, _CHUNK_BYTES_ELSEWHERE) // (4 * vocab_size))
+    """Rows whose logits are alive at a time, on a kind of device ("cpu", "cuda", ...); whole tiles on accelerators."""
+    if device == "cpu":
+        return max(_MIN_CHUNK_ROWS, _CHUNK_BYTES_CPU // (4 * vocab_size))
+    rows = _CHUNK_BYTES_ELSEWHERE // (4 * vocab_size)
+    return max(_MIN_CHUNK_ROWS, rows - rows % _TILE_ROWS)

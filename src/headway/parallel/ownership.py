@@ -60,11 +60,18 @@ class Ownership:
             if replicas.size == 1:
                 continue
             sent.make_room()
-            flat = torch.cat([local_part(p.detach()).flatten() for p in bucket])
+            flat = self._pack(bucket)
             work = dist.broadcast(flat, src=replicas.global_rank(owner), group=replicas.group, async_op=True)
             sent.add(work, partial(self._unpack, bucket, flat))
             del flat
         sent.finish()
+
+    def _pack(self, bucket: Sequence[nn.Parameter]) -> torch.Tensor:
+        """What the owner sends, in one piece; elsewhere only the room for it, since what is there is out of date."""
+        parts = [local_part(p.detach()) for p in bucket]
+        if self.is_mine(bucket[0]):
+            return torch.cat([part.flatten() for part in parts])
+        return torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype, device=parts[0].device)
 
     def _unpack(self, bucket: Sequence[nn.Parameter], flat: torch.Tensor) -> None:
         """Write what has arrived from another worker."""

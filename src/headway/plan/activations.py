@@ -23,6 +23,18 @@ fp32 (tf32) and 2 under autocast in bf16 or fp16; the residual stream and the no
 | silu(gate), and the product with the linear branch | 2 N ffn_dim | E |
 | under autocast: half-precision copies of the layer's matrices | parameters | 2 |
 
+Where workers share a row (`parallel.context`, C of them; N counts this worker's tokens), each attends in two runs of
+queries, in place of the lines from the output of the qkv product to the output of attention:
+
+| tensor | elements | bytes each |
+|---|---|---|
+| output of the qkv product, only with qk_norm in fp32: the norms save it | N (heads + 2 kv_heads) head_dim | E |
+| rotated queries | N heads head_dim | E |
+| keys and values of the whole row, gathered in every layer | 2 C N kv_heads head_dim | E |
+| or for every query head, where kernels cannot share them: each run's, up to its end | (2 C + 1) N heads head_dim | E |
+| output of attention, of each run, and both in one tensor | 2 N heads head_dim | E |
+| the masks of both runs, in that dtype: all but the row's very first run need one | pairs | E |
+
 With experts, of N tokens with K experts each, in place of the last two lines:
 
 | tensor | elements | bytes each |
@@ -71,15 +83,23 @@ def element_bytes(precision: str) -> int:
     return _FP32 if precision in ("fp32", "tf32") else _HALF
 
 
-def masked_pairs(config: Config, model: ModelConfig, workers: int) -> int:
+def masked_pairs(config: Config, model: ModelConfig, workers: int, rows: int = 1) -> int:
     """Pairs of a query and a key in the mask that attention takes; 0 where it needs none (`models/attention.py`).
+
+    Workers that share rows need one also without a window: each has two runs of queries, and the kernels' own causal
+    mask is only for queries that begin with the first key. Counted is the worker that has most, which is any but the
+    first: each of its runs against all keys up to the run's end.
 
     Args:
         workers: That share a row.
+        rows: In the micro-batch; each has a mask of its own where shared rows are of several documents.
     """
-    length, window = config.train.sequence_length, model.sliding_window
-    needed = window is not None and length > window and not config.data.document_mask
-    return length // workers * length if needed else 0
+    length, window, documents = config.train.sequence_length, model.sliding_window, config.data.document_mask
+    if workers > 1:
+        part = length // (2 * workers)  # one run ends as many parts from the front as the other one begins from the end
+        return part * part * (2 * workers + 1) * (rows if documents else 1)
+    needed = window is not None and length > window and not documents
+    return length * length if needed else 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +148,7 @@ class Activations:
         tensor: int = 1,
         expert: int = 1,
         masked_pairs: int = 0,
+        context: int = 1,
     ) -> Activations:
         """Sizes of a micro-batch.
 
@@ -141,6 +162,7 @@ class Activations:
                 of products are whole, their outputs cut.
             expert: Workers that share the experts. As many tokens reach this one's as its own tokens have experts.
             masked_pairs: As `masked_pairs` says.
+            context: Workers that share a row.
         """
         shape, cpu, element = Shape.of(model), device == "cpu", element_bytes(precision)
         tokens = rows * length
@@ -152,15 +174,15 @@ class Activations:
         copies = cpu + (element == _HALF)
         head_norm = (queries + keys) * _FP32 * copies + (queries + keys) // shape.head_dim * _FP32
         shared = cpu or shape.heads == shape.kv_heads or (element == _HALF and not masked_pairs)
-        repeated = 0 if shared else 2 * queries * element
+        keeps_qkv = context == 1 or (model.qk_norm and element == _FP32)
+        heads = (queries + 2 * keys if keeps_qkv else 0) + _attended(queries, keys, context, shared)
         dropout = stream * (element if cpu else 1) if model.dropout else 0
         sums = tokens * shape.heads // tensor * _FP32
         attention = (
             2 * (norm + dropout)
             + tokens * shape.dim * element
-            + ((queries + 2 * keys) + (queries + keys) + queries) * element
+            + heads * element
             + (head_norm if model.qk_norm else 0)
-            + repeated
             + sums
             + masked_pairs * element
         )
@@ -191,6 +213,20 @@ class Activations:
             loss_forward=loss_forward,
             loss_backward=loss_backward,
         )
+
+
+def _attended(queries: int, keys: int, context: int, shared: bool) -> int:
+    """Elements that attention saves and gives, besides masks and sums.
+
+    Args:
+        queries, keys: Elements of this worker's.
+        context: Workers that share a row.
+        shared: The kernel takes fewer key-value heads than query heads.
+    """
+    if context == 1:
+        return queries + keys + queries + (0 if shared else 2 * queries)
+    # Keys and values of a run are a view into those of the row, unless they are repeated.
+    return queries + (2 * context * keys if shared else (2 * context + 1) * queries) + 2 * queries
 
 
 def _mixture(

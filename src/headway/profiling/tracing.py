@@ -115,7 +115,12 @@ class Tracing:
         It is more where a loss that never has all logits computes their gradients at once.
         """
         events = self._profiler.profiler.kineto_results.events()
-        marks = [(e.start_ns(), e.end_ns(), e.name().removeprefix(PREFIX)) for e in events if e.name() in _PASS_MARKS]
+        # What the host has marked is there on the device too, at other times than the calls of the products.
+        marks = [
+            (e.start_ns(), e.end_ns(), e.name().removeprefix(PREFIX))
+            for e in events
+            if e.name() in _PASS_MARKS and "CPU" in str(e.device_type())
+        ]
         flops = dict.fromkeys(("forward", "backward"), 0.0)
         marks.sort()
         starts = [start for start, _, _ in marks]

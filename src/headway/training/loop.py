@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from headway.checkpoint.outcomes import Outcome
 from headway.config import Config, LaneGrid
 from headway.core.errors import DivergedError, HeadwayError, Preempted
@@ -76,6 +78,7 @@ def train_loop(job: Job) -> None:
     stopped = (lambda: signals.stop) if job.world.size == 1 else (lambda: False)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)
     watch, clock = Stopwatch(job, feed), SaveClock.of(job)
+    _forget_peak(job.world.device)
     with feed, signals, _observed(job):
         if state.cursor.step == 0 and config.health.rolls_back:
             state.prepare_to_load()  # so that there are moments to be saved, and a place to go back to
@@ -126,6 +129,12 @@ def train_loop(job: Job) -> None:
                 _checkpoint(job)
             _save_surely(job)
             raise _stopped(job, signals)
+
+
+def _forget_peak(device: torch.device) -> None:
+    """The peak that metrics tell is of training, not of the trial steps that chose the micro-batch."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 @contextmanager

@@ -177,4 +177,10 @@ def test_same_bits_every_time() -> None:
 def test_chunks_fit_the_device() -> None:
     assert default_chunk_rows("cpu", 8192) == 512
     assert default_chunk_rows("cpu", 10**6) == 256
-    assert default_chunk_rows("cuda", 32768) == 4096
+    assert default_chunk_rows("cuda", 32768) == 8192
+
+
+@pytest.mark.parametrize(("vocabulary", "rows"), [(50257, 5120), (100352, 2560), (256000, 1024), (10**7, 256)])
+def test_chunks_of_accelerators_fill_tiles(vocabulary: int, rows: int) -> None:
+    assert default_chunk_rows("cuda", vocabulary) == rows
+    assert rows % 256 == 0 and (rows == 256 or 4 * vocabulary * rows <= 2**30)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from headway.config import Config, ModelConfig
+from headway.models.attention import PackedDocuments
 from headway.models.build import build_model
+from headway.models.context import SharedPositions
 from headway.models.loss import linear_cross_entropy
 from headway.plan.activations import FP8_TILE, Activations, masked_pairs
 from headway.training.fit import LiveBytes
@@ -18,9 +20,27 @@ SHAPE: dict[str, Any] = {"dim": 64, "layers": 3, "heads": 4, "ffn_dim": 160, "vo
 ROWS, LENGTH = 2, 48
 
 
-def saved_bytes(model: ModelConfig, precision: str, checkpointing: str) -> int:
+class Alone(SharedPositions):
+    """One of several workers that share rows; the others' keys and values are as its own."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def gather(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = torch.stack((k_BTKH, v_BTKH)).repeat(1, 1, self.size, 1, 1)
+        return k, v
+
+
+def saved_bytes(
+    model: ModelConfig,
+    precision: str,
+    checkpointing: str,
+    shared: SharedPositions | None = None,
+    documents: PackedDocuments | None = None,
+) -> int:
     """Storages that autograd keeps, each once, without weights, buffers, ids and what the loss keeps."""
     decoder = build_model(model, vocab_size=640, seed=0)
+    decoder.shared = shared
     decoder.set_activation_checkpointing(checkpointing)  # type: ignore[arg-type]
     if precision == "fp8":
         convert_to_fp8(decoder, LENGTH)
@@ -36,7 +56,7 @@ def saved_bytes(model: ModelConfig, precision: str, checkpointing: str) -> int:
 
     ids = torch.randint(640, (ROWS, LENGTH))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), autocast(precision, torch.device("cpu")):
-        decoder.hidden_states(ids)
+        decoder.hidden_states(ids, documents=documents)
     return sum(seen.values())
 
 
@@ -52,6 +72,39 @@ def test_a_layer_saves_what_is_planned(precision: str, changes: dict[str, Any]) 
     sizes = Activations.of(model, ROWS, LENGTH, precision, "cpu", masked_pairs=masked_pairs(run, model, 1))
     expected = model.layers * (sizes.dense.saved + sizes.dense.casts) + sizes.last_norm  # type: ignore[operator]
     assert saved_bytes(model, precision, "none") == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kv_heads": 2}, {"qk_norm": True}, {"sliding_window": 4}, {"sliding_window": LENGTH}]
+)
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_layer_of_shared_rows_saves_what_is_planned(precision: str, changes: dict[str, Any], documents: bool) -> None:
+    """The second of three workers; every run of its queries has a mask."""
+    model, workers = ModelConfig(**{**SHAPE, **changes}), 3
+    settings = {"train": {"steps": 1, "sequence_length": LENGTH}, "data": {"document_mask": documents}}
+    pairs = masked_pairs(Config.model_validate(settings), model, workers, ROWS)
+    assert pairs == 8 * (16 + 40) * (ROWS if documents else 1)  # runs of 8 up to positions 16 and 40
+    length = LENGTH // workers
+    sizes = Activations.of(model, ROWS, length, precision, "cpu", masked_pairs=pairs, context=workers)
+    expected = model.layers * (sizes.dense.saved + sizes.dense.casts) + sizes.last_norm  # type: ignore[operator]
+    packed = PackedDocuments.of(torch.zeros(ROWS, LENGTH, dtype=torch.int32)) if documents else None
+    tables = 2 * ROWS * length * 16 * 4 if documents else 2 * length * 16 * 4  # cut for this worker, so no buffers
+    assert saved_bytes(model, precision, "none", Alone(1, workers), packed) == expected + tables
+
+
+def test_long_shared_rows_have_masks_and_repeated_heads_in_the_plan() -> None:
+    """By hand: 8 workers, parts of 8192 positions; the last of the first half has runs that end at 8 and 9 parts."""
+    model = ModelConfig(**{**SHAPE, "kv_heads": 2})
+    run = Config.model_validate({"train": {"steps": 1, "sequence_length": 131072}})
+    pairs = masked_pairs(run, model, 8)
+    assert pairs == 8192 * 8192 * (8 + 9)
+    without, with_masks = (
+        Activations.of(model, 1, 16384, "bf16", "cuda", masked_pairs=n, context=8).dense.saved for n in (0, pairs)
+    )
+    keys = 2 * 131072 * 2 * 16
+    repeated = 2 * 8192 * (8 + 9) * 4 * 16
+    assert with_masks - without == 2 * (pairs + repeated - keys)
 
 
 EXPERTS = {"experts": 6, "experts_per_token": 2, "expert_ffn_dim": 48, "dense_layers": 1}

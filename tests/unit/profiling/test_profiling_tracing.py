@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 from headway.profiling.tracing import Tracing
@@ -22,3 +24,28 @@ def test_products_are_found_whatever_they_are_called_with() -> None:
     assert sum(product.calls for product in products) == 6
     assert {product.shape for product in products} == {"32 x 16 x 8"}
     assert {product.flops for product in products} == {2.0 * 32 * 16 * 8}
+
+
+def _event(name: str, start: int, end: int, device: str = "CPU") -> SimpleNamespace:
+    return SimpleNamespace(
+        name=lambda: name,
+        start_ns=lambda: start,
+        end_ns=lambda: end,
+        device_type=lambda: f"DeviceType.{device}",
+        shapes=lambda: [[4, 8], [8, 2]],
+    )
+
+
+def test_marks_on_the_device_do_not_move_products_to_another_pass() -> None:
+    """Kernels run later than they are called: the device's forward mark may cover calls of the backward pass."""
+    host = [
+        _event("headway.forward", 0, 100),
+        _event("headway.backward", 100, 300),
+        *(_event("aten::mm", start, start + 10) for start in (50, 150, 200, 250)),
+    ]
+    device = [_event("headway.forward", 120, 220, "CUDA"), _event("headway.backward", 220, 400, "CUDA")]
+    for events in (host, host + device):
+        tracing = Tracing(torch.device("cpu"), snapshot=False)
+        results = SimpleNamespace(events=lambda events=events: events)
+        tracing._profiler = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+        assert tracing.forward_share() == 0.25

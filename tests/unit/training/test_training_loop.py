@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import load_config
@@ -109,3 +111,39 @@ def test_one_of_several_workers_does_not_leave_the_others_in_a_step(
     with pytest.raises(KeyError):
         loop.train_loop(job)
     assert asked == [workers == 1]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Trial steps came before; what happens in the loop, its first callback included, comes after."""
+    events: list[Any] = []
+
+    class Feed(nullcontext[Any]):
+        def __init__(self, *_: Any, **more: Any) -> None:
+            super().__init__()
+            events.append("feed")
+
+    @contextmanager
+    def observed(_: Any) -> Iterator[None]:
+        events.append("loop")
+        raise KeyError
+        yield
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", events.append)
+    monkeypatch.setattr(loop, "Prefetcher", Feed)
+    monkeypatch.setattr(loop, "Stopwatch", lambda job, feed: None)
+    monkeypatch.setattr(loop, "SaveClock", SimpleNamespace(of=lambda job: None))
+    monkeypatch.setattr(loop, "_observed", observed)
+    world = SimpleNamespace(size=1, data_rank=0, mesh=SimpleNamespace(data=1), device=torch.device(device))
+    job: Any = SimpleNamespace(
+        config=None,
+        state=SimpleNamespace(cursor=SimpleNamespace(step=0)),
+        world=world,
+        grid=SimpleNamespace(of_worker=lambda rank, size: [rank]),
+        task=SimpleNamespace(feed=None),
+        notices=None,
+        total_steps=1,
+    )
+    with pytest.raises(KeyError):
+        loop.train_loop(job)
+    assert events == ["feed", *([world.device] if device == "cuda" else []), "loop"]

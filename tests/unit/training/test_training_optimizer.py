@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -382,3 +383,23 @@ def test_without_the_compiler_an_optimizer_computes_the_same(kind: type[torch.op
             optimizer.zero_grad()
         results.append([p.detach(), *(t for t in optimizer.state[p].values() if isinstance(t, torch.Tensor))])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_state_is_made_with_the_gradients_that_are_there() -> None:
+    """They may be views into buckets, beside which a second set would be as large as the weights."""
+    state = make_state(optimizer_config("adamw"))
+    first, *others = state.model.parameters()
+    first.grad = bucket = torch.ones_like(first)
+    seen: list[torch.Tensor | None] = []
+    step = state.optimizer.step
+
+    def watched(*_: Any) -> None:
+        seen.append(first.grad)
+        step()
+
+    state.optimizer.step = watched  # type: ignore[method-assign]
+    materialize(state.optimizer)
+    assert seen[0] is bucket and first.grad is bucket and not bucket.any()
+    assert all(p.grad is None for p in others)
+    moments = [t for name, t in tensors(state).items() if name.startswith("optimizer.")]
+    assert moments and not any(t.any() for t in moments)

@@ -19,14 +19,19 @@ def materialize(optimizer: Optimizer) -> None:
     be saved or loaded into. State that is there already stays as it is.
 
     A step with zero gradients and a zero learning rate leaves the weights as they are, and moments zero; but it counts.
+    Gradients that are there are zeroed, since a second set would be as large as the weights; a step of training clears
+    them before it begins, too.
     """
     if optimizer.state:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    saved_gradients = [p.grad for p in parameters]
+    without_gradient = [p for p in parameters if p.grad is None]
     saved_rates = [(float(group["lr"]), group.get("weight_decay")) for group in optimizer.param_groups]
     for p in parameters:
-        p.grad = torch.zeros_like(p)
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        else:
+            p.grad.zero_()
     for group in optimizer.param_groups:
         _set_rate(group, 0.0)
         if "weight_decay" in group:
@@ -35,8 +40,8 @@ def materialize(optimizer: Optimizer) -> None:
     for state in optimizer.state.values():
         if "step" in state:
             state["step"].zero_()
-    for p, gradient in zip(parameters, saved_gradients, strict=True):
-        p.grad = gradient
+    for p in without_gradient:
+        p.grad = None
     for group, (rate, decay) in zip(optimizer.param_groups, saved_rates, strict=True):
         _set_rate(group, rate)
         if decay is not None:
