@@ -19,7 +19,7 @@ from headway.checkpoint.places import remote_manifests
 from headway.config import Config, dump_config, override, resolve_lanes
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
-from headway.core.format import format_seconds
+from headway.core.format import counted, format_seconds, plural
 from headway.core.signals import handled
 
 
@@ -115,8 +115,8 @@ def run_campaign(
     assert config.train.steps is not None
     if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):
         raise ConfigError(
-            f"determinism '{config.determinism}' does not promise what a campaign on {_listed(worker_counts)} workers"
-            " would test",
+            f"determinism '{config.determinism}' does not promise what a campaign on {_listed(worker_counts)}"
+            f" {plural(max(worker_counts), 'worker')} would test",
             where="determinism",
             fix="determinism=elastic" if len(set(worker_counts)) > 1 else "determinism=run",
         )
@@ -202,18 +202,20 @@ def render(result: CampaignResult) -> str:
 def _lines(result: CampaignResult) -> Iterator[str]:
     kills, runs = sum(result.kills.values()), len(result.trials)
     workers = sorted({count for trial in result.trials for count in trial.workers})
-    yield (
-        f"{kills} kills in {runs} runs on {_listed(workers)} workers (seed {result.seed},"
-        f" {format_seconds(result.seconds)}): {result.mismatches} states differ from the undisturbed run's"
-    )
+    came = f"{counted(kills, 'kill')} in {counted(runs, 'run')}"
+    if workers:
+        came += f" on {_listed(workers)} {plural(workers[-1], 'worker')}"
+    differ = "state differs" if result.mismatches == 1 else "states differ"
+    found = f"{result.mismatches} {differ} from the undisturbed run's" if runs else "nothing was compared"
+    yield f"{came} (seed {result.seed}, {format_seconds(result.seconds)}): {found}"
     yield from (f"  {kind:28}{count:5}" for kind, count in sorted(result.kills.items()))
     if result.disks_lost:
-        yield f"checkpoints here were lost {result.disks_lost} times: gone on from the remote tier"
+        yield f"checkpoints here were lost {counted(result.disks_lost, 'time')}: gone on from the remote tier"
     if result.recoveries:
         seconds = result.recoveries
         yield (
             f"from a kill to the next new step: median {statistics.median(seconds):.1f} s,"
-            f" longest {seconds[-1]:.1f} s ({len(seconds)} kills)"
+            f" longest {seconds[-1]:.1f} s ({counted(len(seconds), 'kill')})"
         )
     if result.own:
         yield (

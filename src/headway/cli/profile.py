@@ -68,7 +68,10 @@ def profile(
         return
     found = run(loaded, plan, output)
     if as_json:
-        print_json({**found.model_dump(mode="json"), "verdict": found.verdict})
+        from headway.profiling.tables import warnings
+
+        more = {"verdict": found.verdict, "spread": found.spread.model_dump(mode="json"), "warnings": warnings(found)}
+        print_json({**found.model_dump(mode="json"), **more})
     else:
         _print_profile(found, output)
 
@@ -82,7 +85,9 @@ def _print_profile(found: Profile, output: Path) -> None:
         part_headers,
         part_rows,
         profiler_text,
+        spread_text,
         summary_line,
+        warnings,
     )
 
     slowest = found.workers[found.slowest]
@@ -90,6 +95,8 @@ def _print_profile(found: Profile, output: Path) -> None:
     print()
     print_table(part_headers(found), part_rows(found), numeric=range(1, len(part_headers(found))))
     print()
+    steps = counted(len(slowest.steps), "step")
+    print(f"steps      {spread_text(found)}; the table is the mean of {steps} without the profiler")
     print(f"ceiling    {ceiling_text(slowest)}; copies {slowest.ceilings.copy_bytes_per_second / 1e9:.1f} GB/s")
     reduced = slowest.ceilings.all_reduce
     if reduced is not None:
@@ -103,10 +110,12 @@ def _print_profile(found: Profile, output: Path) -> None:
     print(f"memory     {format_bytes(peak)} of tensors at most, {base} of them weights, gradients and moments")
     if len(found.workers) > 1:
         print(f"slowest    worker {found.slowest}: the others wait for it")
-    print(f"profiler   {profiler_text(found)}; the table is from steps without it")
+    print(f"profiler   {profiler_text(found)}")
     print()
     print_table(OPERATOR_HEADERS, operator_rows(found)[:10], numeric=range(1, len(OPERATOR_HEADERS)))
     print()
+    for warning in warnings(found):
+        print(f"warning: {warning}\n")
     print(f"largest loss: {found.verdict}")
     for loss in found.losses[1:]:
         print(f"        then: {loss.what}")

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from headway.profiling.record import CHECKPOINT, Memory, Profile, WorkerRecord
 from headway.profiling.roofline import flops_text
-from headway.telemetry.charts import GROUND, MUTED, SERIES, Chart, Entry, as_svg, drawing, short_number, ticks
+from headway.telemetry.charts import (
+    GROUND,
+    INK,
+    MUTED,
+    SERIES,
+    Chart,
+    Entry,
+    as_svg,
+    drawing,
+    number_ticks,
+    short_number,
+    ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Every part has a colour of its own, the same in all charts.
 COLOURS = {
     "data": 4, "forward": 0, "forward and backward": 0, "backward": 5, "reduction": 1, "optimizer": 2, "host": 7,
     CHECKPOINT: 3,
 }  # fmt: skip
+#: The colour that no part has.
+_TENSORS = 6
+#: Resident memory that is so many times the tensors' leaves nothing to be seen of them on one axis.
+_APART = 5
 _MIB = 2**20
 
 
@@ -43,33 +63,47 @@ def step_chart(found: Profile) -> Chart:
 
 
 def memory_chart(memory: Memory) -> Chart:
-    """Tensors and resident memory through the last traced step, with its parts along the foot."""
+    """Tensors and resident memory through the last traced step, with its parts along the foot.
+
+    No colour of a part means anything else here. Where resident memory would press the tensors flat, it has a panel of
+    its own.
+    """
     scale, unit = (1.0, "seconds") if memory.parts and memory.parts[-1][2] >= 1 else (1e3, "milliseconds")
-    with drawing(1040, 340) as (figure, axes):
-        at = [time * scale for time in memory.times]
-        sizes = [size / _MIB for size in memory.tensor_bytes]
-        base = memory.base_bytes / _MIB
-        axes.fill_between(at, sizes, color=SERIES[0], alpha=0.22, linewidth=0, step="post")
-        axes.step(at, sizes, color=SERIES[0], linewidth=1.6, where="post")
-        axes.axhline(base, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-        highest = max([base, *sizes])
-        legend = [Entry("tensors", 0), Entry("always there: weights, gradients, moments", 7, "dashed")]
-        if memory.resident_bytes:
-            resident = [size / _MIB for size in memory.resident_bytes]
-            axes.plot([time * scale for time in memory.resident_times], resident, color=SERIES[1], linewidth=1.4)
-            highest = max([highest, *resident])
-            what = "the process's resident memory" if memory.kind == "cpu" else "reserved by PyTorch"
-            legend.append(Entry(what, 1, "solid"))
-        for part, start, end in memory.parts:
-            axes.axvspan(start * scale, end * scale, ymax=0.025, color=SERIES[COLOURS.get(part, 7)], linewidth=0)
-        axes.set_ylim(bottom=-0.03 * highest, top=1.08 * highest)
-        axes.set_xlabel(f"{unit} since the step began (under the profiler)")
-        axes.set_ylabel("MiB")
-        axes.yaxis.set_major_formatter(ticks(short_number))
-        axes.margins(x=0.01)
-        parts = dict.fromkeys(part for part, _, _ in memory.parts)
-        legend += [Entry(part, COLOURS.get(part, 7)) for part in parts]
+    base, resident = memory.base_bytes / _MIB, [size / _MIB for size in memory.resident_bytes]
+    highest = max([base, *(size / _MIB for size in memory.tensor_bytes)])
+    apart = max(resident, default=0.0) > _APART * highest
+    legend = [Entry("tensors", _TENSORS), Entry("always there: weights, gradients, moments", "muted", "dashed")]
+    with drawing(1040, 480 if apart else 340) as (figure, axes):
+        foot = axes
+        if apart:
+            axes.remove()
+            axes, foot = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        _tensors(axes, memory, scale)
+        if resident:
+            foot.plot([time * scale for time in memory.resident_times], resident, color=INK, linewidth=1.4)
+            legend.append(
+                Entry("the process's resident memory" if memory.kind == "cpu" else "reserved by PyTorch", "ink")
+            )
+        for panel, top in ((axes, highest), (foot, max([*resident, 0 if apart else highest]))):
+            panel.set_ylim(bottom=-0.03 * top, top=1.08 * top)
+            panel.yaxis.set_major_formatter(number_ticks())
+            panel.margins(x=0.01)
+        axes.set_ylabel("tensors, MiB" if apart else "MiB")
+        if apart:
+            foot.set_ylabel("resident, MiB" if memory.kind == "cpu" else "reserved, MiB")
+        foot.set_xlabel(f"{unit} since the step began (under the profiler)")
+        legend += [Entry(part, COLOURS.get(part, 7)) for part in dict.fromkeys(part for part, _, _ in memory.parts)]
         return Chart("Memory through one step", as_svg(figure, "Memory through one step"), tuple(legend), wide=True)
+
+
+def _tensors(axes: Axes, memory: Memory, scale: float) -> None:
+    at = [time * scale for time in memory.times]
+    sizes = [size / _MIB for size in memory.tensor_bytes]
+    axes.fill_between(at, sizes, color=SERIES[_TENSORS], alpha=0.22, linewidth=0, step="post")
+    axes.step(at, sizes, color=SERIES[_TENSORS], linewidth=1.6, where="post")
+    axes.axhline(memory.base_bytes / _MIB, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    for part, start, end in memory.parts:
+        axes.axvspan(start * scale, end * scale, ymax=0.025, color=SERIES[COLOURS.get(part, 7)], linewidth=0)
 
 
 def roofline_chart(worker: WorkerRecord) -> Chart | None:

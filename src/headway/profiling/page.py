@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html import escape
+
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count
 from headway.profiling.charts import memory_chart, roofline_chart, step_chart
 from headway.profiling.record import MEANINGS, Profile
@@ -14,7 +16,9 @@ from headway.profiling.tables import (
     part_rows,
     product_rows,
     profiler_text,
+    spread_text,
     summary_line,
+    warnings,
 )
 from headway.telemetry import html
 from headway.telemetry.summary import time_text
@@ -34,6 +38,7 @@ def render_page(found: Profile) -> str:
         [
             html.heading(f"{found.name}: where a step goes", None, f"{summary_line(found)}."),
             html.tiles(_tiles(found)),
+            *(f'<p class="warn">{escape(warning)}.</p>' for warning in warnings(found)),
             html.section("What to change first", html.table(["Loss", "Try"], losses) or f"<p>{found.verdict}.</p>"),
             html.section(
                 "The step",
@@ -66,7 +71,11 @@ def _tiles(found: Profile) -> list[tuple[str, str, str]]:
     peak = max(worker.memory.peak_bytes.values(), default=None)
     reached = UNKNOWN if found.reached is None else f"{found.reached:.1%}"
     return [
-        ("Step", seconds_text(found.step_seconds), f"mean of {len(worker.steps)} steps"),
+        (
+            "Step",
+            seconds_text(found.step_seconds),
+            f"mean of {len(worker.steps)} steps ({spread_text(found)}), and a share of a save",
+        ),
         ("Tokens per second", format_count(found.tokens_per_second), "of all workers"),
         ("MFU" if found.mfu is not None else "Of the ceiling", reached, ceiling_text(worker)),
         ("Longest part", largest.part, f"{largest.share:.0%} of the step"),
@@ -85,6 +94,7 @@ def _facts(found: Profile) -> list[tuple[str, str]]:
     facts = [
         ("workers", f"{len(found.workers)} on {worker.device_name}, {counted(worker.threads, 'thread')} each"),
         ("steps", f"{found.warmup_steps} to warm up, {len(worker.steps)} timed, {len(worker.traced_steps)} traced"),
+        ("spread", f"a timed step took {spread_text(found)}"),
         ("profiler", f"{profiler_text(found)}; times in tables of parts are without it"),
         ("ceiling", ceiling_text(worker)),
         ("copies in memory", f"{ceilings.copy_bytes_per_second / 1e9:.1f} GB/s read and written"),
@@ -95,5 +105,5 @@ def _facts(found: Profile) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if ceilings.all_reduce is not None:
         reduced = ceilings.all_reduce
-        facts.insert(5, ("exchange", f"a sum of {format_bytes(reduced.bytes)} takes {seconds_text(reduced.seconds)}"))
+        facts.insert(6, ("exchange", f"a sum of {format_bytes(reduced.bytes)} takes {seconds_text(reduced.seconds)}"))
     return [*facts, *(("note", note) for note in found.notes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -11,6 +12,9 @@ PARTS = ("data", "forward", "backward", "reduction", "optimizer", "host")
 #: What stages of a pipeline do in place of `forward` and `backward`.
 BOTH_PASSES = "forward and backward"
 CHECKPOINT = "checkpoint"
+
+#: A timed step that takes more than so many medians is worth a warning: it pulls the means of few steps up.
+OUTLIER = 2.0
 
 #: What a part is, in words.
 MEANINGS = {
@@ -132,6 +136,16 @@ class Memory(Record):
     """Largest `tensor_bytes` by part."""
 
 
+class Spread(Record):
+    """How much the timed steps of one worker differ, in seconds, without a save's share."""
+
+    shortest: float
+    median: float
+    longest: float
+    outliers: int
+    """Steps that took more than `OUTLIER` times the median."""
+
+
 class WorkerRecord(Record):
     """What one worker found."""
 
@@ -169,6 +183,14 @@ class WorkerRecord(Record):
     def waiting_seconds(self) -> float:
         """For other workers, per step."""
         return sum(sum(step.waiting.values()) for step in self.steps) / len(self.steps)
+
+    @property
+    def spread(self) -> Spread:
+        """Of the timed steps."""
+        seconds = [step.seconds for step in self.steps]
+        median = statistics.median(seconds)
+        outliers = sum(value > OUTLIER * median for value in seconds)
+        return Spread(shortest=min(seconds), median=median, longest=max(seconds), outliers=outliers)
 
     def part_seconds(self, part: str) -> float:
         """Mean over the timed steps; 0 of a part that there is not."""
@@ -238,6 +260,11 @@ class Profile(Record):
     losses: list[Loss]
     """Largest first."""
     notes: list[str]
+
+    @property
+    def spread(self) -> Spread:
+        """Of the slowest worker's timed steps."""
+        return self.workers[self.slowest].spread
 
     @property
     def verdict(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.format import UNKNOWN, format_bytes, format_count
+from headway.core.format import UNKNOWN, counted, format_bytes, format_count
 from headway.profiling.record import Profile, Row
 from headway.profiling.roofline import flops_text, seconds_text
 
@@ -20,6 +20,24 @@ def summary_line(found: Profile) -> str:
         f"{found.name}: {workers} worker{'s' if workers > 1 else ''} on {device}, {found.precision}{compiled}:"
         f" {seconds_text(found.step_seconds)} per step, {format_count(found.tokens_per_second)} tokens/s, {kind}"
     )
+
+
+def spread_text(found: Profile) -> str:
+    """How much the timed steps differ, of the slowest worker."""
+    spread = found.spread
+    return f"{seconds_text(spread.shortest)} to {seconds_text(spread.longest)}, median {seconds_text(spread.median)}"
+
+
+def warnings(found: Profile) -> list[str]:
+    """What makes the numbers doubtful: means of few steps follow a single one that was held up."""
+    spread, steps = found.spread, len(found.workers[found.slowest].steps)
+    if not spread.outliers:
+        return []
+    return [
+        f"{spread.outliers} of {counted(steps, 'step')} took more than twice the median of"
+        f" {seconds_text(spread.median)}, the longest {seconds_text(spread.longest)}: all times here are means, which"
+        f" follow it. More steps tell whether it belongs to the training: --steps {max(30, 3 * steps)}"
+    ]
 
 
 def bytes_text(rate: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,25 +23,25 @@ from headway.telemetry.record import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
-#: Series in a comparison that get a colour of their own; further ones start over with another dash.
+#: Series that get a colour of their own.
 SERIES_COLOURS = 8
 
-_INK, MUTED, _RULE, GROUND = "#000001", "#000002", "#000003", "#000004"
+INK, MUTED, _RULE, GROUND = "#000001", "#000002", "#000003", "#000004"
 SERIES = tuple(f"#0000{number:02x}" for number in range(0x10, 0x10 + SERIES_COLOURS))
 _VARIABLES = {
-    _INK: "var(--ink)",
+    INK: "var(--ink)",
     MUTED: "var(--muted)",
     _RULE: "var(--rule)",
     GROUND: "var(--ground)",
     **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
 }
-_Kind = Literal["solid", "dashed", "dotted", "faint", "dots"]
-_DASHES: tuple[_Kind, ...] = ("solid", "dashed", "dotted")
+Kind = Literal["solid", "dashed", "dotted", "faint", "dots", "band"]
 
 #: Points across a chart. More cannot be told apart on a screen.
 _POINTS = 1200
@@ -60,7 +60,7 @@ _RC = {
     "axes.axisbelow": True,
     "grid.color": _RULE,
     "grid.linewidth": 0.6,
-    "text.color": _INK,
+    "text.color": INK,
     "xtick.color": _RULE,
     "ytick.color": _RULE,
     "xtick.labelcolor": MUTED,
@@ -77,8 +77,14 @@ class Entry:
     """One line of a chart's legend; the page draws it, since it can escape and wrap names."""
 
     label: str
-    series: int
-    kind: _Kind = "solid"
+    series: int | Literal["ink", "muted"]
+    """Number of its colour, or what is none of the series' colours."""
+    kind: Kind = "solid"
+
+    @property
+    def variable(self) -> str:
+        """The page's name of the colour."""
+        return f"--series-{self.series}" if isinstance(self.series, int) else f"--{self.series}"
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def half_window(points: int) -> int:
 
 
 def loss_chart(run: Run) -> Chart | None:
-    """Training and validation loss by step; None when no loss was recorded."""
+    """Training and validation loss by step; None when no finite loss was recorded."""
     steps, losses = run.metrics.finite("train/loss")
     evaluated, validation = run.metrics.finite("evaluation/loss")
     if not len(steps) and not len(evaluated):
@@ -135,6 +141,7 @@ def loss_chart(run: Run) -> Chart | None:
         if len(evaluated):
             axes.plot(evaluated, validation, color=SERIES[1], linewidth=1.2, marker="o", markersize=4.5, zorder=4)
             legend.append(Entry("validation loss", 1, "dots"))
+        legend += _shade_not_finite(axes, run, "train/loss")
         _mark_attempts(axes, run, numbered=True)
         _uniform_guess(axes, run.vocab_size, losses)
         axes.set_ylabel("loss (nats per token)")
@@ -160,51 +167,52 @@ def metric_chart(
         return None
     with drawing(340, 240) as (figure, axes):
         _curve(axes, steps, values, title)
+        axes.yaxis.set_major_formatter(number_ticks())
         if may_be_log and values.min() > 0 and values.max() > 30 * values.min():
             axes.set_yscale("log")
+            log_ticks(axes.yaxis, float(values.min()), float(values.max()))
         elif from_zero:
             axes.set_ylim(bottom=0, top=values.max() * 1.08 or 1)
+        legend = tuple(_shade_not_finite(axes, run, name))
         _mark_attempts(axes, run, numbered=False)
         axes.set_ylabel(unit)
-        axes.yaxis.set_major_formatter(ticks(short_number))
         _step_axis(axes, None)
-        return Chart(title, as_svg(figure, f"{title} by step"))
-
-
-def overlay_chart(runs: Mapping[str, Run], by: Literal["step", "tokens"]) -> Chart | None:
-    """Smoothed training losses of several runs, by name, over one axis; their validation losses are dots."""
-    legend: list[Entry] = []
-    with drawing(1040, 380) as (figure, axes):
-        for index, (name, run) in enumerate(runs.items()):
-            batches = Batches(((0, 1),)) if by == "step" else run.batches
-            steps, losses = run.metrics.finite("train/loss")
-            if not len(steps) or batches is None:
-                continue
-            place, _ = token_scale(batches)
-            dash = _DASHES[index // SERIES_COLOURS % len(_DASHES)]
-            colour = SERIES[index % SERIES_COLOURS]
-            at, mean = thin(steps, smooth(losses, half_window(len(losses))))
-            axes.plot(place(at), mean, color=colour, linewidth=1.8, linestyle=dash)
-            evaluated, validation = run.metrics.finite("evaluation/loss")
-            axes.plot(place(evaluated), validation, color=colour, linestyle="none", marker="o", markersize=4.5)
-            legend.append(Entry(name, index % SERIES_COLOURS, dash))
-        axes.set_ylabel("loss (nats per token)")
-        axes.set_xlabel(by)
-        axes.xaxis.set_major_formatter(ticks(short_number))
-        axes.margins(x=0.01)
-        title = f"Training loss by {by}, validation loss as dots"
-        return Chart(title, as_svg(figure, title), tuple(legend), wide=True) if legend else None
+        return Chart(title, as_svg(figure, f"{title} by step"), legend)
 
 
 def short_number(value: float) -> str:
-    """A tick's label: 20000 -> "20k", 1.5e9 -> "1.5B", 0.00025 -> "2.5e-4"."""
+    """A number by itself: 20000 -> "20k", 1.5e9 -> "1.5B", 0.00025 -> "2.5e-4"."""
     for limit, scale, suffix in ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= limit:
             return f"{value / scale:g}{suffix}"
     if 0 < abs(value) < 1e-3:
-        exponent = math.floor(math.log10(abs(value)) + 1e-9)
-        return f"{value / 10**exponent:.3g}e{exponent}"
+        return _with_exponent(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+
+
+def _with_exponent(value: float) -> str:
+    exponent = math.floor(math.log10(abs(value)) + 1e-9)
+    return f"{value / 10**exponent:.3g}e{exponent}"
+
+
+def axis_labels(values: Sequence[float]) -> list[str]:
+    """Labels of one axis, written alike: "8k" beside "10k", "1e-3" beside "5e-4".
+
+    All are in the largest one's unit, unless the axis spans so much that each needs its own.
+    """
+    largest = max(map(abs, values), default=0.0)
+    # Where zero should be, a locator may put what is left of rounding.
+    clean = [value if abs(value) > 1e-12 * largest else 0.0 for value in values]
+    smallest = min((abs(value) for value in clean if value), default=0.0)
+    if 0 < smallest < 1e-3:
+        return [_with_exponent(value) if 0 < abs(value) < 1 else short_number(value) for value in clean]
+    if largest < 1e4:
+        return [short_number(value) for value in clean]
+    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+    scale, suffix = next(unit for unit in units if largest >= unit[0])
+    if smallest >= max(1e3, 0.1 * scale):
+        return [f"{value / scale:g}{suffix}" if value else "0" for value in clean]
+    return [f"{value / 1e3:g}k" if 1e3 <= abs(value) < 1e4 else short_number(value) for value in clean]
 
 
 @contextmanager
@@ -245,6 +253,21 @@ def _curve(axes: Axes, steps: Steps, values: Floats, label: str) -> list[Entry]:
         behind = "every step"
     axes.plot(*thin(steps, smooth(values, half)), color=SERIES[0], linewidth=1.8)
     return [Entry(f"{label}, mean over {2 * half + 1:,} steps", 0), Entry(behind, 0, "faint")]
+
+
+def _shade_not_finite(axes: Axes, run: Run, name: str) -> list[Entry]:
+    """Shades the steps at which a metric was NaN or infinite, which also keeps them on the axis."""
+    steps, values = run.metrics.series(name)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if not len(bad):
+        return []
+    # Stretches that the screen could not tell apart become one.
+    near = (steps[-1] - steps[0]) / _POINTS
+    cuts = np.flatnonzero((np.diff(bad) > 1) & (np.diff(steps[bad]) > near))
+    for first, last in zip(bad[[0, *(cuts + 1)]], bad[[*cuts, -1]], strict=True):
+        # The outline keeps a single step visible.
+        axes.axvspan(steps[first] - 0.5, steps[last] + 0.5, color=SERIES[7], alpha=0.25, linewidth=1)
+    return [Entry("not finite", 7, "band")]
 
 
 def _uniform_guess(axes: Axes, vocab_size: int | None, losses: Floats) -> None:
@@ -293,19 +316,52 @@ def _step_axis(axes: Axes, batches: Batches | None) -> None:
     axes.set_xlabel("step")
     axes.margins(x=0.01)
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto" if batches else 4, integer=True))
-    axes.xaxis.set_major_formatter(ticks(short_number))
+    axes.xaxis.set_major_formatter(number_ticks())
     if batches:
         top = axes.secondary_xaxis("top", functions=token_scale(batches))
-        top.xaxis.set_major_formatter(ticks(short_number))
+        top.xaxis.set_major_formatter(number_ticks())
         top.set_xlabel("tokens")
         top.spines["top"].set_visible(False)
         top.tick_params(length=0)
 
 
 def ticks(label: Callable[[float], str]) -> Any:
+    """Labels every tick by itself."""
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: label(value))
+
+
+def number_ticks() -> Any:
+    """Labels the ticks of an axis alike, as `axis_labels` does."""
+    from matplotlib.ticker import Formatter
+
+    class Numbers(Formatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return short_number(x)
+
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            # A locator gives ticks beyond the ends too, which are not drawn and should not choose the unit.
+            low, high = sorted(self.axis.get_view_interval()) if self.axis else (-math.inf, math.inf)
+            shown = [value for value in values if low <= value <= high]
+            labels = iter(axis_labels(shown))
+            return [next(labels) if low <= value <= high else "" for value in values]
+
+    return Numbers()
+
+
+def log_ticks(axis: Axis, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis: powers of ten, between them 2 and 5 where there are few, or round numbers where all
+    lies within a decade."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    if high < 10 * low:
+        axis.set_major_locator(MaxNLocator(nbins=4))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+    # Otherwise matplotlib labels the lines between them, in its own way.
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(number_ticks())
 
 
 def as_svg(figure: Figure, label: str) -> str:

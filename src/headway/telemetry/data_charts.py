@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.telemetry.charts import SERIES, Chart, Entry, as_svg, drawing, short_number, ticks
+from headway.telemetry.charts import SERIES, Chart, Entry, as_svg, drawing, log_ticks, number_ticks
 
 
 def length_chart(source: str, histogram: Sequence[Sequence[int]]) -> Chart:
@@ -27,13 +27,13 @@ def length_chart(source: str, histogram: Sequence[Sequence[int]]) -> Chart:
         axes.set_xscale("log")
         axes.set_xlabel("tokens per document")
         axes.set_ylabel("documents")
-        axes.xaxis.set_major_formatter(ticks(short_number))
-        axes.yaxis.set_major_formatter(ticks(short_number))
+        log_ticks(axes.xaxis, min(starts, default=1), max((row[1] for row in histogram), default=1))
+        axes.yaxis.set_major_formatter(number_ticks())
         return Chart(source, as_svg(figure, f"Documents of {_plain(source)} by length"))
 
 
 def share_chart(names: Sequence[str], have: Sequence[float], asked: Sequence[float | None]) -> Chart:
-    """Each source's share of the training tokens, beside the share of training rows that is asked for, where one is."""
+    """Each source's share of the train split's tokens, beside the share of training rows that the config asks for."""
     wanted = [share if share is not None else 0.0 for share in asked]
     compare = any(share is not None for share in asked)
     thickness = 0.38 if compare else 0.7
@@ -47,9 +47,9 @@ def share_chart(names: Sequence[str], have: Sequence[float], asked: Sequence[flo
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("percent")
-        legend = [Entry("share of the store's tokens", 0)]
+        legend = [Entry("share of the train split's tokens", 0)]
         if compare:
-            legend.append(Entry("share of training", 1))
+            legend.append(Entry("share of training rows that the config asks for", 1))
         return Chart("Sources", as_svg(figure, "Share of each source"), tuple(legend), wide=True)
 
 

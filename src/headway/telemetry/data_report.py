@@ -11,6 +11,7 @@ from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, format_bytes, format_count
 from headway.telemetry import html
 from headway.telemetry.data_charts import length_chart, share_chart
+from headway.telemetry.data_duplicates import duplicates
 from headway.telemetry.summary import share_text
 
 #: Examples that are shown per step; the store's `inputs.json` has the rest.
@@ -45,7 +46,7 @@ def render_data_report(facts: Mapping[str, Any]) -> str:
             html.section("Sources", _sources(facts["sources"]), _shares(facts)),
             html.section("Document length", *_lengths(facts["splits"])),
             html.section("Cleaning", *(_cleaning(source) for source in facts["sources"])),
-            html.section("Duplicates", _duplicates(facts.get("duplicates"))),
+            html.section("Duplicates", duplicates(facts.get("duplicates"))),
             html.section("Splits", _splits(facts["splits"])),
             html.section("Tokenizer", html.facts(_tokenizer(facts))),
         ],
@@ -87,11 +88,11 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
         ]
         for source in sources
     ]
-    return html.table(headers, rows, numeric=range(1, len(headers)))
+    return html.table(headers, rows, numeric=range(1, len(headers)), drop_unknown=True)
 
 
 def _shares(facts: Mapping[str, Any]) -> str:
-    """Each source's share of tokens beside the share of training that the config asks for."""
+    """Each source's share of the train split beside the share of training that the config asks for."""
     train = {part["source"]: part["tokens"] for part in facts["splits"] if part["split"] == "train"}
     total = sum(train.values())
     if len(train) < 2 or not total:
@@ -153,46 +154,6 @@ def _examples(step: Mapping[str, Any]) -> str:
         chosen = [example for example in step["examples"] if example["kind"] == kind][:_EXAMPLES]
         lines += [f"[{kind}: {example['reason']}]\n{example['text']}\n" for example in chosen]
     return html.preformatted("\n".join(lines), f"Examples: {step['name']}") if lines else ""
-
-
-def _duplicates(report: Mapping[str, Any] | None) -> str:
-    """The search's report: figures as they are, tables of what is counted per source."""
-    if not report:
-        return ""
-    plain = [(_title(key), _shown(value)) for key, value in report.items() if not isinstance(value, (dict, list))]
-    tables = []
-    for key, value in report.items():
-        if isinstance(value, dict) and value and all(isinstance(row, dict) for row in value.values()):
-            columns = list(dict.fromkeys(column for row in value.values() for column in row))
-            rows = [[name, *(_shown(row.get(column)) for column in columns)] for name, row in value.items()]
-            headers = [_title(key), *map(_title, columns)]
-            tables.append(html.table(headers, rows, numeric=range(1, len(headers))))
-        elif isinstance(value, dict):
-            plain += [(f"{_title(key)}: {_title(name)}", _listed(item)) for name, item in value.items()]
-    return html.facts(plain) + "".join(tables)
-
-
-def _listed(value: Any) -> str:
-    """A figure; of clusters their sizes and shares."""
-    if not isinstance(value, list):
-        return _shown(value)
-    sizes = [f"{cluster['documents']:,} documents ({share_text(cluster['share'])})" for cluster in value]
-    return ", ".join(sizes) or "none"
-
-
-def _title(key: str) -> str:
-    words = key.replace("_", " ")
-    return words[:1].upper() + words[1:]
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return share_text(value) if 0 <= value <= 1 else f"{value:,.2f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _tokenizer(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import NamedTuple
 
+from headway.core.format import UNKNOWN
 from headway.telemetry.charts import Chart
 from headway.telemetry.record import FINISHED, NOT_ENDED, NOT_STARTED, PREEMPTED, RUNNING
 
@@ -56,12 +58,16 @@ figure svg text { font-family: inherit !important; }
 .legend i { display: inline-block; width: 20px; margin-right: 7px; vertical-align: 3px; border-top: 2.5px solid; }
 .legend .faint { opacity: 0.35; } .legend .dashed { border-top-style: dashed; }
 .legend .dotted { border-top-style: dotted; }
+.legend .band { border-top-width: 10px; vertical-align: -1px; opacity: 0.35; }
 .legend .dots { width: 8px; height: 8px; border: 4px solid; border-radius: 50%; vertical-align: 0; }
 .scroll { overflow-x: auto; }
-.facts + .scroll, .facts + details { margin-top: 16px; }
-table { width: 100%; border-collapse: collapse; font-size: 14px; }
-th { padding: 6px 18px 6px 0; text-align: left; font-weight: 600; font-size: 13px; color: var(--muted); }
-td { padding: 6px 18px 6px 0; vertical-align: top; overflow-wrap: anywhere; }
+.facts + .scroll, .scroll + .facts, .facts + details { margin-top: 16px; }
+table { width: 100%; border-collapse: separate; border-spacing: 0; font-size: 14px; }
+th { padding: 6px 18px 6px 0; text-align: left; vertical-align: bottom; font-weight: 600; font-size: 13px; }
+th { color: var(--muted); }
+td { padding: 6px 18px 6px 0; vertical-align: top; overflow-wrap: break-word; }
+td.text { min-width: 24ch; }
+.many :is(th, td):first-child { position: sticky; left: 0; z-index: 1; max-width: 26ch; background: var(--ground); }
 tr > * { border-bottom: 1px solid var(--rule); }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .facts { display: grid; grid-template-columns: max-content 1fr; gap: 4px 22px; margin: 0; font-size: 14px; }
@@ -72,8 +78,14 @@ pre {
 }
 details summary { cursor: pointer; color: var(--link); margin: 6px 0; }
 @media (max-width: 560px) { .facts { grid-template-columns: 1fr; } .facts dd { margin-bottom: 8px; } }
+@media (max-width: 560px) { .many :is(th, td):first-child { max-width: 16ch; } }
 @media print { body { padding: 0; } h2 { break-after: avoid; } figure, .tile, tr { break-inside: avoid; } }
 """
+
+#: Columns from which a table gets so wide that its first one stays in sight when it is scrolled sideways.
+_MANY_COLUMNS = 7
+#: Characters from which a cell is text that needs some width, whatever numbers stand beside it.
+_TEXT_CHARACTERS = 24
 
 #: Colours of a run's states.
 _TONES = {FINISHED: "good", RUNNING: "busy", PREEMPTED: "warn", NOT_ENDED: "warn", NOT_STARTED: "warn"}
@@ -90,9 +102,10 @@ def page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def heading(title: str, state: str | None, remark: str) -> str:
-    """The page's title, with the outcome beside it and one sentence below."""
-    tag = f'<span class="state {_TONES.get(state, "bad")}">{escape(state)}</span>' if state else ""
+def heading(title: str, state: str | None, remark: str, tone: str | None = None) -> str:
+    """The page's title, with the outcome beside it and one sentence below; `tone` is the outcome's colour where it is
+    not that of the state."""
+    tag = f'<span class="state {tone or _TONES.get(state, "bad")}">{escape(state)}</span>' if state else ""
     return (
         f'<header><div class="head"><h1>{escape(title)}</h1>{tag}</div>\n<p class="muted">{escape(remark)}</p></header>'
     )
@@ -134,28 +147,50 @@ def paragraphs(texts: Iterable[str]) -> str:
     return "\n".join(parts)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Iterable[int] = ()) -> str:
-    """A table; `numeric` are the columns that are set flush right. Nothing when there are no rows."""
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Iterable[int] = (), *, drop_unknown: bool = False
+) -> str:
+    """A table; nothing when there are no rows.
+
+    Args:
+        headers: Of the columns.
+        rows: Their cells.
+        numeric: Columns that are set flush right.
+        drop_unknown: Leave out columns, but the first, of which no cell says anything: all are unknown or empty.
+    """
     if not rows:
         return ""
     right = set(numeric)
+    columns = [
+        _Column(index, index in right, any(len(row[index]) > _TEXT_CHARACTERS for row in rows))
+        for index in range(len(headers))
+        if not (drop_unknown and index and all(row[index] in (UNKNOWN, "") for row in rows))
+    ]
+    body = "\n".join(f"<tr>{_cells('td', row, columns)}</tr>" for row in rows)
+    head = f"<thead><tr>{_cells('th', headers, columns)}</tr></thead>"
+    kind = ' class="many"' if len(columns) >= _MANY_COLUMNS else ""
+    return f'<div class="scroll"><table{kind}>\n{head}\n<tbody>\n{body}\n</tbody></table></div>'
 
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f'<{tag} class="number">{escape(value)}</{tag}>' if index in right else f"<{tag}>{escape(value)}</{tag}>"
-            for index, value in enumerate(values)
-        )
 
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    head = f"<thead><tr>{cells('th', headers)}</tr></thead>"
-    return f'<div class="scroll"><table>\n{head}\n<tbody>\n{body}\n</tbody></table></div>'
+class _Column(NamedTuple):
+    place: int
+    is_numeric: bool
+    is_text: bool
+
+    @property
+    def kind(self) -> str:
+        """For the style."""
+        return ' class="number"' if self.is_numeric else ' class="text"' if self.is_text else ""
+
+
+def _cells(tag: str, values: Sequence[str], columns: Iterable[_Column]) -> str:
+    return "".join(f"<{tag}{column.kind}>{escape(values[column.place])}</{tag}>" for column in columns)
 
 
 def figure(chart: Chart) -> str:
     """A chart with its title and legend."""
     entries = "".join(
-        f'<span><i class="{entry.kind}" style="border-color: var(--series-{entry.series})"></i>'
-        f"{escape(entry.label)}</span>"
+        f'<span><i class="{entry.kind}" style="border-color: var({entry.variable})"></i>{escape(entry.label)}</span>'
         for entry in chart.legend
     )
     legend = f'<div class="legend">{entries}</div>' if entries else ""

@@ -220,6 +220,13 @@ class Metrics:
         keep = np.isfinite(values)
         return steps[keep], values[keep]
 
+    def not_finite_since(self, name: str) -> int | None:
+        """The step since which all values of one name are NaN or infinite; None when the newest is finite."""
+        steps, values = self.series(name)
+        finite = np.flatnonzero(np.isfinite(values))
+        start = int(finite[-1]) + 1 if len(finite) else 0
+        return int(steps[start]) if start < len(steps) else None
+
     def last(self, name: str) -> float | None:
         """Newest value of one name."""
         column = self._columns.get(name)

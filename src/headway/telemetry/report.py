@@ -57,7 +57,7 @@ def render_report(run: Run) -> str:
     return html.page(
         f"{run.name} · Headway run",
         [
-            html.heading(run.name, summary.state, _remark(run, summary)),
+            html.heading(run.name, summary.state, _remark(run, summary), tone="warn" if _diverged(summary) else None),
             html.tiles(_tiles(summary)),
             _charts(run),
             html.section("Sample text", _samples(run)),
@@ -84,7 +84,13 @@ def _remark(run: Run, summary: Summary) -> str:
         how = "No attempt is on record."
     else:
         how = f"{summary.outcome[:1].upper()}{summary.outcome[1:]}, {time_text(run.attempts[-1].ended)}."
-    return f"{how} Step {_of(summary.step, summary.total_steps)}."
+    since = summary.train_loss_not_finite_since
+    diverged = "" if since is None else f" The training loss has not been finite since step {since:,}."
+    return f"{how} Step {_of(summary.step, summary.total_steps)}.{diverged}"
+
+
+def _diverged(summary: Summary) -> bool:
+    return not (summary.train_loss_not_finite_since is None and summary.validation_loss_not_finite_since is None)
 
 
 def _of(step: int, total: int | None) -> str:
@@ -92,17 +98,13 @@ def _of(step: int, total: int | None) -> str:
 
 
 def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
-    best = ""
-    if summary.best_validation_loss is not None and summary.best_validation_loss != summary.validation_loss:
-        best = f"best {loss_text(summary.best_validation_loss)} at step {summary.best_validation_step:,}"
-    over = f"mean of the last {summary.train_loss_steps} steps" if summary.train_loss_steps > 1 else "last step"
     again = counted(summary.repeated_steps, "step")
     repeated = f"{again} done again after restarts" if summary.repeated_steps else ""
     skipped = f", {summary.skipped_steps:,} skipped" if summary.skipped_steps else ""
     speed = format_count(summary.tokens_per_second)
     return [
-        ("Training loss", loss_text(summary.train_loss), over if summary.train_loss is not None else ""),
-        ("Validation loss", loss_text(summary.validation_loss), best),
+        _training_tile(summary),
+        _validation_tile(summary),
         ("Perplexity", UNKNOWN if summary.perplexity is None else f"{summary.perplexity:,.2f}", "on validation data"),
         ("Tokens", format_count(summary.tokens), f"step {_of(summary.step, summary.total_steps)}{skipped}"),
         ("Tokens per second", speed, "median of all steps" if summary.tokens_per_second is not None else ""),
@@ -116,6 +118,24 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
         ("Peak memory", _gib(summary.peak_memory_gib), "of one worker"),
         ("Attempts", f"{summary.attempts:,}", repeated),
     ]
+
+
+def _training_tile(summary: Summary) -> tuple[str, str, str]:
+    if summary.train_loss_not_finite_since is not None:
+        return "Training loss", "not finite", f"since step {summary.train_loss_not_finite_since:,}"
+    over = f"mean of the last {summary.train_loss_steps} steps" if summary.train_loss_steps > 1 else "last step"
+    return "Training loss", loss_text(summary.train_loss), over if summary.train_loss is not None else ""
+
+
+def _validation_tile(summary: Summary) -> tuple[str, str, str]:
+    value, remarks = loss_text(summary.validation_loss), []
+    if summary.validation_loss_not_finite_since is not None:
+        value, remarks = "not finite", [f"since step {summary.validation_loss_not_finite_since:,}"]
+    elif summary.validation_step is not None and summary.validation_step != summary.step:
+        remarks = [f"at step {summary.validation_step:,}"]
+    if summary.best_validation_loss is not None and summary.best_validation_loss != summary.validation_loss:
+        remarks.append(f"best {loss_text(summary.best_validation_loss)} at step {summary.best_validation_step:,}")
+    return "Validation loss", value, ", ".join(remarks)
 
 
 def _gib(amount: float | None) -> str:
@@ -132,7 +152,10 @@ def _charts(run: Run) -> str:
     loss = loss_chart(run)
     if loss is None and not drawn:
         return html.section("Loss", '<p class="muted">No step has been recorded yet.</p>')
-    return (f'<div class="charts">{html.figure(loss)}</div>' if loss else "") + f'<div class="charts">{drawn}</div>'
+    above = f'<div class="charts">{html.figure(loss)}</div>' if loss else ""
+    if run.metrics.last("train/loss") is not None and not above:
+        above = html.section("Loss", '<p class="muted">No finite loss has been recorded.</p>')
+    return f'{above}<div class="charts">{drawn}</div>'
 
 
 def _samples(run: Run) -> str:
@@ -214,7 +237,7 @@ def _goodput(run: Run) -> str:
     rows = [
         [name, format_seconds(seconds), f"{seconds / found.wall_seconds:.1%}"] for name, seconds in spent if seconds
     ]
-    return html.table(["Time", "Seconds", "Share"], rows, numeric=(1, 2)) if found.wall_seconds else ""
+    return html.table(["Spent on", "Time", "Share"], rows, numeric=(1, 2)) if found.wall_seconds else ""
 
 
 def _attempts(run: Run) -> str:

@@ -11,10 +11,10 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, format_count, format_seconds
 from headway.telemetry import html
-from headway.telemetry.charts import overlay_chart
 from headway.telemetry.metrics import read_metrics
+from headway.telemetry.overlay import overlay_chart
 from headway.telemetry.record import Run, finished_steps, is_run, open_run
-from headway.telemetry.summary import Summary, loss_text, median, share_text, summarize, usd_text
+from headway.telemetry.summary import Summary, loss_text, median, result_text, share_text, summarize, usd_text
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:
         ["state", *(s.state for s in summaries)],
         ["step", *(f"{s.step:,}" + (f" of {s.total_steps:,}" if s.total_steps else "") for s in summaries)],
         ["tokens", *(format_count(s.tokens) for s in summaries)],
-        ["training loss", *(loss_text(s.train_loss) for s in summaries)],
-        ["validation loss", *(loss_text(s.validation_loss) for s in summaries)],
+        ["training loss", *(result_text(s.train_loss, s.train_loss_not_finite_since) for s in summaries)],
+        ["validation loss", *(_validation_text(s) for s in summaries)],
         ["best validation loss", *(loss_text(s.best_validation_loss) for s in summaries)],
         ["tokens per second", *(format_count(s.tokens_per_second) for s in summaries)],
         ["MFU", *(share_text(s.mfu) for s in summaries)],
@@ -130,6 +130,13 @@ def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:
         ["attempts", *(str(s.attempts) for s in summaries)],
         ["state SHA-256", *(s.state_sha256[:12] if s.state_sha256 else UNKNOWN for s in summaries)],
     ]
+
+
+def _validation_text(summary: Summary) -> str:
+    """The newest one, with its step where that is not the run's last."""
+    text = result_text(summary.validation_loss, summary.validation_loss_not_finite_since)
+    is_old = summary.validation_loss is not None and summary.validation_step != summary.step
+    return f"{text} at step {summary.validation_step:,}" if is_old else text
 
 
 def difference_rows(comparison: Comparison) -> list[list[str]]:

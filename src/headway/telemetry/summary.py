@@ -36,10 +36,16 @@ class Summary:
     tokens: int | None
     """Tokens that led to the newest weights; repeated ones count once."""
     train_loss: float | None
-    """Mean over the last `train_loss_steps` steps."""
+    """Mean over the last `train_loss_steps` finite steps; None when the newest one is not finite."""
     train_loss_steps: int
+    train_loss_not_finite_since: int | None
+    """The step since which it is NaN or infinite; None when the newest one is finite."""
     validation_loss: float | None
-    """Newest."""
+    """Newest; None when that is not finite."""
+    validation_step: int | None
+    """Of the newest."""
+    validation_loss_not_finite_since: int | None
+    """As for the training loss."""
     perplexity: float | None
     """exp(validation loss)."""
     best_validation_loss: float | None
@@ -64,9 +70,11 @@ class Summary:
 def summarize(run: Run) -> Summary:
     """The headline numbers of a run, as far as its files tell."""
     metrics = run.metrics
-    _, losses = metrics.finite("train/loss")
-    window = min(_FINAL_STEPS, max(1, round(len(losses) * _FINAL_SHARE))) if len(losses) else 0
+    train_loss, window = _final_loss(metrics)
     evaluated, validation = metrics.finite("evaluation/loss")
+    at, _ = metrics.series("evaluation/loss")
+    not_finite_since = metrics.not_finite_since("evaluation/loss")
+    newest = float(validation[-1]) if len(validation) and not_finite_since is None else None
     skipped = metrics.last("train/skipped_steps")
     return Summary(
         name=run.name,
@@ -77,10 +85,13 @@ def summarize(run: Run) -> Summary:
         step=run.step,
         total_steps=run.total_steps,
         tokens=run.tokens,
-        train_loss=float(losses[-window:].mean()) if window else None,
+        train_loss=train_loss,
         train_loss_steps=window,
-        validation_loss=float(validation[-1]) if len(validation) else None,
-        perplexity=perplexity(float(validation[-1])) if len(validation) else None,
+        train_loss_not_finite_since=metrics.not_finite_since("train/loss"),
+        validation_loss=newest,
+        validation_step=int(at[-1]) if len(at) else None,
+        validation_loss_not_finite_since=not_finite_since,
+        perplexity=None if newest is None else perplexity(newest),
         best_validation_loss=float(validation.min()) if len(validation) else None,
         best_validation_step=int(evaluated[validation.argmin()]) if len(validation) else None,
         tokens_per_second=median(metrics, "speed/tokens_per_second"),
@@ -93,6 +104,16 @@ def summarize(run: Run) -> Summary:
         updated=run.updated,
         state_sha256=run.checkpoints[-1].state_sha256 if run.checkpoints else None,
     )
+
+
+def _final_loss(metrics: Metrics) -> tuple[float | None, int]:
+    """Mean training loss at the end and over how many steps. A run that has diverged has none: its last good loss is
+    not what came of it."""
+    _, losses = metrics.finite("train/loss")
+    if not len(losses) or metrics.not_finite_since("train/loss") is not None:
+        return None, 0
+    window = min(_FINAL_STEPS, max(1, round(len(losses) * _FINAL_SHARE)))
+    return float(losses[-window:].mean()), window
 
 
 def median(metrics: Metrics, name: str) -> float | None:
@@ -109,6 +130,11 @@ def _max(metrics: Metrics, name: str) -> float | None:
 def loss_text(loss: float | None) -> str:
     """A loss with four digits after the point."""
     return UNKNOWN if loss is None else f"{loss:.4f}"
+
+
+def result_text(loss: float | None, not_finite_since: int | None) -> str:
+    """A loss at the end of a run, or since when it is no number."""
+    return loss_text(loss) if not_finite_since is None else f"not finite since step {not_finite_since:,}"
 
 
 def usd_text(amount: float | None) -> str:

@@ -80,7 +80,7 @@ def test_a_campaign_that_is_stopped_tells_what_it_has_found(
     result = run_campaign(config, tmp_path / "chaos", kills=9, seed=1, worker_counts=[1])
     assert result.stopped and not result.passed and result.controls == {}
     text = render(result)
-    assert text.startswith("3 kills in 1 runs") and text.endswith("stopped before its end")
+    assert text.startswith("3 kills in 1 run on 1 worker (") and text.endswith("stopped before its end")
 
 
 def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
@@ -127,3 +127,17 @@ def test_a_campaign_fails_when_a_state_differs_or_a_control_is_not_found_out() -
     assert not result("b", None).passed and result("b", None).mismatches == 1
     assert not result("a", "the control 'moments' came out as if nothing had been lost").passed
     assert "FAIL" in render(result("b", None)) and result("b", None).record()["kills"] == 3
+
+
+def test_one_is_singular_and_none_is_said() -> None:
+    trial = TrialResult(
+        1, (1,), Counter({"kill@update": 1}), state_sha256="b", recovery_seconds=[2.0], disks_lost=1, problems=["x"]
+    )
+    text = render(CampaignResult(0, "a", [trial]))
+    assert text.startswith("1 kill in 1 run on 1 worker (") and "1 state differs from the undisturbed run's" in text
+    assert "lost 1 time:" in text and "(1 kill)" in text
+    several = TrialResult(2, (1, 2), Counter({"kill@update": 2}), state_sha256="a", disks_lost=2)
+    text = render(CampaignResult(0, "a", [several, several]))
+    assert text.startswith("4 kills in 2 runs on 1, 2 workers (") and "0 states differ" in text
+    stopped = render(CampaignResult(0, "a", stopped=True)).splitlines()
+    assert stopped == ["0 kills in 0 runs (seed 0, 0.0 s): nothing was compared", "stopped before its end"]

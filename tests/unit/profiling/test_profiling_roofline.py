@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.core.heartbeat import Phase, beat, exchanging, observe
 from headway.profiling import run as profiling_run
+from headway.profiling.charts import COLOURS, memory_chart
 from headway.profiling.page import render_page
 from headway.profiling.profiler import Plan, _iterations_flops
 from headway.profiling.record import Ceilings, Memory, Product, Profile, StepTimes, Work, WorkerRecord
 from headway.profiling.roofline import Analysis, analyse
-from headway.profiling.tables import part_rows, profiler_text
+from headway.profiling.tables import part_rows, profiler_text, spread_text, warnings
 from headway.profiling.tracing import clipped, covered, running_total, thinned
 from support import config_values
 
@@ -120,9 +122,9 @@ def test_advice_is_true_of_the_config_and_the_machine(tmp_path: Path, monkeypatc
     assert advice("data") and "looking at what else runs" in advice("data")[0]
 
 
-def test_a_page_of_a_gpu_has_its_peak_and_its_idle_time(tmp_path: Path) -> None:
-    found = analyse(config(tmp_path), [worker(device="cuda")])
-    profile = Profile(
+def profile_of(tmp_path: Path, record: WorkerRecord) -> Profile:
+    found = analyse(config(tmp_path), [record])
+    return Profile(
         name="run",
         headway="0",
         torch="0",
@@ -130,7 +132,7 @@ def test_a_page_of_a_gpu_has_its_peak_and_its_idle_time(tmp_path: Path) -> None:
         precision="bf16",
         compiled=True,
         warmup_steps=1,
-        workers=[worker(device="cuda")],
+        workers=[record],
         slowest=0,
         step_seconds=found.step_seconds,
         tokens_per_second=1.0,
@@ -141,6 +143,10 @@ def test_a_page_of_a_gpu_has_its_peak_and_its_idle_time(tmp_path: Path) -> None:
         losses=found.losses,
         notes=[],
     )
+
+
+def test_a_page_of_a_gpu_has_its_peak_and_its_idle_time(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, worker(device="cuda"))
     page = render_page(profile)
     assert "MFU" in page and "25.0%" in page and "200 GFLOP/s that an NVIDIA H200 has" in page
     assert "makes a step 10% longer" in page
@@ -148,6 +154,47 @@ def test_a_page_of_a_gpu_has_its_peak_and_its_idle_time(tmp_path: Path) -> None:
     assert profiler_text(faster) == "makes no step longer that one could tell"
     slow = profile.rows[0].model_copy(update={"bytes_per_second": 3e7})
     assert part_rows(profile.model_copy(update={"rows": [slow]}))[0][-1] == "30.0 MB/s"
+
+
+def of_seconds(*seconds: float) -> WorkerRecord:
+    """A worker whose timed steps took so long."""
+    steps = [StepTimes(seconds=each, parts={"forward": each}, waiting={}) for each in seconds]
+    return worker().model_copy(update={"steps": steps})
+
+
+def test_how_much_steps_differ_is_said(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, of_seconds(0.043, 0.192, 0.019, 0.016))
+    assert spread_text(profile) == "16.0 ms to 192.0 ms, median 31.0 ms"
+    assert profile.workers[0].step_seconds == pytest.approx(0.0675), "a mean, as before"
+    assert "mean of 4 steps (16.0 ms to 192.0 ms, median 31.0 ms)" in render_page(profile)
+
+
+def test_a_step_that_pulls_the_mean_up_is_warned_of(
+    tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady, held_up = (profile_of(tmp_path, of_seconds(*times)) for times in ((0.04, 0.05, 0.06), (0.04, 0.05, 0.11)))
+    assert warnings(steady) == [] and 'class="warn"' not in render_page(steady)
+    (warning,) = warnings(held_up)
+    assert warning.startswith("1 of 3 steps took more than twice the median of 50.0 ms, the longest 110.0 ms")
+    assert "--steps 30" in warning and warning in render_page(held_up)
+    monkeypatch.setattr(profiling_run, "profile", lambda *_: held_up)
+    app = typer.Typer()
+    verb.register(app)
+    shown = CliRunner().invoke(app, [str(tiny())])
+    assert f"warning: {warning}" in shown.output and "40.0 ms to 110.0 ms, median 50.0 ms" in shown.output
+    told = json.loads(CliRunner().invoke(app, [str(tiny()), "--json"]).stdout)
+    assert told["warnings"] == [warning] and told["spread"]["median"] == 0.05 and told["spread"]["outliers"] == 1
+
+
+@pytest.mark.parametrize(("resident", "panels"), [(400, 1), (1100, 2)])
+def test_memory_has_colours_and_where_needed_a_panel_of_its_own(resident: int, panels: int) -> None:
+    chart = memory_chart(MEMORY.model_copy(update={"resident_times": [0.0, 0.1], "resident_bytes": [resident] * 2}))
+    variables = [entry.variable for entry in chart.legend]
+    assert len(set(variables)) == len(variables) and "--ink" in variables
+    parts = {f"--series-{number}" for number in COLOURS.values()}
+    memory = [entry.variable for entry in chart.legend if entry.label not in COLOURS]
+    assert len(memory) == 3 and not parts & set(memory)
+    assert ("resident, MiB" in chart.svg) == (panels == 2)
 
 
 def test_newton_schulz_flops_are_those_that_pytorch_counts() -> None:

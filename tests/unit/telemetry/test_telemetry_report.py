@@ -91,6 +91,10 @@ def test_it_says_how_the_run_went(page: Page) -> None:
         assert expected in text, expected
 
 
+def test_where_the_time_went_has_no_column_of_seconds_that_are_none(page: Page) -> None:
+    assert "Spent on Time Share" in page.text and "Seconds" not in page.text
+
+
 def test_it_has_all_charts(page: Page) -> None:
     assert page.tags.count("figure") == 4 and page.tags.count("svg") == 4
     for title in ("Loss", "Throughput", "Learning rate", "Gradient norm"):
