@@ -195,8 +195,9 @@ class AfterSave:
     def _has_failed(self, uploader: Uploader) -> bool:
         """Whether what was ordered last is neither there nor on its way: the next one is to make up for it."""
         assert self._last_ordered is not None
-        step = self._last_ordered[0]
-        return step not in uploader.pinned() and (uploader.newest_sent or -1) < step
+        step, pinned = self._last_ordered[0], uploader.pinned()
+        sent = uploader.newest_sent  # asked for after what is on its way, which may get there meanwhile
+        return step not in pinned and (sent is None or sent < step)
 
     def _send_newest(self, uploader: Uploader) -> None:
         """What the interval has left out so far: the state in which a run ends is the one to go on from."""

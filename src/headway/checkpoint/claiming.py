@@ -44,20 +44,36 @@ def claim_tier(remote: RemoteConfig, run: Path, attempt: int, identity: str, **o
 
 def refuse_other_runs(tier: RemoteTier, run: Path, identity: str) -> None:
     """Make sure that a tier is this run's before it is claimed, which fences whoever has it: by the claim that the run
-    directory has, or by the checkpoints there, which must have been made with this config or with that of those here.
+    directory has, or by the checkpoints there, of which one must have been made with this config or with that of one
+    here.
 
     Raises:
-        ConfigError: they were made with another one.
+        ConfigError: they were made with others, or none can be read.
         CheckpointError: the store cannot be reached.
     """
     claim = read_claim(run)
     if claim is not None and claim.url == tier.url:
         return
-    newest = next((m for _, m in tier.look_through(reversed(tier.steps())) if isinstance(m, Manifest)), None)
-    theirs = newest.context.get(IDENTITY) if newest else None
-    if theirs is None or theirs == identity or theirs in _identities(run):
-        return
-    raise ConfigError(
+    mine, unreadable, theirs = {None, identity, *_identities(run)}, None, 0
+    for _, found in tier.look_through(reversed(tier.steps())):
+        if not isinstance(found, Manifest):
+            unreadable = found
+        elif found.context.get(IDENTITY) in mine:  # of any: the run may have gone on with another config since
+            return
+        else:
+            theirs += 1
+    if unreadable is not None and not theirs:
+        raise ConfigError(
+            f"whose the remote checkpoints under this run's name are cannot be told: {unreadable.what}",
+            where=unreadable.where,
+            fix=f"{unreadable.fix}; or choose another name=... or checkpoint.remote.url, or start over with --restart",
+        )
+    if theirs:
+        raise _other_runs(tier)
+
+
+def _other_runs(tier: RemoteTier) -> ConfigError:
+    return ConfigError(
         "the remote checkpoints under this run's name were made with another config: they are another run's",
         where=tier.url,
         fix="choose another name=... or checkpoint.remote.url, or start over with --restart; to go on with them all the"

@@ -31,7 +31,7 @@ from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.sealed_objects import SealedObjects
 from headway.checkpoint.sealing import SEALED, VARIABLE, encryption_key, key_to_encrypt_with
 from headway.core.console import warning
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, ConfigError
 from headway.core.faults import fault_point
 from headway.core.files import read_json_lines, write_json
 from headway.core.machine import host_name
@@ -351,12 +351,23 @@ def open_place(
     Raises:
         ConfigError: the URL cannot be used, or there is no key to encrypt with.
     """
-    key = key_to_encrypt_with("checkpoint.remote.encrypt") if encrypt else encryption_key()
+    key = key_to_encrypt_with("checkpoint.remote.encrypt") if encrypt else _key_to_read_with(encrypt)
     if key is None:
         return Objects(url, storage, **options)
     sealed = SealedObjects(url, storage, **options)
     sealed.key, sealed.seals = key, encrypt is not False
     return sealed
+
+
+def _key_to_read_with(encrypt: bool | None) -> bytes | None:
+    """The key of the environment. What is wrong with it does not matter where nothing is to be encrypted; of a
+    checkpoint that cannot be read without it, that is told."""
+    try:
+        return encryption_key()
+    except ConfigError:
+        if encrypt is None:
+            raise
+        return None
 
 
 def _generation(number: int) -> str:

@@ -58,9 +58,8 @@ class RemoteConfig(RetentionConfig):
             raise ValueError(f"'{value}' is no URL; write s3://bucket/folder, or file:///mnt/shared for a folder")
         if match[1].lower() in ("http", "https"):
             raise ValueError("nothing can be written to a web address; s3://, gs://, az:// and file:// can be")
-        if match[1].lower() in ("file", "local"):
-            return _folder_url(value)
-        return value.rstrip("/")
+        scheme, _, path = value.partition("://")
+        return f"{scheme}://{path.rstrip('/') or '/'}"
 
     @field_validator("options")
     @classmethod
@@ -69,14 +68,6 @@ class RemoteConfig(RetentionConfig):
             if key.lower() in _SECRETS:
                 raise ValueError(f"'{key}' would be kept in the run directory; credentials come from the environment")
         return value
-
-
-def _folder_url(url: str) -> str:
-    """The URL of a folder of this machine; `file://mnt/shared` would be one below wherever the command is given."""
-    scheme, _, path = url.partition("://")
-    if not path.startswith("/"):
-        raise ValueError(f"'{url}' is a relative path; with three slashes, {scheme}:///{path}, it begins at the root")
-    return f"{scheme}://{path.rstrip('/') or '/'}"
 
 
 class CheckpointConfig(RetentionConfig):
@@ -120,6 +111,13 @@ def checkpoint_problems(config: Config) -> Iterator[ConfigError]:
     yield from _best_without_values(config, checkpoint, "checkpoint")
     if checkpoint.remote is not None:
         yield from _best_without_values(config, checkpoint.remote, "checkpoint.remote")
+        scheme, _, path = checkpoint.remote.url.partition("://")
+        if scheme.lower() in ("file", "local") and path[0] not in "/~":
+            yield ConfigError(
+                f"'{checkpoint.remote.url}' is a relative path, another folder wherever the command is given",
+                where="checkpoint.remote.url",
+                fix=f"{scheme}:///{path}, with three slashes, begins at the root",
+            )
 
 
 def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> Iterator[ConfigError]:

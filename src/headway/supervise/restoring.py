@@ -80,9 +80,7 @@ def restore(
     try:
         if source is not None:
             _complete(run, found)
-        if config is None and run.config_path.exists():  # it has come with the checkpoint, and tells of a remote tier
-            config = load_resolved(run.config_path)
-        tier = _claimed(config, run, attempt)
+        tier = _claimed(config, run, attempt) if config is not None else _claimed_if_possible(run, attempt)
         aside = [*_aside_there(tier, found.step), *_aside_here(run, attempt, found.step)]
         _roll_back(run, found.step)
         index(run.path)
@@ -244,6 +242,18 @@ def _claimed(config: Config | None, run: RunDirectory, attempt: Attempt) -> Remo
     if config is None or config.checkpoint.remote is None:
         return None
     return claim_tier(config.checkpoint.remote, run.path, attempt.number, fingerprint(identity(config)))
+
+
+def _claimed_if_possible(run: RunDirectory, attempt: Attempt) -> RemoteTier | None:
+    """The same for a run whose config has only just come with its checkpoint: that is here, whether its remote tier can
+    be reached from here or not."""
+    if not run.config_path.exists():
+        return None
+    try:
+        return _claimed(load_resolved(run.config_path), run, attempt)
+    except (CheckpointError, ConfigError) as error:
+        console.warning(f"later checkpoints in the remote tier are not set aside: {error.what}")
+        return None
 
 
 def _aside_there(tier: RemoteTier | None, step: int) -> list[str]:

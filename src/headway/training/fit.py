@@ -17,6 +17,7 @@ from headway.core.memory import allowed_bytes
 from headway.parallel.blocks import local_part
 from headway.parallel.world import World
 from headway.training.state import TrainState
+from headway.training.trial import is_out_of_memory
 
 #: The part of a device's memory that a run may plan to use. The host's is also that of everything else there.
 _USABLE = {"cuda": 0.92, "cpu": 0.5}
@@ -79,6 +80,8 @@ def _try_once(attempt: Callable[[int], None], rows: int, fewer: int) -> None:
     try:
         attempt(rows)
     except ConfigError as error:
+        if error.__cause__ is None or not is_out_of_memory(error.__cause__):
+            raise
         raise ConfigError(error.what, where="train.micro_batch", fix=f"train.micro_batch={fewer}, or less") from error
 
 

@@ -17,7 +17,7 @@ from headway.checkpoint.objects import Objects
 from headway.checkpoint.remote import RESTARTED_FILE, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.uploader import Uploader
-from headway.config import Config, RemoteConfig, TrainConfig, identity
+from headway.config import Config, RemoteConfig, TrainConfig, identity, load_config, load_resolved
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
 from states import make_state
@@ -89,6 +89,19 @@ def test_the_run_itself_goes_on_with_it(mine: Config, tmp_path: Path) -> None:
     (run / "remote.json").unlink()
     assert claim(changed, 3).steps() == [3, 6, 9], "by its checkpoints"
     assert claim(config_of(tmp_path / "elsewhere", f"file://{tmp_path}/remote", 9), 4).steps() == [3, 6, 9]
+    tier = claim(changed, 5)
+    assert tier.publish(save(changed, 12).path, journal_of(run, 12))
+    back = config_of(tmp_path / "third", f"file://{tmp_path}/remote", 9)
+    assert claim(back, 6).steps() == [3, 6, 9, 12], "also by an older one, when it has been changed since"
+
+
+def test_a_tier_of_which_nothing_can_be_read_is_not_taken(mine: Config, tmp_path: Path) -> None:
+    for path in (tmp_path / "remote").rglob("manifest.json"):
+        path.write_text("{}")
+    before = contents(tmp_path / "remote")
+    with pytest.raises(ConfigError, match="cannot be told"):
+        claim(config_of(tmp_path / "other", f"file://{tmp_path}/remote", 12))
+    assert contents(tmp_path / "remote") == before and claim(mine, 2).steps() == [3, 6, 9]
 
 
 def test_a_run_that_starts_over_has_a_tier_of_its_own(mine: Config, tmp_path: Path) -> None:
@@ -143,9 +156,16 @@ def test_what_goes_wrong_after_an_upload_does_not_make_it_fail(
 
 
 @pytest.mark.parametrize("url", ["file://mnt/shared", "local://mnt"])
-def test_a_relative_path_is_no_place_for_copies(url: str) -> None:
-    with pytest.raises(ValueError, match="relative path; with three slashes"):
-        RemoteConfig(url=url)
+def test_a_relative_path_is_no_place_for_copies(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        f"name: tiny\ntrain: {{steps: 1}}\ndata: {{sources: x}}\ncheckpoint: {{remote: {{url: '{url}'}}}}\n"
+    )
+    with pytest.raises(ConfigError, match="is a relative path"):
+        load_config(path)
+    for good in ("file:///mnt/shared/", "file://~/copies"):
+        assert load_config(path, [f"checkpoint.remote.url={good}"]).checkpoint.remote
+    assert load_resolved(path).checkpoint.remote is not None, "a run that has it can still be read"
     assert RemoteConfig(url="file:///mnt/shared/").url == "file:///mnt/shared"
     assert Objects(RemoteConfig(url="file:///").url).local
 
@@ -164,3 +184,14 @@ def test_all_that_is_brought_is_flushed_before_it_has_its_name(
     store.directory.mkdir(parents=True)
     found = newest_of_tiers(store, partial(claim, mine, 2))
     assert found is not None and {"manifest.json", *found.manifest.files} <= flushed
+
+
+def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, every="50 steps")
+    after_save = AfterSave(AfterSave.settings(config, 1))
+    for step in (0, 2, 3):
+        save(config, step, after_save)
+        assert after_save.wait(30)
+    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(config.run_directory))
+    assert tier.steps() == [0]
+    after_save.close(30)

@@ -12,6 +12,7 @@ import pytest
 from headway.checkpoint import sealing
 from headway.checkpoint.bring import bring, newest_of_tiers
 from headway.checkpoint.format import Manifest, tensor_bytes
+from headway.checkpoint.objects import Objects
 from headway.checkpoint.places import remote_manifests
 from headway.checkpoint.remote import RemoteTier, journal_of, place_of
 from headway.checkpoint.retention import Rules
@@ -242,6 +243,8 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
             CheckpointStore(tmp_path / "x"), lambda: RemoteTier.find(place_of(remote, "tiny"), run), said.append
         )
     assert "cannot be decrypted" in said[0]
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "zz")
+    assert type(place_of({**remote, "encrypt": False}, "tiny")) is Objects, "what is wrong with it does not matter then"
     monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
     with pytest.raises(CheckpointError, match="it is encrypted, and there is no key"):
         RemoteTier.find(place_of({**remote, "encrypt": False}, "tiny"), run).manifest(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,17 @@ def test_an_earlier_step_of_a_lost_run_stays_the_one_to_go_on_from(run: RunDirec
     found = restore(back, 1, f"file://{tmp_path}/remote/tiny")
     assert found.step == 1 and len(found.set_aside) == 2
     assert [manifest.step for manifest in remote_of(tmp_path).manifests()] == [1], "or 3 would come back by itself"
+
+
+def test_a_lost_run_comes_back_where_its_remote_tier_cannot_be_used(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copies = tmp_path / "copies"
+    shutil.copytree(run.checkpoints / "step-00000004", copies / "step-00000004")
+    (tmp_path / "remote").rename(tmp_path / "away")
+    (tmp_path / "remote").write_text("no folder")
+    assert restore(RunDirectory(tmp_path / "elsewhere" / "tiny"), 4, str(copies)).step == 4
+    assert "later checkpoints in the remote tier are not set aside" in capsys.readouterr().err
 
 
 def test_restoring_is_refused_while_the_run_is_in_use_and_changes_nothing(run: RunDirectory) -> None:

@@ -207,12 +207,17 @@ def test_no_other_number_is_tried_where_others_wait_for_this_workers_part(monkey
     def attempt(rows: int) -> None:
         tried.append(rows)
         if rows > 3:
-            raise ConfigError(f"{rows} rows do not fit", where="train.micro_batch", fix="something else")
+            cause = MemoryError() if rows < 9 else None
+            raise ConfigError(f"{rows} rows do not fit", where="train.micro_batch", fix="something else") from cause
 
     arguments: tuple[Any, ...] = ([1, 2, 4, 8], attempt, None, world, 1000)
     with pytest.raises(ConfigError, match="8 rows do not fit") as caught:
         largest_that_fits(*arguments, again=False)
     assert tried == [8] and caught.value.fix == "train.micro_batch=4, or less"
+    with pytest.raises(ConfigError, match="9 rows") as caught:
+        largest_that_fits([1, 2, 9], *arguments[1:], again=False)
+    assert caught.value.fix == "something else", "which is no question of memory"
+    tried.remove(9)
     assert largest_that_fits(*arguments) == 2 and tried == [8, 8, 4, 2]
 
 
