@@ -165,7 +165,7 @@ def test_what_powersgd_keeps_of_a_step_that_is_left_out_never_comes_back(
         return SimpleNamespace(wait=lambda: None)
 
     monkeypatch.setattr("torch.distributed.all_reduce", nothing_to_add)
-    monkeypatch.setattr("torch.distributed.broadcast", nothing_to_add)
+    monkeypatch.setattr("headway.parallel.ownership.Ownership.share", nothing_to_add)
     parallel = {"strategy": strategy, "compression": "powersgd", "powersgd_rank": 1}
 
     def gradients(factors: list[float]) -> list[torch.Tensor]:
