@@ -8,6 +8,8 @@ import torch
 
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.writer import CheckpointWriter
+from headway.core.types import Block, StateBlocks
 
 
 def make_state(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -27,6 +29,16 @@ def make_state(seed: int = 0) -> dict[str, torch.Tensor]:
 def save(store: CheckpointStore, step: int, seed: int | None = None) -> Manifest:
     """Save the state of `seed`, by default the step's own."""
     return store.save(step, make_state(step if seed is None else seed), {"step": step}, {"attempt": 1, "world_size": 2})
+
+
+def blocks(state: dict[str, torch.Tensor]) -> StateBlocks:
+    """What a worker that has all of a state has of it."""
+    return {name: Block.whole(tensor) for name, tensor in state.items()}
+
+
+def submit(writer: CheckpointWriter, step: int) -> None:
+    """Hand the state of a step over to be saved."""
+    assert writer.submit(step, blocks(make_state(step)), {"step": step}, {"attempt": 1}) >= 0
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

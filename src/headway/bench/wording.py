@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from headway.bench.analysis import MEMORY, SPEED, compare
 from headway.bench.results import CellResult
+from headway.core.format import printable
 
 #: Strategies that are another's under a second name.
 ALIASES = {"fsdp": "zero3"}
@@ -105,7 +106,7 @@ def status_in_words(status: str) -> str:
 def one_line(text: str) -> str:
     """What others have written, so that it can stand in a line: a log's control characters would move the cursor or
     change colours of a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
 def workers_in_words(count: int) -> str:

@@ -186,24 +186,17 @@ class AfterSave:
             every is None
             or self._last_ordered is None
             or manifest.step == self._last_step
-            or self._has_failed(self._uploader)
+            or not self._uploader.has(self._last_ordered[0])  # it has failed, and this one is to make up for it
             or crossed(every, self._last_ordered, now, self._batches)
         ):
             self._last_ordered = now
             self._uploader.submit(folder, manifest)
 
-    def _has_failed(self, uploader: Uploader) -> bool:
-        """Whether what was ordered last is neither there nor on its way: the next one is to make up for it."""
-        assert self._last_ordered is not None
-        step, pinned = self._last_ordered[0], uploader.pinned()
-        sent = uploader.newest_sent  # asked for after what is on its way, which may get there meanwhile
-        return step not in pinned and (sent is None or sent < step)
-
     def _send_newest(self, uploader: Uploader) -> None:
         """What the interval has left out so far: the state in which a run ends is the one to go on from."""
         folders = checkpoint_folders(self.directory)
         newest = max(folders, default=None)
-        if newest is None or newest in uploader.pinned() or (uploader.newest_sent or -1) >= newest:
+        if newest is None or uploader.has(newest):
             return
         manifest = read_manifest(folders[newest])
         self._last_ordered = (manifest.step, float(manifest.context.get("time") or time.time()))

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from headway.checkpoint.folders import discard, remove
-from headway.checkpoint.format import MANIFEST, Manifest, step_name
+from headway.checkpoint.format import Manifest, step_name, write_manifest
 from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.registry import LOCAL, Registry
 from headway.checkpoint.remote import RemoteTier
@@ -130,7 +130,7 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
         for _ in range(2):
             with console.progress(f"bringing step {manifest.step}", manifest.total_bytes, "B") as bar:
                 _fetch_files(source, manifest, coming, bar.advance)
-            _write_flushed(coming / MANIFEST, manifest.render())
+            write_manifest(coming, manifest)
             found = verify_checkpoint(coming)
             if found.good:
                 break
@@ -158,13 +158,6 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
             remove(other)
         Registry(store.directory.parent).add(manifest, LOCAL, str(target))
     return CheckpointInfo(target, manifest)
-
-
-def _write_flushed(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _fetch_files(source: Objects, manifest: Manifest, folder: Path, advance: Callable[[int], None]) -> None:

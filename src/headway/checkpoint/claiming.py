@@ -54,22 +54,23 @@ def refuse_other_runs(tier: RemoteTier, run: Path, identity: str) -> None:
     claim = read_claim(run)
     if claim is not None and claim.url == tier.url:
         return
-    mine, unreadable, theirs = {None, identity, *_identities(run)}, None, 0
+    mine = {None, identity, *_identities(run)}
+    unreadable, theirs = None, False
     for _, found in tier.look_through(reversed(tier.steps())):
         if not isinstance(found, Manifest):
             unreadable = found
         elif found.context.get(IDENTITY) in mine:  # of any: the run may have gone on with another config since
             return
         else:
-            theirs += 1
-    if unreadable is not None and not theirs:
+            theirs = True
+    if theirs:
+        raise _other_runs(tier)
+    if unreadable is not None:
         raise ConfigError(
             f"whose the remote checkpoints under this run's name are cannot be told: {unreadable.what}",
             where=unreadable.where,
             fix=f"{unreadable.fix}; or choose another name=... or checkpoint.remote.url, or start over with --restart",
         )
-    if theirs:
-        raise _other_runs(tier)
 
 
 def _other_runs(tier: RemoteTier) -> ConfigError:

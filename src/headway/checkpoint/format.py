@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -245,6 +246,14 @@ def step_of(name: str) -> int | None:
 
 class UnreadableManifest(CheckpointError):
     """The disk did not give a manifest; nothing is known of the checkpoint."""
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest and flush it to disk; its name is for the caller to flush, with those of the other files."""
+    with (folder / MANIFEST).open("wb") as file:
+        file.write(manifest.render())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_manifest(folder: Path) -> Manifest:

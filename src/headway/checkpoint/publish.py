@@ -19,7 +19,6 @@ from typing import Any
 from headway.checkpoint.folders import REPLACED, TEMPORARY, discard, remove
 from headway.checkpoint.format import (
     ITEM_BYTES,
-    MANIFEST,
     FileEntry,
     Manifest,
     Slice,
@@ -27,6 +26,7 @@ from headway.checkpoint.format import (
     state_hash,
     step_name,
     step_of,
+    write_manifest,
 )
 from headway.checkpoint.held import clear_notes
 from headway.checkpoint.images import Image, Piece, Source, write_image
@@ -194,10 +194,7 @@ class Publisher:
         if self._sign_with is not None:
             manifest = signed(manifest, self._sign_with)
         fault_point("checkpoint.manifest")
-        with (folder / MANIFEST).open("wb") as file:
-            file.write(manifest.render())
-            file.flush()
-            os.fsync(file.fileno())
+        write_manifest(folder, manifest)
         sync_folder(folder)
         advance()
         return self._publish(folder, manifest, advance)

@@ -77,6 +77,12 @@ class Uploader:
         with self._condition:
             return {order.manifest.step for order in (self._waiting, self._sending) if order is not None}
 
+    def has(self, step: int) -> bool:
+        """Whether a step, or a later one, is there, or this one on its way."""
+        pinned = self.pinned()
+        sent = self.newest_sent  # asked for after what is on its way, which may get there meanwhile
+        return step in pinned or (sent is not None and sent >= step)
+
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until everything is sent or has failed; whether that came about in time."""
         with self._condition:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.core.format import printable
+
 if TYPE_CHECKING:
     from headway.config import Config
 
@@ -90,7 +92,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: 
     Text may come from elsewhere: what would move the cursor, change colours or break a line is not printed.
     """
     right = set(numeric)
-    rows = [[_printable(text) for text in row] for row in rows]
+    rows = [[printable(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     for row in (headers, *rows):
         cells = (
@@ -98,7 +100,3 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: 
             for index, (text, width) in enumerate(zip(row, widths, strict=True))
         )
         print("  ".join(cells).rstrip())
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)

@@ -27,6 +27,11 @@ def plural(number: int, word: str) -> str:
     return word + ("" if number == 1 else "es" if word.endswith("ch") else "s")
 
 
+def printable(text: str) -> str:
+    """Text of others, without what would move the cursor of a terminal, change its colours or break a line."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
 def format_bytes(value: float | None) -> str:
     """Bytes with a binary unit: 1536 -> "1.5 KiB"."""
     if value is None:

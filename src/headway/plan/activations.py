@@ -72,6 +72,7 @@ from headway.models.shape import Shape
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
+    from headway.plan.layout import Layout
 
 _FP32, _HALF = 4, 2
 #: Sides of matrices whose products are in 8 bits are multiples of this (`training/precision.py`).
@@ -136,6 +137,29 @@ class Activations:
     """Loss: hidden states, a chunk of logits, gradients of rows and of the projection, while it is computed."""
     loss_backward: int
     """Loss: the same when the backward pass begins."""
+
+    @classmethod
+    def of_layout(cls, config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:
+        """Sizes of a micro-batch of a layout on one worker.
+
+        Args:
+            config: Of the run.
+            model: Complete.
+            layout: How workers share it.
+            device: "cpu" or "cuda".
+        """
+        mesh = layout.mesh
+        return cls.of(
+            model,
+            layout.micro_batch,
+            config.train.sequence_length // mesh.cp,
+            config.train.precision,
+            device,
+            tensor=mesh.tp,
+            expert=mesh.ep,
+            masked_pairs=masked_pairs(config, model, mesh.cp, layout.micro_batch),
+            context=mesh.cp,
+        )
 
     @classmethod
     def of(

@@ -47,17 +47,7 @@ def plan_memory(
     gloo = device == "cpu" if gloo is None else gloo
     length = config.train.sequence_length // layout.mesh.cp
     pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
-    sizes = Activations.of(
-        model,
-        layout.micro_batch,
-        length,
-        config.train.precision,
-        device,
-        tensor=layout.mesh.tp,
-        expert=layout.mesh.ep,
-        masked_pairs=pairs,
-        context=layout.mesh.cp,
-    )
+    sizes = Activations.of_layout(config, model, layout, device)
     # Ids and targets in int64. On the CPU the batches of a whole step wait where they are computed.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     rotary = 2 * model.max_sequence_length * Shape.of(model).head_dim * FP32_BYTES

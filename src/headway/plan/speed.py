@@ -188,18 +188,7 @@ def _update_bytes(layout: Layout, stage: Stage) -> float:
 def _moved_bytes(config: Config, model: ModelConfig, layout: Layout, stage: Stage) -> float:
     """Through one accelerator's memory in one step, besides what products read and write."""
     length = config.train.sequence_length // layout.mesh.cp
-    pairs = masked_pairs(config, model, layout.mesh.cp, layout.micro_batch)
-    sizes = Activations.of(
-        model,
-        layout.micro_batch,
-        length,
-        config.train.precision,
-        "cuda",
-        tensor=layout.mesh.tp,
-        expert=layout.mesh.ep,
-        masked_pairs=pairs,
-        context=layout.mesh.cp,
-    )
+    sizes = Activations.of_layout(config, model, layout, "cuda")
     passes = PASSES_COMPILED if config.train.compile is True else PASSES_EAGER
     if layout.checkpointing != "none":
         passes += passes // 3

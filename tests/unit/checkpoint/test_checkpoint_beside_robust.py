@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -33,23 +33,7 @@ from headway.core.errors import CheckpointError
 from headway.core.module_command import module_command
 from headway.core.types import Block
 from headway.core.waiting import wait_until
-from states import make_state
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> WriterSettings:
-    return WriterSettings(tmp_path / "checkpoints", patience_seconds=20.0)
-
-
-@pytest.fixture
-def writer(settings: WriterSettings) -> Iterator[CheckpointWriter]:
-    writer = CheckpointWriter(settings)
-    yield writer
-    writer.close()
-
-
-def submit(writer: CheckpointWriter, step: int) -> None:
-    writer.submit(step, {name: Block.whole(t) for name, t in make_state(step).items()}, {"step": step}, {"attempt": 1})
+from states import make_state, submit
 
 
 def pid(writer: CheckpointWriter) -> int:

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,27 +34,7 @@ from headway.core.types import Block, StateBlocks
 from headway.core.waiting import wait_until
 from headway.parallel.world import World
 from headway.supervise.rewind import CheckpointRewinder
-from states import equal, make_state, names
-
-
-def blocks(state: dict[str, torch.Tensor]) -> StateBlocks:
-    return {name: Block.whole(tensor) for name, tensor in state.items()}
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> WriterSettings:
-    return WriterSettings(tmp_path / "checkpoints", patience_seconds=20.0)
-
-
-@pytest.fixture
-def writer(settings: WriterSettings) -> Iterator[CheckpointWriter]:
-    writer = CheckpointWriter(settings)
-    yield writer
-    writer.close()
-
-
-def submit(writer: CheckpointWriter, step: int) -> None:
-    assert writer.submit(step, blocks(make_state(step)), {"step": step}, {"attempt": 1}) >= 0
+from states import blocks, equal, make_state, names, submit
 
 
 def test_states_are_saved_as_they_were_when_they_were_handed_over(

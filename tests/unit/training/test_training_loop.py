@@ -85,6 +85,19 @@ def test_training_goes_on_when_the_disk_hangs(
     assert "training goes on without a checkpoint of step 2: the disk seems to hang" in capsys.readouterr().err
 
 
+def job_of(world: Any) -> Any:
+    """As much of a job as is asked for before the first step."""
+    return SimpleNamespace(
+        config=None,
+        state=SimpleNamespace(cursor=SimpleNamespace(step=0)),
+        world=world,
+        grid=SimpleNamespace(of_worker=lambda rank, size: [rank]),
+        task=SimpleNamespace(feed=None),
+        notices=None,
+        total_steps=1,
+    )
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_one_of_several_workers_does_not_leave_the_others_in_a_step(
     monkeypatch: pytest.MonkeyPatch, workers: int
@@ -99,17 +112,8 @@ def test_one_of_several_workers_does_not_leave_the_others_in_a_step(
     monkeypatch.setattr(loop, "Prefetcher", prefetcher)
     monkeypatch.setattr(loop.StopSignals, "stop", True)
     world = SimpleNamespace(size=workers, data_rank=0, mesh=SimpleNamespace(data=workers))
-    job: Any = SimpleNamespace(
-        config=None,
-        state=SimpleNamespace(cursor=SimpleNamespace(step=0)),
-        world=world,
-        grid=SimpleNamespace(of_worker=lambda rank, size: [rank]),
-        task=SimpleNamespace(feed=None),
-        notices=None,
-        total_steps=1,
-    )
     with pytest.raises(KeyError):
-        loop.train_loop(job)
+        loop.train_loop(job_of(world))
     assert asked == [workers == 1]
 
 
@@ -135,15 +139,6 @@ def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(loop, "SaveClock", SimpleNamespace(of=lambda job: None))
     monkeypatch.setattr(loop, "_observed", observed)
     world = SimpleNamespace(size=1, data_rank=0, mesh=SimpleNamespace(data=1), device=torch.device(device))
-    job: Any = SimpleNamespace(
-        config=None,
-        state=SimpleNamespace(cursor=SimpleNamespace(step=0)),
-        world=world,
-        grid=SimpleNamespace(of_worker=lambda rank, size: [rank]),
-        task=SimpleNamespace(feed=None),
-        notices=None,
-        total_steps=1,
-    )
     with pytest.raises(KeyError):
-        loop.train_loop(job)
+        loop.train_loop(job_of(world))
     assert events == ["feed", *([world.device] if device == "cuda" else []), "loop"]
