@@ -22,6 +22,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<2.14"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m compileall -q src  # pip does it for all other packages; some environments keep Python from it
 	@touch $@
 
 quickstart: setup
