@@ -138,6 +138,57 @@ def test_spikes_are_skipped_or_end_the_run_and_limits_hold(
     assert "going back to step 0" in said, "the beginning is saved too"
 
 
+def test_a_death_in_a_rollback_does_not_bring_back_what_is_left_out(
+    tiny: Callable[..., Path], tmp_path: Path, here: Here
+) -> None:
+    """States that are in memory only were made with the rows that are left out; written, they would push out all that
+    there is to go back to."""
+    health = {"on_nonfinite": "rollback", "leave_out_steps": 3}
+    checkpoint = {"every": "4 steps", "keep": 1, "memory_every": "1 steps"}
+    config = tiny(checkpoint=checkpoint, health=health)
+    killed = headway("train", config, "name=killed", faults="nan@gradient=7,kill@rollback=7")
+    assert killed.returncode == 1 and "died (signal 9)" in killed.stderr
+    assert "step-00000006" not in killed.stderr
+    code, said = here(config, "name=killed")
+    assert code == 0, said
+    assert here(config, "name=whole", faults="nan@gradient=7")[0] == 0
+    assert state_hash(tmp_path / "runs/killed") == state_hash(tmp_path / "runs/whole")
+
+
+def test_states_are_held_again_after_a_rollback(tiny: Callable[..., Path], here: Here) -> None:
+    """Past a checkpoint that was saved and is gone: what is held after that is the newest all the same."""
+    checkpoint = {"every": "4 steps", "keep": 9, "memory_every": "1 steps"}
+    health = {"on_nonfinite": "rollback", "leave_out_steps": 6}
+    config = tiny(checkpoint=checkpoint, health=health)
+    killed = headway("train", config, faults="nan@gradient=10,kill@step=7:2")
+    assert "going back to step 4" in killed.stderr and "died (signal 9)" in killed.stderr
+    code, said = here(config)
+    assert code == 0 and "checkpoints/step-00000006" in said, said
+
+
+def test_a_rollback_goes_for_the_remote_tier_too(tiny: Callable[..., Path], tmp_path: Path, here: Here) -> None:
+    runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    checkpoint = {"every": "4 steps", "keep": 9, "remote": {"url": f"file://{tmp_path}/remote"}}
+    health = {"on_nonfinite": "rollback", "leave_out_steps": 3}
+    config = tiny(train={"steps": 14}, checkpoint=checkpoint, health=health)
+    # What was sent before is withdrawn, although the step is not saved again before the end of the disk.
+    code, said = here(config, "name=moved", faults=f"{'slow@step=8,' * 5}nan@gradient=10,stop@step=11")
+    assert code == 75 and "going back to step 4" in said and "/step-00000008: it was made with rows" in said, said
+    (runs / "moved").rename(elsewhere)
+    # On another disk there is one checkpoint; those to go back to are remote.
+    code, said = here(config, "name=moved", faults="nan@gradient=14")
+    assert code == 0 and "bringing" in said and "going back to step 8" in said, said
+    assert manifest(runs / "moved")["context"]["left_out"] == [[7, 10], [11, 14]]
+    assert here(config, "name=whole", faults="nan@gradient=10,nan@gradient=14")[0] == 0
+    assert state_hash(runs / "moved") == state_hash(runs / "whole")
+    for name in ("moved", "whole"):
+        there = tmp_path / "remote" / name / "run-001"
+        steps = {path.parent.name: json.loads(path.read_text()) for path in there.glob("step-*/manifest.json")}
+        assert steps and all(m["state_sha256"] == state_hash(runs / "whole", m["step"]) for m in steps.values()), (
+            steps.keys()
+        )
+
+
 @pytest.mark.slow
 def test_a_rollback_is_the_same_on_two_workers_with_cut_weights(tiny: Callable[..., Path], tmp_path: Path) -> None:
     health = {"on_nonfinite": "rollback", "on_spike": "rollback", "spike_window": 3}

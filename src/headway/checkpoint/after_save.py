@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from headway.checkpoint.claiming import refuse_other_runs
 from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest, step_name, step_of
+from headway.checkpoint.left_out import LEFT_OUT, Ranges, is_outdated, ranges_of
 from headway.checkpoint.objects import UnreachableError
 from headway.checkpoint.pruning import Pruner, candidate_of
 from headway.checkpoint.registry import LOCAL, Registry
@@ -51,6 +52,7 @@ class AfterSave:
         self.run = Path(settings["run"])
         self.directory = self.run / "checkpoints"
         self._attempt, self._identity = int(settings["attempt"]), str(settings["identity"])
+        self._left_out = ranges_of(settings)
         self._last_step: int | None = settings["last_step"]
         self._full_every = Every.parse(settings["full_every"])
         self._remote: Mapping[str, Any] | None = settings["remote"]
@@ -64,6 +66,7 @@ class AfterSave:
         self._last_ordered: tuple[int, float] | None = None
         self._remote_steps: dict[int, Candidate] | None = None
         self._cleared = False
+        self._withdrawn: Ranges = ()
         self._stopping, self._finished = threading.Event(), False
         self._uploader = self._start_uploader() if self._remote else None
         self._prune = Pruner(
@@ -71,12 +74,13 @@ class AfterSave:
         )
 
     @staticmethod
-    def settings(config: Config, attempt: int) -> dict[str, Any]:
+    def settings(config: Config, attempt: int, left_out: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
         """What a process that calls this has to know of a run.
 
         Args:
             config: Resolved.
             attempt: Number of the attempt that saves.
+            left_out: The steps whose rows are left out, each range without its end.
         """
         from headway.config import identity
 
@@ -84,6 +88,7 @@ class AfterSave:
         return {
             "run": str(Path(config.run_directory).absolute()),
             "attempt": attempt,
+            LEFT_OUT: [list(steps) for steps in left_out],
             "identity": fingerprint(identity(config)),
             "last_step": config.train.steps,
             "batches": [list(part) for part in batches.parts],
@@ -150,6 +155,21 @@ class AfterSave:
         self._uploader.close(patience_seconds)
         self._uploader = None
 
+    def went_back(self, step: int, left_out: Sequence[Sequence[int]]) -> None:
+        """The run went back to a checkpoint: what was saved and sent after that counts as neither. Never raises."""
+        self._left_out = ranges_of({LEFT_OUT: left_out})
+        if self._last_full is not None and self._last_full[0] > step:
+            self._last_full = None
+        if self._last_ordered is not None and self._last_ordered[0] > step:
+            self._last_ordered = None
+        if self._uploader is None:
+            return
+        self._uploader.went_back(step)
+        try:
+            self._send_newest(self._uploader)  # before others are withdrawn, so that there is always one to go on from
+        except (HeadwayError, OSError) as error:
+            warning(f"the newest checkpoint is not uploaded: {error}")
+
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for what is being sent; whether all of it was in time."""
         return self._uploader is None or self._uploader.wait(seconds)
@@ -213,16 +233,40 @@ class AfterSave:
         self._remote_steps[manifest.step] = candidate_of(manifest, rules.keep_metric, self._batches)
         candidates = [c for c in self._remote_steps.values() if c.step <= manifest.step]
         for step in outdated(candidates, rules, time.time()):
-            try:
-                tier.discard(step)
-            except FencedError:
-                raise
-            except CheckpointError as error:
-                warning(f"the old checkpoint of step {step} cannot be removed from {tier.url}: {error.what}")
-                continue
-            del self._remote_steps[step]
-            self._registry.forget(REMOTE, step)
+            self._discard(tier, step)
         self._clear_remains(tier, manifest.step)
+        self._withdraw_outdated(tier)
+
+    def _discard(self, tier: RemoteTier, step: int) -> bool:
+        """Remove a remote checkpoint; whether that could be done."""
+        try:
+            tier.discard(step)
+        except FencedError:
+            raise
+        except CheckpointError as error:
+            warning(f"the old checkpoint of step {step} cannot be removed from {tier.url}: {error.what}")
+            return False
+        if self._remote_steps is not None:
+            self._remote_steps.pop(step, None)
+        self._registry.forget(REMOTE, step)
+        return True
+
+    def _withdraw_outdated(self, tier: RemoteTier) -> None:
+        """Remove what was made with rows that are left out since: somebody might go on from it on another disk.
+
+        Looked for once in an attempt, and again after the run went back.
+        """
+        left_out = self._left_out
+        if left_out == self._withdrawn:
+            return
+        done = True
+        for manifest in tier.manifests():
+            if is_outdated(manifest, left_out):
+                where = tier.objects.url_of(step_name(manifest.step))
+                warning(f"removing {where}: it was made with rows that are left out now")
+                done = self._discard(tier, manifest.step) and done
+        if done:
+            self._withdrawn = left_out
 
     def _clear_remains(self, tier: RemoteTier, newest: int) -> None:
         """Remove what lies of older checkpoints that have no manifest: an upload that failed, or was cut off before a

@@ -19,7 +19,7 @@ from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.faults import fault_point
 from headway.core.files import sync_folder
 from headway.core.format import format_bytes
@@ -71,6 +71,33 @@ def newest_of_tiers(
     if found is None and here is None and damaged is not None:
         raise damaged
     return found or here
+
+
+def bring_earlier(
+    store: CheckpointStore, find_tier: Callable[[], RemoteTier], step: int, usable: Callable[[Manifest], bool]
+) -> int | None:
+    """Bring the newest remote checkpoint of a step or before; returns its step, None when none can be had.
+
+    Args:
+        store: Where to.
+        find_tier: Gives the remote tier.
+        step: The last that will do.
+        usable: Whether a checkpoint may be gone on from.
+    """
+    try:
+        tier = find_tier()
+        for candidate in reversed([s for s in tier.steps() if s <= step]):
+            try:
+                manifest = tier.manifest(candidate)
+                if manifest is not None and usable(manifest):
+                    return bring(store, tier, manifest).step
+            except UnreachableError:
+                raise
+            except CheckpointError as error:
+                console.warning(f"passing over {tier.objects.url_of(step_name(candidate))}: {error.what}")
+    except HeadwayError as error:
+        console.warning(f"the remote checkpoints cannot be asked for: {error.what}")
+    return None
 
 
 def _newer(

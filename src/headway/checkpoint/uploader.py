@@ -52,6 +52,7 @@ class Uploader:
         self._waiting: _Order | None = None
         self._sending: _Order | None = None
         self._closed = self._fenced = False
+        self._void: _Order | None = None
         self.newest_sent: int | None = None
         """The newest step that is known to be there."""
         self.failures = 0
@@ -82,6 +83,16 @@ class Uploader:
         pinned = self.pinned()
         sent = self.newest_sent  # asked for after what is on its way, which may get there meanwhile
         return step in pinned or (sent is not None and sent >= step)
+
+    def went_back(self, step: int) -> None:
+        """Count what was sent of later steps, or is being sent, as not there: the run does them again."""
+        with self._condition:
+            if self._waiting is not None and self._waiting.manifest.step > step:
+                self._waiting = None
+            if self._sending is not None and self._sending.manifest.step > step:
+                self._void = self._sending
+            if self.newest_sent is not None and self.newest_sent > step:
+                self.newest_sent = None
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until everything is sent or has failed; whether that came about in time."""
@@ -124,7 +135,9 @@ class Uploader:
             if self._tier is None:
                 self._tier = self._open_tier()
             new = self._tier.publish(order.folder, journal_of(self._run, step))
-            self.newest_sent = max(step, self.newest_sent or 0)
+            with self._condition:
+                if order is not self._void:
+                    self.newest_sent = max(step, self.newest_sent or 0)
             if new:
                 seconds = time.monotonic() - start
                 size = format_bytes(order.manifest.total_bytes)
@@ -140,10 +153,16 @@ class Uploader:
             self._fenced = True
             self._tell(step, None)
             warning(f"nothing more is uploaded: {error.what}")
-        except (HeadwayError, OSError) as error:
-            self._failed(step, error.what if isinstance(error, HeadwayError) else str(error))
         except Exception as error:
-            self._failed(step, f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, HeadwayError):
+                why = error.what
+            elif isinstance(error, OSError):
+                why = str(error)
+            if order is self._void:  # its folder may be gone meanwhile
+                write_log(f"step {step} is not uploaded, and need not be, since the run went back: {why}")
+            else:
+                self._failed(step, why)
 
     def _follow(self, tier: RemoteTier, manifest: Manifest) -> None:
         """What is to be done once a checkpoint is there; that it is stays true, whatever becomes of it."""

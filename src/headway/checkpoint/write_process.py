@@ -151,6 +151,10 @@ class WriteProcess:
             self._held.hold(order)
         elif kind == "let go":
             self._held.let_go(order["descriptor"])
+        elif kind == "went back":
+            self._newest_saved = min(self._newest_saved, order["step"])
+            if self._after_save is not None:
+                self._after_save.went_back(order["step"], order["left_out"])
         return kind != "end"
 
     def rescue(self) -> None:

@@ -117,6 +117,24 @@ class CheckpointWriter:
             process.tell(order)
         return time.monotonic() - start
 
+    def let_go(self) -> None:
+        """Let go of the states that are held: no death has them written."""
+        for slot in self._slots:
+            self._let_go(slot)
+
+    def went_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
+        """Have what comes next taken for what follows `step`: the run went back there.
+
+        Args:
+            step: Of a checkpoint that is there.
+            left_out: The steps whose rows are left out from now on, each range without its end; checkpoints that were
+                made with them are removed from the remote tier.
+        """
+        with self._changed:
+            process = self._process_or_why()
+        if not isinstance(process, str):
+            process.tell({"kind": "went back", "step": step, "left_out": [list(steps) for steps in left_out]})
+
     def _order(
         self, kind: str, step: int, slot: Slot, cursor: Mapping[str, int], context: Mapping[str, Any]
     ) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from headway import __version__
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.bring import newest_of_tiers
-from headway.checkpoint.claiming import IDENTITY, claim_tier
+from headway.checkpoint.claiming import IDENTITY, claim_tier, find_tier
 from headway.checkpoint.format import Manifest
+from headway.checkpoint.left_out import is_outdated
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import (
@@ -56,7 +57,7 @@ from headway.parallel.world import World
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.notices import watching_for
-from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, is_outdated, take_decisions
+from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, take_decisions
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.training.available import slow_precision
@@ -180,7 +181,7 @@ def _train(
         "torch": torch.__version__,
         **left_out,
     }
-    notices = NoticeReader(attempt.directory)
+    notices, remote = NoticeReader(attempt.directory), config.checkpoint.remote
     recorders = [notices, *_recorders(config, run, attempt, start, world, load_seconds)]
     job = Job(
         config=config,
@@ -198,7 +199,7 @@ def _train(
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
                 stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
-                after_save=AfterSave.settings(config, attempt.number),
+                after_save=AfterSave.settings(config, attempt.number, state.left_out),
                 sign=config.checkpoint.sign,
                 encrypt=config.checkpoint.encrypt,
             ),
@@ -206,7 +207,7 @@ def _train(
         ),
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
-        rewinder=CheckpointRewinder(store, world),
+        rewinder=CheckpointRewinder(store, world, None if remote is None else partial(find_tier, remote, run.path)),
         notices=notices,
         pipeline=make_pipeline(config, task, world),
     )

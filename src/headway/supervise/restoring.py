@@ -13,6 +13,7 @@ from headway.checkpoint.bring import bring, newest_of_tiers
 from headway.checkpoint.claiming import IDENTITY, claim_tier
 from headway.checkpoint.folders import checkpoint_folders, discard
 from headway.checkpoint.format import Manifest, read_manifest, step_name
+from headway.checkpoint.left_out import is_outdated
 from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_folders, remote_manifests, remote_tier
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import LOCAL, Place, Registry
@@ -195,7 +196,7 @@ def _bring(
 
 def _goes_on(ledger: Ledger, manifest: Manifest) -> bool:
     """Whether a run would go on from it, and not remove it since rows were left out after it was made."""
-    from headway.supervise.rewind import decided, is_outdated  # PyTorch, which nothing else here needs
+    from headway.supervise.rewind import decided  # PyTorch, which nothing else here needs
 
     return not is_outdated(manifest, decided(ledger))
 

@@ -8,15 +8,18 @@ whenever an attempt begins, for the one before may have been killed between the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from headway.checkpoint.bring import bring_earlier
 from headway.checkpoint.folders import pruning
-from headway.checkpoint.format import Manifest
+from headway.checkpoint.left_out import LEFT_OUT, Ranges, is_outdated, ranges_of
+from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.store import CheckpointStore
 from headway.core.console import warning
 from headway.core.waiting import SEEN_SECONDS
 from headway.supervise.ledger import Ledger
+from headway.training.loss_scale import begin_scaling
 from headway.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -24,27 +27,31 @@ if TYPE_CHECKING:
     from headway.parallel.world import World
     from headway.training.loop import Job
 
-LEFT_OUT = "left_out"
-"""Key of a checkpoint's context: `[[first step, step after the last], ...]`."""
-
-_Ranges = tuple[tuple[int, int], ...]
-
 
 class CheckpointRewinder:
-    """`training.rollback.Rewinder` from a run's own checkpoints."""
+    """`training.rollback.Rewinder` from a run's own checkpoints.
 
-    def __init__(self, store: CheckpointStore, world: World) -> None:
-        self._store, self._world = store, world
+    Args:
+        store: Those here.
+        world: The workers.
+        find_tier: Gives the run's remote tier, if it has one: on another disk than before there may be none here that
+            is old enough.
+    """
 
-    def target(self, step: int) -> int | None:
+    def __init__(self, store: CheckpointStore, world: World, find_tier: Callable[[], RemoteTier] | None = None) -> None:
+        self._store, self._world, self._find_tier = store, world, find_tier
+
+    def target(self, step: int, left_out: Sequence[tuple[int, int]]) -> int | None:
         """Only the first worker looks, since what it finds is verified byte by byte."""
-        found = -1
+        found = None
         if self._world.is_first:
             with pruning(self._store.directory):
                 good = (s for s in sorted((i.step for i in self._store.list()), reverse=True) if s <= step)
-                found = next((s for s in good if self._store.verify(s).good), -1)
-        found = self._world.broadcast_number(found)
-        return found if found >= 0 else None
+                found = next((s for s in good if self._store.verify(s).good), None)
+            if found is None and self._find_tier is not None:
+                found = bring_earlier(self._store, self._find_tier, step, lambda m: not is_outdated(m, left_out))
+        number = self._world.broadcast_number(-1 if found is None else found)
+        return number if number >= 0 else None
 
     def rewind(self, job: Job, to_step: int) -> None:
         """All workers load together, after the first one has removed what must not be found again."""
@@ -56,6 +63,8 @@ class CheckpointRewinder:
         self._store.load_into(info, job.state.prepare_to_load(), self._world.gather_json)
         job.state.loaded()
         job.state.take_cursor(info.cursor)
+        begin_scaling(job.state.cursor, job.config.train.precision)  # the checkpoint may be of another precision
+        job.writer.went_back(to_step, job.state.left_out)
 
 
 def discard_outdated(store: CheckpointStore, left_out: Sequence[tuple[int, int]]) -> None:
@@ -66,21 +75,10 @@ def discard_outdated(store: CheckpointStore, left_out: Sequence[tuple[int, int]]
             store.discard(info.step)
 
 
-def is_outdated(manifest: Manifest, left_out: Sequence[tuple[int, int]]) -> bool:
-    """Whether a checkpoint was made with rows which are left out by now, wherever it lies."""
-    known = [(int(first), int(last)) for first, last in manifest.context.get(LEFT_OUT, ())]
-    return any(first < manifest.step and (first, last) not in known for first, last in left_out)
-
-
-def decided(ledger: Ledger, start: CheckpointInfo | None = None) -> _Ranges:
+def decided(ledger: Ledger, start: CheckpointInfo | None = None) -> Ranges:
     """The steps whose rows are left out, as the ledger and the checkpoint to start from have them."""
     ranges = [(d.first_step, d.last_step) for d in ledger.decisions() if d.action == "rollback"]
-    return tuple(sorted({*ranges, *(ranges_of(start) if start else ())}))
-
-
-def ranges_of(info: CheckpointInfo) -> _Ranges:
-    """The steps that were left out of a checkpoint."""
-    return tuple((int(first), int(last)) for first, last in info.context.get(LEFT_OUT, ()))
+    return tuple(sorted({*ranges, *(ranges_of(start.context) if start else ())}))
 
 
 def take_decisions(

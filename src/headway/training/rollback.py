@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 class Rewinder(Protocol):
     """Brings a run back to an earlier checkpoint."""
 
-    def target(self, step: int) -> int | None:
-        """The newest checkpoint of `step` or before, the same on every worker; None when there is none left."""
+    def target(self, step: int, left_out: Sequence[tuple[int, int]]) -> int | None:
+        """The newest checkpoint of `step` or before, the same on every worker; None when there is none left.
+
+        Args:
+            left_out: What is left out so far, and of a checkpoint to go back to.
+        """
         ...
 
     def rewind(self, job: Job, to_step: int) -> None:
@@ -91,7 +96,10 @@ def _planned(job: Job, decision: Decision) -> tuple[Decision, DivergedError | No
     for outcome in job.writer.outcomes():
         for callback in job.callbacks:
             callback.on_saved(job, outcome)
-    target = None if job.rewinder is None else job.rewinder.target(decision.first_step)
+    # Before anybody knows of the decision: a state that is held may be made with the rows that it leaves out, and if
+    # this worker died, it would be written and push out those to go back to.
+    job.writer.let_go()
+    target = None if job.rewinder is None else job.rewinder.target(decision.first_step, job.state.left_out)
     if target is None:
         stop = replace(decision, action="stop", first_step=decision.step)
         what = f"{decision.reason}; no checkpoint from before step {decision.first_step + 1} is left to go back to"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from headway.checkpoint.outcomes import Outcome, Upload
@@ -22,6 +22,14 @@ class StateWriter(Protocol):
 
     def hold(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
         """Take a state to be written only if this worker dies."""
+        ...
+
+    def let_go(self) -> None:
+        """Let go of the states that are held."""
+        ...
+
+    def went_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
+        """Take what comes next for what follows `step`, with the rows of those steps left out."""
         ...
 
     def outcomes(self) -> list[Outcome]:
@@ -58,6 +66,12 @@ class NoWriter:
     def hold(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
         """Nothing is held."""
         return 0.0
+
+    def let_go(self) -> None:
+        """There are none."""
+
+    def went_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
+        """Nothing was saved."""
 
     def outcomes(self) -> list[Outcome]:
         """Nothing was saved."""

@@ -320,7 +320,7 @@ def test_nobody_goes_back_to_a_checkpoint_that_is_about_to_be_removed(
         submit(writer, step)
         writer.wait()
     world = World(0, 1, 0, torch.device("cpu"))
-    assert CheckpointRewinder(CheckpointStore(directory), world).target(12) is None
+    assert CheckpointRewinder(CheckpointStore(directory), world).target(12, ()) is None
     assert names(directory) == ["step-00000020"]
     writer.close()
 
