@@ -70,8 +70,15 @@ def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path` and rename it over `path` when the block ends without an error.
 
     The file and its name are flushed to disk before the block returns, so a reader sees the old content or the whole
-    new one. On an error the temporary file is removed and `path` is left as it was.
+    new one. On an error the temporary file is removed and `path` is left as it was. A link stays one, and a device
+    or a pipe (`/dev/null`, `/dev/stdout`) is written to: a file in its place would be missed by all others.
     """
+    if path.is_symlink():
+        path = path.resolve()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

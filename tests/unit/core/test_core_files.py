@@ -23,6 +23,25 @@ def test_atomic_write_makes_folders_and_replaces(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_device_stays_one(tmp_path: Path) -> None:
+    """`-o /dev/null` as root, in a container for example."""
+    path = tmp_path / "null"
+    path.symlink_to("/dev/null")
+    with files.atomic_write(path) as file:
+        file.write(b"x")
+    assert path.is_char_device() and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    """`-o /dev/stdout`, which is one to a file when the shell says so."""
+    path, target = tmp_path / "link", tmp_path / "target"
+    target.write_text("old")
+    path.symlink_to(target)
+    with files.atomic_write(path) as file:
+        file.write(b"new")
+    assert path.is_symlink() and target.read_text() == "new"
+
+
 def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")
