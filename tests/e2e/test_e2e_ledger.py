@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from headway.supervise.ledger_proof import prove
 from support import config_values, headway, state_hash, write_corpus
 
 Change = Callable[[list[dict[str, Any]]], None]
@@ -151,6 +152,39 @@ def test_what_is_missing_or_another_is_not_proven(copy: Path, tmp_path: Path) ->
     back = headway("ledger", copy, "--store", values["data"]["store"])
     assert back.returncode == 4 and "goes up to checkpoint step-00000010, but the newest is of step 8" in back.stderr
     assert headway("ledger", tmp_path).returncode == 4
+
+
+def test_a_run_that_goes_on_without_its_disk_is_proven_by_what_its_checkpoint_says(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Attempts count from 1 again, and the decision to leave out rows was in the ledger that is gone."""
+    config = tiny(
+        train={"steps": 12},
+        checkpoint={"every": "3 steps", "remote": {"url": f"file://{tmp_path}/remote"}},
+        health={"on_nonfinite": "rollback", "leave_out_steps": 2},
+    )
+    stopped = headway("train", config, faults="nan@gradient=8,stop@step=9")
+    assert stopped.returncode == 75, stopped.stderr
+    run, old = tmp_path / "runs/tiny", tmp_path / "old"
+    shutil.move(run, old)
+    again = headway("train", config)
+    assert again.returncode == 0 and "bringing" in again.stderr, again.stderr
+    proof = prove(run)
+    assert not proof.problems and proof.left_out == [(6, 8)] and proof.rows == 80
+    assert [(c.first_step, c.last_step, c.attempt) for c in proof.taken_over] == [(0, 10, 1)]
+    assert "but steps 0 to 9 were done elsewhere: that they were is what step-00000010 says" in proof.basis[1]
+    assert "taken over: steps 0 to 9 by attempt 1" in headway("ledger", run).stdout
+    # Without that line, or for steps that were done here, nothing is believed.
+    rewrite(run, lambda lines: lines.remove(next(line for line in lines if line.get("action") == "taken over")))
+    (problem,) = prove(run).problems
+    assert problem == "steps 0 to 9 are said to be of attempt 1, which did steps 10 to 11"
+    commits = [line for line in map(json.loads, (old / "ledger.jsonl").open()) if line["kind"] == "commit"]
+    line = {"kind": "decision", "attempt": 1, "first_step": 0, "action": "taken over", "reason": ""}
+    rewrite(old, lambda lines: lines.append({**line, "last_step": commits[0]["last_step"]}))
+    proof = prove(old)
+    assert not proof.problems and not proof.taken_over and proof.steps == 10
+    rewrite(old, lambda lines: lines[0].update(attempt=7))
+    assert any("taken over by attempt 1, which began with step 0" in problem for problem in prove(old).problems)
 
 
 @pytest.mark.slow

@@ -105,6 +105,39 @@ def test_too_many_in_a_row_end_with_code_5_and_an_intact_checkpoint(tiny: Callab
     assert headway("checkpoints", "verify", tmp_path / "runs" / "tiny").returncode == 0
 
 
+def test_a_run_that_diverged_is_not_finished_by_the_same_command(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Not even where the limit is reached at a step that a checkpoint is due at, the last one among them."""
+    config = tiny(train={"steps": 6, "skip_limit": 2}, checkpoint={"every": "1 steps"})
+    for _ in range(2):
+        result = headway("train", config, faults="nan@gradient=5,nan@gradient=6")
+        assert result.returncode == 5 and "2 steps in a row" in result.stderr, result.stderr
+        assert "the last checkpoint is intact" in result.stderr
+        assert sorted(path.name for path in (tmp_path / "runs/tiny/checkpoints").glob("step-*"))[-1] == "step-00000005"
+    # A checkpoint from behind the limit, as one that was lowered since, is none to go on from.
+    behind = headway("train", config, "train.skip_limit=1")
+    assert behind.returncode == 5 and "headway checkpoints restore" in behind.stderr
+    assert headway("train", config).returncode == 0
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_who_has_to_leave_leaves_the_evaluation_to_the_next_attempt(
+    tiny: Callable[..., Path], tmp_path: Path, workers: int
+) -> None:
+    config = tiny(train={"steps": 6}, evaluation={"rows": 8, "every": "4 steps"}, checkpoint={"every": "9 steps"})
+    more = ("-w", str(workers))
+    assert headway("train", config, "name=whole", *more).returncode == 0
+    # It would be killed in an evaluation; what was lost was never made up for.
+    stopped = headway("train", config, "name=left", *more, faults="stop@step=3,kill@evaluation=4")
+    assert stopped.returncode == 75, stopped.stderr
+    assert headway("train", config, "name=left", *more).returncode == 0
+    whole, left = (read_metrics(tmp_path / "runs" / name) for name in ("whole", "left"))
+    assert [s.tolist() for s in left.series("evaluation/loss")] == [s.tolist() for s in whole.series("evaluation/loss")]
+    assert left.series("evaluation/loss")[0].tolist() == [4, 6]
+    assert left.series("train/loss")[0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert state_hash(tmp_path / "runs/left") == state_hash(tmp_path / "runs/whole")
+    assert headway("ledger", tmp_path / "runs/left").returncode == 0
+
+
 def test_a_run_directory_in_use_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(train={"steps": 100_000})
     first = subprocess.Popen(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 KIND = "kind"
 #: Fields of a record of `metrics.jsonl` that are no metric.
 _NOT_METRICS = ("step", "attempt", "time")
+#: In the first record of a step that a rollback has left out.
+_LEFT_OUT = "train/left_out_steps"
 _BLOCK_BYTES = 64 * 1024
 #: An evaluation is looked for in so many bytes at the end of the metrics.
 _LOOK_BACK_BYTES = 64 * 2**20
@@ -43,6 +45,8 @@ def step_metrics(run: Path, step: int) -> dict[str, float]:
         attempt = record.get("attempt")
         values = {k: float(v) for k, v in record.items() if k not in _NOT_METRICS and isinstance(v, (int, float))}
         found = {**values, **found}
+        if _LEFT_OUT in record:
+            break  # what comes before is of when the step was computed
     return found
 
 

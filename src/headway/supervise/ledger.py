@@ -11,6 +11,9 @@ from typing import Any
 from headway.core.errors import CheckpointError
 from headway.core.files import append_json_line, fingerprint, read_json_lines
 
+#: Action of a decision to take a checkpoint's word for the steps before it, of which nothing here tells.
+TAKEN_OVER = "taken over"
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -48,7 +51,7 @@ class LedgerDecision:
     last_step: int
     """Exclusive."""
     action: str
-    """`warn`, `skip` (the update was left out), `rollback` (the rows are left out for ever) or `stop`."""
+    """`warn`, `skip` (the update was left out), `rollback` (the rows are left out for ever), `stop` or `taken over`."""
     reason: str
 
 

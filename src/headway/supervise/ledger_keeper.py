@@ -9,7 +9,9 @@ from headway.checkpoint.fence import OwnerUnknown
 from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core.console import warning
-from headway.supervise.ledger import Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
+from headway.supervise.ledger import TAKEN_OVER, Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
+from headway.supervise.rewind import decided
+from headway.telemetry.record import Run
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -38,14 +40,15 @@ class LedgerKeeper(Callback):
         """Bring the ledger to the step that the attempt starts from."""
         self._may_write()
         step = job.state.cursor.step
+        self._decide_as_before(job, step)
         if self._ledger.committed_step > step:
             self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
         if self._ledger.committed_step < step and self._start is not None:
             # The attempt before was killed after its checkpoints became visible, and before it told the ledger of them;
-            # or the commit that was taken back began before this step.
+            # or the commit that was taken back began before this step; or all of that was on another disk.
             for info in CheckpointStore(self._start.path.parent).list():
-                if info.step <= step:
-                    self._commit(job, info.step, int(info.context.get("attempt", self._attempt)))
+                if self._ledger.committed_step < info.step <= step:
+                    self._take_over(job, info)
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """The steps up to a checkpoint are safe now. A later line makes up for one that cannot be written."""
@@ -71,6 +74,22 @@ class LedgerKeeper(Callback):
             warning(f"{error.what}; training goes on, and the ledger lacks that step {decision.step} had no update")
         if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
             self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
+
+    def _decide_as_before(self, job: Job, step: int) -> None:
+        """What only the checkpoint says to be left out was decided where this ledger is not."""
+        known = decided(self._ledger)
+        for first, last in job.state.left_out:
+            if (first, last) not in known:
+                self._ledger.decide(
+                    self._attempt, first, last, "rollback", f"decided elsewhere, as checkpoint step-{step:08d} says"
+                )
+
+    def _take_over(self, job: Job, info: CheckpointInfo) -> None:
+        attempt, first = int(info.context.get("attempt", self._attempt)), self._ledger.committed_step
+        if not Run(self._ledger.path.parent).has_done(attempt, info.step):
+            why = f"{info.path.name} is of attempt {attempt} elsewhere: nothing here tells of its steps"
+            self._ledger.decide(self._attempt, first, info.step, TAKEN_OVER, why)
+        self._commit(job, info.step, attempt)
 
     def _commit(self, job: Job, step: int, attempt: int) -> None:
         self._may_write()

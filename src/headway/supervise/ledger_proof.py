@@ -20,9 +20,17 @@ from headway.core.format import plural
 from headway.data.feeding.feed import describe_rows, training_rows
 from headway.data.feeding.plan import PlainPlan, RowPlan, plan_of
 from headway.data.remote_store import open_store
-from headway.supervise.ledger import Commit, Ledger, LedgerDecision, Rollback, merged_ranges, plan_fingerprint
+from headway.supervise.ledger import (
+    TAKEN_OVER,
+    Commit,
+    Ledger,
+    LedgerDecision,
+    Rollback,
+    merged_ranges,
+    plan_fingerprint,
+)
 from headway.supervise.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
-from headway.telemetry.record import Run, as_int, dig, open_run, read_json
+from headway.telemetry.record import Attempt, Run, as_int, dig, open_run, read_json
 
 #: Rows of a run, and of its sources together, up to which every single one is looked at unless asked otherwise.
 LOOK_AT = 100_000_000
@@ -37,6 +45,8 @@ class LedgerProof:
     rollbacks: list[Rollback] = field(default_factory=list)
     decisions: list[LedgerDecision] = field(default_factory=list)
     """On steps that were not well; those that name rows to be left out are part of what is proven."""
+    taken_over: list[Commit] = field(default_factory=list)
+    """Those of the commits whose steps were done elsewhere: the run goes on here from a checkpoint of another disk."""
     checkpoint_step: int | None = None
     """The newest checkpoint; None when there is none."""
     not_updated: int = 0
@@ -73,10 +83,17 @@ class LedgerProof:
         )
         return [
             "commits join from step 0 to the newest checkpoint, each by an attempt that did its steps",
+            *(self._taken_over(commit) for commit in self.taken_over),
             "the rows of each source in every commit are as many as the plan has, recomputed",
             looked if self.looked_at else not_looked,
             *([self._without_update()] if self.not_updated else []),
         ]
+
+    def _taken_over(self, commit: Commit) -> str:
+        return (
+            f"but steps {commit.first_step:,} to {commit.last_step - 1:,} were done elsewhere: that they were is what"
+            f" {commit.checkpoint} says, and nothing here"
+        )
 
     def _without_update(self) -> str:
         skipped = (range(d.first_step, d.last_step) for d in self.decisions if d.action == "skip")
@@ -107,12 +124,13 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
     except CheckpointError as error:
         proof.problems.append(error.what)
         return proof
+    proof.taken_over = _taken_over(proof, record)
     proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
     if proof.checkpoint_step is not None:
         proof.not_updated = as_int(dig(_manifest(record, proof.checkpoint_step), "cursor", "skipped_steps")) or 0
     proof.problems += [
         *_ends_problems(proof),
-        *_attempt_problems(proof.commits, record),
+        *_attempt_problems(proof, record),
         *_decision_problems(proof, record),
     ]
     if not proof.commits:
@@ -168,15 +186,21 @@ def _manifest(record: Run, step: int) -> Any:
     return read_json(record.path / "checkpoints" / f"step-{step:08d}" / "manifest.json")
 
 
-def _attempt_problems(commits: list[Commit], record: Run) -> Iterator[str]:
+def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
     attempts = {attempt.number: attempt for attempt in record.attempts}
     saved_by = {checkpoint.step: checkpoint.attempt for checkpoint in record.checkpoints}
     newest = 0
-    for commit in commits:
+    for commit in proof.commits:
         steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
-        attempt = attempts.get(commit.attempt)
         if commit.checkpoint != f"step-{commit.last_step:08d}":
             yield f"{steps} are said to be in {commit.checkpoint}, which is of another step"
+        by = saved_by.get(commit.last_step)
+        if by is not None and by != commit.attempt:
+            yield f"{steps} are said to be of attempt {commit.attempt}, but {commit.checkpoint} is of attempt {by}"
+        if commit in proof.taken_over:
+            yield from _taker_problems(commit, proof, attempts)
+            continue
+        attempt = attempts.get(commit.attempt)
         if attempt is None:
             yield f"{steps} are said to be of attempt {commit.attempt}, which the run never had"
             continue
@@ -186,9 +210,26 @@ def _attempt_problems(commits: list[Commit], record: Run) -> Iterator[str]:
         first, last = attempt.first_step, attempt.last_step
         if (first is not None and commit.first_step < first) or (last is not None and commit.last_step > last):
             yield f"{steps} are said to be of attempt {commit.attempt}, which did steps {first} to {(last or 0) - 1}"
-        by = saved_by.get(commit.last_step)
-        if by is not None and by != commit.attempt:
-            yield f"{steps} are said to be of attempt {commit.attempt}, but {commit.checkpoint} is of attempt {by}"
+
+
+def _taken_over(proof: LedgerProof, record: Run) -> list[Commit]:
+    """A ledger that says so is believed only of what no attempt here has done: that is proven like all else."""
+    said = {(d.first_step, d.last_step) for d in proof.decisions if d.action == TAKEN_OVER}
+    commits = (commit for commit in proof.commits if (commit.first_step, commit.last_step) in said)
+    return [commit for commit in commits if not record.has_done(commit.attempt, commit.last_step)]
+
+
+def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, Attempt]) -> Iterator[str]:
+    said = f"steps {commit.first_step:,} to {commit.last_step - 1:,} are said to be taken over by attempt"
+    for decision in proof.decisions:
+        of = (decision.action, decision.first_step, decision.last_step)
+        if of != (TAKEN_OVER, commit.first_step, commit.last_step):
+            continue
+        taker = attempts.get(decision.attempt)
+        if taker is None:
+            yield f"{said} {decision.attempt}, which the run never had"
+        elif taker.first_step is not None and taker.first_step < commit.last_step:
+            yield f"{said} {decision.attempt}, which began with step {taker.first_step:,}"
 
 
 def _plan(

@@ -102,7 +102,7 @@ class Watchdog:
     def limit_seconds(self, reading: Reading) -> float:
         """How long a worker may be without a sign of life in its phase."""
         config = self.config
-        if reading.phase == Phase.START or reading.first_step < 0 or reading.step <= reading.first_step:
+        if reading.phase == Phase.START or not _has_finished_a_step(reading):
             return config.start_seconds
         if reading.phase in (Phase.CHECKPOINT, Phase.END):
             return config.save_seconds
@@ -171,13 +171,16 @@ class Watchdog:
         return Finding("waits", rank, f"has waited {silent:.0f} s for data of step {reading.step + 1}", silent)
 
     def _slow_one(self, now: float, readings: Mapping[int, Reading]) -> Finding | None:
-        if len(readings) < 2 or any(reading.step <= reading.first_step for reading in readings.values()):
+        if len(readings) < 2 or not all(_has_finished_a_step(reading) for reading in readings.values()):
             return None
         window, self._window = self._window, self._window or _window(now, readings)
         if window is None or window.steps.keys() != readings.keys():
             self._window = _window(now, readings)
             return None
         done = {rank: reading.step - window.steps[rank] for rank, reading in readings.items()}
+        if min(done.values()) < 0:  # a rollback: how many steps were done since is not to be told
+            self._window = _window(now, readings)
+            return None
         if now - window.at < _WINDOW_SECONDS or min(done.values()) < _WINDOW_STEPS:
             return None
         self._window = _window(now, readings)
@@ -207,6 +210,11 @@ def _window(now: float, readings: Mapping[int, Reading]) -> _Window:
         {rank: reading.own_seconds for rank, reading in readings.items()},
         {rank: reading.data_seconds for rank, reading in readings.items()},
     )
+
+
+def _has_finished_a_step(reading: Reading) -> bool:
+    """In this attempt. Not told from the step's number, which a rollback may take to before the attempt's first."""
+    return reading.steps_seconds > 0
 
 
 def _dead(readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]) -> Finding | None:

@@ -2,7 +2,8 @@
 
 The effective training time ratio (ETTR; Kokolis et al. 2024, "Revisiting Reliability in Large-Scale Machine Learning
 Research Clusters", section 2) is the time in which steps were computed that led to the newest weights, as a share of
-all time since the run began. Steps that had to be computed again count once.
+all time since the run began. Steps that had to be computed again count once, and those whose rows a rollback leaves out
+not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.format import counted, format_seconds
-from headway.telemetry.metrics import read_records
+from headway.telemetry.metrics import LEFT_OUT, read_records
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, Attempt, Run, as_int, as_text
 
 #: Causes, in the order in which they are told.
@@ -30,7 +31,7 @@ START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
 
 _STALLS = ("checkpoint/stall_seconds", "checkpoint/hold_stall_seconds")
 #: What the loop records when it has done it; outcomes of saves come in when the failure is over, too.
-_DONE = frozenset(("speed/step_seconds", "evaluation/loss", *_STALLS))
+_DONE = frozenset(("speed/step_seconds", "evaluation/loss", LEFT_OUT, *_STALLS))
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Goodput:
     lost_seconds: dict[str, float]
     """By cause; with `effective_seconds` these add up to `wall_seconds`."""
     lost_steps: dict[int, int] = field(default_factory=dict)
-    """Steps that were computed again, by the attempt that had computed them first."""
+    """Steps that were computed again, or left out later, by the attempt that had computed them first."""
 
     @property
     def ratio(self) -> float:
@@ -65,11 +66,13 @@ class _Done:
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     seconds: array[float] = field(default_factory=lambda: array("d"))
+    """0 for a step that was left out, which stands for whatever was computed of it before."""
     waited: array[float] = field(default_factory=lambda: array("d"))
     stalls: float = 0.0
-    first_time: float = 0.0
+    began: float | None = None
+    """When the first step that was computed began, Unix seconds."""
     last_time: float = 0.0
-    """When the first step, and the last of all that was done, was finished, Unix seconds."""
+    """When the last of all that was done was finished."""
 
 
 def goodput(
@@ -99,10 +102,11 @@ def goodput(
             if not _left(attempt, endings.get(attempt.number, {})):
                 lost[DOWN] += gap
                 wall += gap
-        if work.steps:
-            lost[START] += max(0.0, work.first_time - work.seconds[0] - attempt.started)
-        else:
-            lost[START] += max(0.0, attempt.ended - attempt.started)
+        said = endings.get(attempt.number, {}).get("silent_seconds")
+        silent = float(said) if isinstance(said, (int, float)) else 0.0
+        lost[HANGING] += silent
+        until = attempt.ended - silent if work.began is None else work.began
+        lost[START] += max(0.0, until - attempt.started)
         # From the last one on: after a rollback an attempt comes to the same steps again.
         for step, seconds, waited in reversed(list(zip(work.steps, work.seconds, work.waited, strict=True))):
             if step < counts_below:
@@ -111,12 +115,9 @@ def goodput(
                 lost[DATA] += waited
             else:
                 lost[AGAIN] += seconds
-                lost_steps[attempt.number] = lost_steps.get(attempt.number, 0) + 1
+                lost_steps[attempt.number] = lost_steps.get(attempt.number, 0) + (seconds > 0)
         lost[SAVING] += work.stalls
-        said = endings.get(attempt.number, {}).get("silent_seconds")
-        silent = float(said) if isinstance(said, (int, float)) else 0.0
-        lost[HANGING] += silent
-        if work.last_time and attempt.outcome not in (FINISHED, PREEMPTED, RUNNING):
+        if work.began is not None and attempt.outcome not in (FINISHED, PREEMPTED, RUNNING):
             lost[DOWN] += max(0.0, attempt.ended - work.last_time - silent)  # it was down from there on
     lost[OTHER] = max(0.0, wall - effective - sum(lost.values()))
     return Goodput(wall, effective, lost, dict(sorted(lost_steps.items())))
@@ -144,11 +145,15 @@ def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:
         seconds = record.get("speed/step_seconds")
         if isinstance(seconds, float):
             share = record.get("speed/data_wait_share")
-            if not work.steps:
-                work.first_time = float(record.get("time") or 0.0)
+            if work.began is None:
+                work.began = float(record.get("time") or 0.0) - seconds
             work.steps.append(step)
             work.seconds.append(seconds)
             work.waited.append(seconds * share if isinstance(share, float) else 0.0)
+        elif LEFT_OUT in record:
+            work.steps.append(step)
+            work.seconds.append(0.0)
+            work.waited.append(0.0)
         stalls = (record.get(key) for key in _STALLS)
         work.stalls += sum(stall for stall in stalls if isinstance(stall, float))
     return found

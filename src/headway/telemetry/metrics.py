@@ -6,8 +6,9 @@ named values. A step may have more than one record (an evaluation comes after th
 An attempt that died may have recorded steps after the checkpoint from which the next attempt goes on. The history that
 counts is the one that led to the newest weights, so when an attempt's first record is for step N, everything that
 earlier attempts recorded for step N and later is superseded. The same holds when an attempt goes back itself: its next
-record is of an earlier step, or it leaves out the very step that it recorded last. A worker of an attempt that was
-given up may wake once more and write: nothing counts that an attempt has recorded after a later one.
+record is of an earlier step, or it leaves out the very step that it recorded last. A record of what came after a step
+(an evaluation, what became of a save) takes nothing from that step, only from those behind it. A worker of an attempt
+that was given up may wake once more and write: nothing counts that an attempt has recorded after a later one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from headway.core.files import ends_with_newline, parse_json_lines, read_json_li
 FILE_NAME = "metrics.jsonl"
 #: How many steps were left out until now; in the one record of a step's own that was left out.
 LEFT_OUT = "train/left_out_steps"
+
+#: A record of nothing else is not the step's own: it was written at a step that may be another attempt's.
+_NOT_OWN = ("checkpoint/", "evaluation/")
+_NO_VALUES = frozenset(("step", "attempt", "time"))
 
 # JSON has no numbers for these; the words are those of the Protocol Buffers JSON mapping, and float() reads them.
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -119,6 +124,10 @@ def _word(value: float) -> str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
+def _is_own(record: Mapping[str, Any]) -> bool:
+    return any(name not in _NO_VALUES and not name.startswith(_NOT_OWN) for name in record)
+
+
 def _number(value: Any) -> float | None:
     """A recorded value as a float; None for what is no number."""
     if isinstance(value, str):
@@ -152,6 +161,7 @@ class Span:
     """What one attempt recorded, superseded steps included."""
 
     first_step: int
+    """The first that it did itself; one more than the last, where it did none."""
     last_step: int
     first_time: float | None
     last_time: float | None
@@ -173,30 +183,35 @@ class Metrics:
         step, attempt = record.get("step"), record.get("attempt", 0)
         if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
             return
-        if attempt < self._attempt:
+        if attempt < max(0, self._attempt):
             return
         # A rollback to right before the trouble goes on with the step that had it, which is left out now.
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
         if attempt != self._attempt or goes_back:
-            self.repeated_steps += self._columns["attempt"].drop_from(step)
-            for known in self._columns.values():
-                known.drop_from(step)
+            self._go_on_from(step if _is_own(record) else step + 1, attempt)
         self._step, self._attempt = step, attempt
         for name, value in record.items():
             # Nearly all values are plain floats, and histories are long.
             number = value if type(value) is float else _number(value)
-            if number is not None and name != "step":
+            if number is not None and name not in ("step", "attempt"):
                 column = self._columns.get(name)
                 if column is None:
                     column = self._columns[name] = _Column()
                 column.put(step, number)
-        self._columns["attempt"].put(step, attempt)
-        self._extend_span(step, attempt, _number(record.get("time")))
-
-    def _extend_span(self, step: int, attempt: int, moment: float | None) -> None:
-        span = self.spans.setdefault(attempt, Span(step, step, moment, moment))
-        span.first_step = min(span.first_step, step)  # an attempt may go back to before it began
+        done = self._columns["attempt"]
+        if not done.steps or done.steps[-1] != step:  # else it stays that of the attempt that did it
+            done.put(step, attempt)
+        span, moment = self.spans[attempt], _number(record.get("time"))
+        span.first_time = moment if span.first_time is None else span.first_time
         span.last_step, span.last_time = step, moment
+
+    def _go_on_from(self, step: int, attempt: int) -> None:
+        """The attempt does this step and those behind it, whoever has done them before."""
+        self.repeated_steps += self._columns["attempt"].drop_from(step)
+        for known in self._columns.values():
+            known.drop_from(step)
+        span = self.spans.setdefault(attempt, Span(step, step - 1, None, None))
+        span.first_step = min(span.first_step, step)  # it may go back to before it began
 
     @property
     def names(self) -> list[str]:

@@ -18,6 +18,7 @@ import yaml
 
 from headway.config import Batches, BatchStage
 from headway.core.errors import CheckpointError
+from headway.core.files import read_json_lines
 from headway.core.machine import host_name
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
@@ -108,6 +109,11 @@ class Run:
             for number, record in self.attempt_records.items()
         ]
 
+    def has_done(self, attempt: int, step: int) -> bool:
+        """Whether an attempt is known to have done a step here; numbers count from 1 wherever a run goes on."""
+        found = (one for one in self.attempts if one.number == attempt)
+        return any(one.first_step is not None and one.first_step < step <= (one.last_step or 0) for one in found)
+
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
         """By step; their bytes are not verified here."""
@@ -171,8 +177,26 @@ class Run:
 
     @property
     def tokens(self) -> int | None:
-        """Trained on so far."""
-        return None if self.batches is None else self.batches.tokens_before(self.step)
+        """Those that led to the newest weights: without steps that were computed again or left out."""
+        batches, step = self.batches, self.step
+        if batches is None:
+            return None
+        left_out = {n for first, last in self.left_out for n in range(first, min(last, step))}
+        lost = sum(batches.tokens_before(n + 1) - batches.tokens_before(n) for n in left_out)
+        return batches.tokens_before(step) - lost
+
+    @cached_property
+    def left_out(self) -> list[tuple[int, int]]:
+        """Steps whose rows are left out by decision, counted from 0: first one, and the one after the last."""
+        decided = [line for line in self._ledger() if line.get("action") == "rollback"]
+        ranges = [(as_int(line.get("first_step")), as_int(line.get("last_step"))) for line in decided]
+        return [(first, last) for first, last in ranges if first is not None and last is not None]
+
+    def _ledger(self) -> list[dict[str, Any]]:
+        try:
+            return list(read_json_lines(self.path / "ledger.jsonl"))
+        except OSError:
+            return []
 
     @property
     def vocab_size(self) -> int | None:

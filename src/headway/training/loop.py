@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from headway.checkpoint.outcomes import Outcome
+from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, LaneGrid
-from headway.core.errors import DivergedError, HeadwayError, Preempted
+from headway.core.errors import CheckpointError, DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
 from headway.data.feeding.prefetch import Prefetcher
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.telemetry.metrics import read_metrics
 from headway.training.callbacks import Callback
 from headway.training.clock import SaveClock, StopSignals, Stopwatch
 from headway.training.evaluate import Evaluation, evaluate
@@ -68,7 +71,8 @@ def train_loop(job: Job) -> None:
     """Train to the last step.
 
     Raises:
-        DivergedError: too many steps in a row had a non-finite loss or gradient; the last checkpoint is untouched.
+        DivergedError: too many steps in a row had a non-finite loss or gradient. No checkpoint of the last one is
+            written, so the same command comes to it again.
         Preempted: a signal asked to stop; the state is saved.
     """
     config, state = job.config, job.state
@@ -80,9 +84,14 @@ def train_loop(job: Job) -> None:
     watch, clock = Stopwatch(job, feed), SaveClock.of(job)
     _forget_peak(job.world.device)
     with feed, signals, _observed(job):
+        if _gives_up(job):  # checkpoints of older versions, or with a lower limit than before
+            raise _diverged(job, resumed=True)
         if state.cursor.step == 0 and config.health.rolls_back:
             state.prepare_to_load()  # so that there are moments to be saved, and a place to go back to
             _checkpoint(job)
+        if _owes_evaluation(job):
+            _evaluate(job)
+            watch.restart()
         for ready, (_, batches) in enumerate(feed):  # fetch
             flags = (signals.stop, clock.due() or signals.save)
             result = train_step(  # step
@@ -97,16 +106,13 @@ def train_loop(job: Job) -> None:
                 saved = state.cursor.step
                 watch.restart()
                 continue
-            leaves = stop and not last
-            if leaves:  # a machine that goes does not wait for an evaluation
-                with clock.saving():
-                    _checkpoint(job)
-            if job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
+            if _gives_up(job):  # stop; not saved, or the same command would go on behind the limit
+                raise _diverged(job)
+            leaves = stop and not last  # a machine that goes does not wait for an evaluation: the next attempt does it
+            if not leaves and job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
                 _evaluate(job)
             fault_point("step", step)
-            if leaves:
-                pass  # it was saved above
-            elif save or last or job.due(config.checkpoint.every):  # checkpoint
+            if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
                 with clock.saving():
                     _checkpoint(job)
                 saved = step
@@ -117,8 +123,6 @@ def train_loop(job: Job) -> None:
                 job.writer.get_ready(state.blocks())
             for outcome in _tell_outcomes(job):
                 clock.written(outcome)
-            if state.cursor.skipped_in_row >= config.train.skip_limit:  # stop
-                raise _diverged(job)
             if stop or last:
                 _save_surely(job)
             if leaves:
@@ -164,6 +168,25 @@ def _evaluate(job: Job) -> Evaluation:
     for callback in job.callbacks:
         callback.on_evaluation(job, job.state.cursor.step, result)
     return result
+
+
+def _owes_evaluation(job: Job) -> bool:
+    """Whether the step that the attempt goes on from is due for an evaluation that nobody has done. The same on every
+    worker, though only the first one looks."""
+    step = job.state.cursor.step
+    if job.task.evaluation is None or not 0 < step < job.total_steps or not job.due(job.config.evaluation.every):
+        return False
+    owes = job.world.is_first and not _was_evaluated(job.config.run_directory, step)
+    return bool(job.world.broadcast_number(int(owes)))
+
+
+def _was_evaluated(run: Path, step: int) -> bool:
+    """By the history, or by the checkpoint itself: it may have been made where this history is not."""
+    with suppress(CheckpointError):
+        metrics = CheckpointStore(run / "checkpoints").info(step).context.get("metrics")
+        if isinstance(metrics, dict) and "evaluation/loss" in metrics:
+            return True
+    return step in read_metrics(run).series("evaluation/loss")[0].tolist()
 
 
 def _checkpoint(job: Job) -> None:
@@ -213,14 +236,24 @@ def _tell_outcomes(job: Job) -> list[Outcome]:
     return outcomes
 
 
-def _diverged(job: Job) -> DivergedError:
-    limit, half = job.config.train.skip_limit, job.config.parallel.reduce_precision == "fp16"
+def _gives_up(job: Job) -> bool:
+    return job.state.cursor.skipped_in_row >= job.config.train.skip_limit
+
+
+def _diverged(job: Job, resumed: bool = False) -> DivergedError:
+    half = job.config.parallel.reduce_precision == "fp16"
+    intact = (
+        "then go back behind these steps with `headway checkpoints restore`"
+        if resumed
+        else "the last checkpoint is intact"
+    )
     return DivergedError(
-        f"{limit} steps in a row had a loss or gradient that is not finite, or far above the usual",
+        f"{job.state.cursor.skipped_in_row} steps in a row had a loss or gradient that is not finite, or far above the"
+        " usual",
         where=f"step {job.state.cursor.step} of {job.config.run_directory}",
         fix="lower optimizer.learning_rate or lengthen schedule.warmup"
         + (", or set parallel.reduce_precision to bf16, which overflows later" if half else "")
-        + "; the last checkpoint is intact",
+        + f"; {intact}",
     )
 
 

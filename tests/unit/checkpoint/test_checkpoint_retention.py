@@ -143,6 +143,10 @@ def test_the_best_are_found_by_what_was_recorded(tmp_path: Path, monkeypatch: py
     assert step_metrics(run, 3) == {"train/loss": 7.0}
     assert step_metrics(run, 4) == {}, "what came of it before does not count any more"
     assert step_metrics(run, 1)["evaluation/loss"] == 3.0 and step_metrics(tmp_path / "none", 1) == {}
+    with (run / "metrics.jsonl").open("a") as file:  # a rollback to step 2 leaves it out
+        for more in ('"train/left_out_steps":1.0', '"checkpoint/saved_step":2.0'):
+            file.write(f'\n{{"step":3,"attempt":2,"time":0,{more}}}\n')
+    assert step_metrics(run, 3) == {"train/left_out_steps": 1.0, "checkpoint/saved_step": 2.0}
     monkeypatch.setattr("headway.checkpoint.contents._BLOCK_BYTES", 7)
     assert step_metrics(run, 2) == {"train/loss": 9.0, "evaluation/loss": 1.0}
     assert latest_evaluation(run, 1) == {"step": 1, "evaluation/loss": 3.0} and latest_evaluation(run, 0) is None

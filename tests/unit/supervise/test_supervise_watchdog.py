@@ -91,7 +91,8 @@ def test_a_page_is_never_found_half_written(tmp_path: Path, shared: bool) -> Non
     ("changes", "limit"),
     [
         ({}, 30.0),
-        ({"step": 5}, 900.0),  # the first step compiles
+        ({"step": 5, "steps_seconds": 0.0}, 900.0),  # the first step compiles
+        ({"step": 3}, 30.0),  # a rollback has gone to before the attempt's first step
         ({"first_step": -1, "step": 0, "phase": Phase.START}, 900.0),
         ({"phase": Phase.START}, 900.0),  # a new shape compiles
         ({"phase": Phase.CHECKPOINT}, 900.0),
@@ -180,6 +181,18 @@ def test_of_several_dead_the_one_to_blame_is_named() -> None:
     readings = {**dict.fromkeys(ends, reading()), 3: reading(phase=Phase.END)}
     found = Watchdog(CONFIG).look(101.0, readings, states)
     assert found is not None and (found.kind, found.rank, found.signal) == ("died", 2, None)
+
+
+def test_a_rollback_to_before_the_first_step_hides_no_slow_worker() -> None:
+    dog, named = Watchdog(CONFIG), []
+    for tick in range(120):
+        now, step = 1000.0 + tick * 0.5, 25 - 20 * (tick > 4) + tick
+        a, b = (reading(step=step, first_step=300, own_seconds=s * tick, beat_seconds=now) for s in (0.1, 0.5))
+        found = dog.look(now, {0: a, 1: b}, running("S", "R"))
+        named += [] if found is None else [(tick, found)]
+    ((tick, found),) = named
+    assert (found.kind, found.rank) == ("slow", 1) and tick * 0.5 < 60.0
+    assert "0.5 s" in found.what and "0.1 s" in found.what, "steps are counted from after the rollback"
 
 
 def test_a_slow_worker_is_named_once_and_a_healthy_one_never() -> None:

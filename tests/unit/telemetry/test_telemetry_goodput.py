@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.telemetry.goodput import AGAIN, DATA, DOWN, HANGING, OTHER, SAVING, START, goodput
 from headway.telemetry.record import Attempt
@@ -70,6 +72,50 @@ def test_steps_that_a_rollback_took_back_count_once() -> None:
     found = goodput([first, second], {}, records)
     assert found is not None and found.effective_seconds == 13.0 and found.lost_seconds[AGAIN] == 6.0
     assert found.lost_steps == {1: 3, 2: 3}
+
+
+def test_steps_that_a_rollback_leaves_out_do_not_count() -> None:
+    """Also where the checkpoint lies right before them, so that none of them is computed a second time."""
+    left_out = [{"attempt": 1, "step": n, "time": 400.0, "train/left_out_steps": n - 200.0} for n in range(201, 301)]
+    before = [step(1, n, 100.0 + n, 1.0) for n in range(1, 301)]
+    after = [step(1, n, 100.0 + n, 1.0) for n in range(301, 401)]
+    found = goodput([Attempt(1, "finished", 0, started=100.0, ended=500.0)], {}, [*before, *left_out, *after])
+    assert found is not None and found.effective_seconds == 300.0 and found.lost_seconds[AGAIN] == 100.0
+    assert found.lost_steps == {1: 100}
+    # The one attempt leaves them out, and so does the next one, which goes on from the same checkpoint.
+    again = [{**line, "attempt": 2, "time": 600.0} for line in left_out]
+    attempts = [Attempt(1, "died", started=100.0, ended=400.0), Attempt(2, "finished", 0, started=550.0, ended=700.0)]
+    second = [step(2, n, 300.0 + n, 1.0) for n in range(301, 401)]
+    found = goodput(attempts, {}, [*before, *left_out, *again, *second])
+    assert found is not None and found.effective_seconds == 300.0 and found.lost_steps == {1: 100}
+    assert found.lost_seconds[START] == 50.0
+
+
+@given(
+    start=st.floats(0, 50),
+    steps=st.lists(st.tuples(st.floats(0.125, 9), st.floats(0, 1), st.floats(0, 3)), max_size=5),
+    evaluated=st.booleans(),
+    silent=st.floats(0, 99),
+    ending=st.floats(0, 9),
+)
+def test_losses_and_effective_time_are_all_of_the_time(
+    start: float, steps: list[tuple[float, float, float]], evaluated: bool, silent: float, ending: float
+) -> None:
+    """Whether an attempt hangs after some steps, or before its first one."""
+    now, records = 100.0 + start, list[dict[str, Any]]()
+    if evaluated:
+        records.append({"attempt": 1, "step": 3, "time": now, "evaluation/loss": 1.0})
+    for number, (seconds, share, stall) in enumerate(steps, start=4):
+        records.append(step(1, number, now + seconds, seconds, share))
+        now += seconds + stall
+        records.append({"attempt": 1, "step": number, "time": now, "checkpoint/stall_seconds": stall})
+    ended = now + silent + ending
+    hung = Attempt(1, "worker 0 gave no sign of life", 1, started=100.0, ended=ended)
+    after = Attempt(2, "finished", 0, started=ended + 5.0, ended=ended + 10.0)
+    found = goodput([hung, after], {1: {"silent_seconds": silent}}, records)
+    assert found is not None
+    total = found.effective_seconds + sum(found.lost_seconds.values())
+    assert total == pytest.approx(found.wall_seconds) and found.lost_seconds[HANGING] == silent
 
 
 def test_what_is_unknown_is_not_guessed() -> None:

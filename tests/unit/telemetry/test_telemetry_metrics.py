@@ -103,6 +103,25 @@ def test_a_step_that_is_left_out_has_nothing_of_when_it_was_computed(tmp_path: P
         assert left_out[0].tolist() == [3] and metrics.series("checkpoint/uploaded_step")[0].tolist() == [3]
 
 
+def test_what_came_after_a_step_takes_nothing_from_it(tmp_path: Path) -> None:
+    """An outcome told right after a rollback, or an evaluation that the attempt before had no time for."""
+    write_attempt(tmp_path, 1, range(1, 16), 1.0)
+    with MetricsLog(tmp_path / "metrics.jsonl", 1) as log:
+        log.write(10, {"checkpoint/uploaded_step": 10.0, "checkpoint/upload_seconds": 1.0})
+    with MetricsLog(tmp_path / "metrics.jsonl", 2) as log:
+        log.write(10, {"evaluation/loss": 2.0, "evaluation/perplexity": 7.0})
+        log.write(10, {"checkpoint/saved_step": 10.0})
+    metrics = read_metrics(tmp_path)
+    assert metrics.series("train/loss")[0].tolist() == list(range(1, 11)) and metrics.repeated_steps == 5
+    assert metrics.series("evaluation/loss")[0].tolist() == [10]
+    assert metrics.series("attempt")[1].tolist() == [1.0] * 10
+    assert (metrics.spans[2].first_step, metrics.spans[2].last_step) == (11, 10), "it has done none yet"
+    write_attempt(tmp_path, 2, range(11, 13), 2.0)
+    metrics = read_metrics(tmp_path)
+    assert metrics.series("train/loss")[1].tolist() == [1.0] * 10 + [2.0] * 2
+    assert (metrics.spans[1].first_step, metrics.spans[2].first_step, metrics.repeated_steps) == (1, 11, 5)
+
+
 def test_a_third_attempt_may_go_back_further(tmp_path: Path) -> None:
     write_attempt(tmp_path, 1, range(1, 11), 1.0)
     write_attempt(tmp_path, 2, range(9, 13), 2.0)
@@ -140,7 +159,15 @@ def test_a_killed_process_loses_no_record(tmp_path: Path) -> None:
 
 
 def test_records_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
-    odd = ['{"step": "x"}', "[1]", '{"step": -1}', "", '{"step": true}', '{"step": 2, "attempt": "a"}']
+    odd = [
+        '{"step": "x"}',
+        '{"step": 1, "attempt": -1}',
+        "[1]",
+        '{"step": -1}',
+        "",
+        '{"step": true}',
+        '{"step": 2, "attempt": "a"}',
+    ]
     odd.append('{"step": 1, "attempt": 1, "a": null, "b": "text", "c": true, "d": [1], "e": 1}')
     (tmp_path / "metrics.jsonl").write_text("\n".join(odd))
     assert read_metrics(tmp_path).names == ["attempt", "e"]

@@ -56,6 +56,15 @@ def test_the_summary(make_run: MakeRun) -> None:
     assert summary.state_sha256 == f"{100:064x}"
 
 
+def test_tokens_that_are_left_out_are_not_trained_on(make_run: MakeRun) -> None:
+    path = make_run()
+    kinds = [("rollback", 10, 12), ("rollback", 11, 14), ("rollback", 98, 105), ("skip", 20, 21)]
+    lines = [{"kind": "decision", "action": a, "first_step": first, "last_step": last} for a, first, last in kinds]
+    lines += [{"kind": "decision", "action": "rollback"}, {"kind": "commit", "first_step": 0, "last_step": 100}]
+    (path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert open_run(path).tokens == (100 - 4 - 2) * 32 * 256
+
+
 @pytest.mark.parametrize(
     ("host", "pid", "started", "outcome"),
     [

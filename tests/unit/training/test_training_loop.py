@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import load_config
 from headway.core import heartbeat
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.launch.api import train
+from headway.telemetry.metrics import MetricsLog
 from headway.training import loop
+from states import make_state, save
 
 
 def test_a_state_that_is_held_counts_as_a_checkpoint(
@@ -83,6 +86,25 @@ def test_training_goes_on_when_the_disk_hangs(
     assert run.metrics.series("checkpoint/failed_step")[1].tolist() == [2.0]
     assert run.metrics.series("checkpoint/saved_step")[1].tolist() == [4.0]
     assert "training goes on without a checkpoint of step 2: the disk seems to hang" in capsys.readouterr().err
+
+
+def test_an_evaluation_counts_as_done_by_the_history_or_by_the_checkpoint(tmp_path: Path) -> None:
+    def record(attempt: int, step: int, name: str) -> None:
+        with MetricsLog(tmp_path / "metrics.jsonl", attempt) as log:
+            log.write(step, {name: 1.0})
+
+    assert not loop._was_evaluated(tmp_path, 4)
+    record(1, 4, "train/loss")
+    assert not loop._was_evaluated(tmp_path, 4)
+    record(1, 4, "evaluation/loss")
+    assert loop._was_evaluated(tmp_path, 4) and not loop._was_evaluated(tmp_path, 5)
+    record(2, 4, "train/loss")
+    assert not loop._was_evaluated(tmp_path, 4), "of a step 4 that was done again"
+    store = CheckpointStore(tmp_path / "checkpoints")
+    save(store, 4)
+    assert not loop._was_evaluated(tmp_path, 4)
+    store.save(6, make_state(), {"step": 6}, {"metrics": {"evaluation/loss": 1.0}})
+    assert loop._was_evaluated(tmp_path, 6), "made elsewhere, where the history is"
 
 
 def job_of(world: Any) -> Any:
