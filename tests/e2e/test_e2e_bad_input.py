@@ -256,10 +256,35 @@ def test_a_result_that_cannot_be_written(place: Path, verb: list[str]) -> None:
     assert sorted(taken.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    "verb", [["report", "runs/tiny"], ["runs", "compare", "runs/tiny"], ["data", "report", "store"]]
+)
+def test_a_folder_is_no_place_for_one_file(place: Path, verb: list[str]) -> None:
+    refused(*verb, "-o", ".", code=2, says="this is a folder", where="--output .", cwd=place)
+
+
+def test_a_file_is_no_place_for_a_campaign(place: Path) -> None:
+    (place / "taken").touch()
+    config = place / "config.yaml"
+    refused("chaos", config, "--output", place / "taken", code=2, says="File exists", where="taken")
+    refused("chaos", config, "--output", place / "taken" / "below", code=2, says="Not a directory", where="taken/below")
+
+
+def test_a_training_that_fails_passes_its_exit_code_on(place: Path) -> None:
+    result = headway("verify", place / "config.yaml", "data.store=nowhere", "--steps", "4", cwd=place)
+    assert result.returncode == 3 and "the training 'reference' ended with exit code 3" in result.stderr
+
+
+def test_a_dry_run_of_a_profile_is_not_told_in_json(place: Path) -> None:
+    refused("profile", place / "config.yaml", "--dry-run", "--json", code=2, says="no result in JSON", where="--json")
+
+
 def test_prompts_that_cannot_be_used(place: Path) -> None:
     run = place / "runs" / "tiny"
     refused("generate", run, "--prompt", "\udcff", code=2, says="not valid UTF-8", where="--prompt")
     refused("generate", run, "--prompt", "red " * 3000, code=2, says="more than the model's 2,048 positions")
+    refused("generate", run, "--seed", "99999999999999999999", code=2, says="64 bits", where="seed=9999")
+    assert succeeded("generate", run, "--temperature", "1e-320", "-n", "3", "-p", "red").stdout.startswith("red")
 
 
 def test_a_tokenizer_by_itself_takes_nothing_but_a_pattern(place: Path) -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from headway.chaos.report import run_campaign
 from headway.config import load_config
-from headway.core.errors import HeadwayError
-from headway.verify.reproducibility import Difference, _Trainings, first_difference
+from headway.core.errors import ConfigError, DataError, HeadwayError
+from headway.core.waiting import wait_until
+from headway.verify.reproducibility import Difference, _Trainings, first_difference, verify
 from support import headway
 
 
@@ -63,11 +71,12 @@ def test_what_a_config_says_of_saving_is_not_in_the_way_of_its_trainings(
     """The remote tier least of all: the next check would go on with what this one has left there."""
     commands: list[list[str]] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    @contextmanager
+    def running(command: list[str], *_: object) -> Iterator[Any]:
         commands.append(command)
-        return subprocess.CompletedProcess(command, 0)
+        yield SimpleNamespace(wait=lambda: 0)
 
-    monkeypatch.setattr("headway.verify.reproducibility.subprocess.run", run)
+    monkeypatch.setattr("headway.verify.reproducibility.running", running)
     _Trainings(load_config(tiny(**sections)), steps=4, folder=tmp_path)._train("workers", "", workers=1)
     (command,) = commands
     loaded = load_config(command[command.index("train") + 1], command[command.index("train") + 2 :])
@@ -79,6 +88,18 @@ def hashes(folder: Path, steps: Iterable[int]) -> None:
     folder.mkdir(exist_ok=True)
     with (folder / "hashes.jsonl").open("a") as file:
         file.writelines(json.dumps({"step": step, "tensors": {"a": "1"}}) + "\n" for step in steps)
+
+
+def replace_training(runs: _Trainings, folder: Path, steps: Iterator[Iterable[int]], code: int = 0) -> None:
+    """Have each training of one worker record these steps only, and end with a code."""
+
+    def train(name: str, fault: str, workers: int) -> int:
+        (folder / f"{name}.log").write_text("its last words")
+        hashes(folder / name, next(steps))
+        return code
+
+    runs._train = train  # type: ignore[method-assign]
+    runs._workers = lambda name: 1  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -95,20 +116,66 @@ def hashes(folder: Path, steps: Iterable[int]) -> None:
 def test_a_kill_that_did_not_happen_proves_nothing(
     tiny: Callable[..., Path], tmp_path: Path, trainings: list[Iterable[int]], said: str | None
 ) -> None:
-    runs = _Trainings(load_config(tiny()), 6, tmp_path)
-    steps = iter(trainings)
-
-    def train(name: str, fault: str, workers: int | None) -> int:
-        (tmp_path / f"{name}.log").touch()
-        hashes(tmp_path / name, next(steps))
-        return 0
-
-    runs._train = train  # type: ignore[method-assign]
+    runs, steps = _Trainings(load_config(tiny()), 6, tmp_path), iter(trainings)
+    replace_training(runs, tmp_path, steps)
     if said is None:
         assert [step for step, _ in runs.run("killed", kill_at=3)] == [0, 1, 2, 3, 2, 3, 4, 5, 6]
         return
     with pytest.raises(HeadwayError, match=said):
         runs.run("killed", kill_at=3)
+
+
+def test_a_training_on_another_number_of_workers_proves_nothing(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    runs = _Trainings(load_config(tiny()), 6, tmp_path)
+    replace_training(runs, tmp_path, iter([range(7)]))
+    with pytest.raises(HeadwayError, match="was to have 2 workers, but had 1"):
+        runs.run("workers", workers=2)
+
+
+def test_a_training_that_fails_passes_its_exit_code_on(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    runs = _Trainings(load_config(tiny()), 6, tmp_path)
+    replace_training(runs, tmp_path, iter([[]]), code=3)
+    with pytest.raises(DataError, match="its last words"):
+        runs.run("reference")
+
+
+def test_verify_in_a_process_that_is_a_worker_of_somebody_elses_is_refused(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trainings would inherit that, and be one worker whatever number was asked for."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigError, match="one of 1 already"):
+        verify(load_config(tiny()), 4)
+    with pytest.raises(ConfigError, match="one of 1 already"):
+        run_campaign(load_config(tiny()), tiny().parent / "chaos", kills=1, seed=0, worker_counts=[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_stopped_leaves_nothing_behind(
+    tiny: Callable[..., Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    """Not even where the working folder has a module with the name of one that libraries need."""
+    work, scratch = tmp_path / "work", tmp_path / "scratch"
+    work.mkdir()
+    scratch.mkdir()
+    (work / "queue.py").write_text("raise SystemExit('not the one that is meant')\n")
+    command = [Path(sys.executable).with_name("headway"), "verify", tiny(train={"steps": 100_000}), "--steps", "90000"]
+    process = subprocess.Popen(
+        command, cwd=work, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert wait_until(lambda: any(scratch.glob("*/reference/metrics.jsonl")), 60, 0.05)
+        [training] = psutil.Process(process.pid).children()
+        family = [training, *training.children(recursive=True)]
+        process.send_signal(number)
+        errors = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    psutil.wait_procs(family, timeout=10)
+    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert not any(scratch.glob("headway-verify-*"))
 
 
 def test_the_first_difference_is_named() -> None:
@@ -143,10 +210,6 @@ def test_a_lost_moment_is_found(tiny: Callable[..., Path], tmp_path: Path) -> No
         "        return None\n"
         "sys.meta_path.insert(0, Hook())\n"
     )
-    import os
-    import subprocess
-    import sys
-
     result = subprocess.run(
         [sys.executable, "-m", "headway", "verify", str(tiny()), "--steps", "6"],
         capture_output=True,

@@ -94,9 +94,7 @@ def test_a_wish_to_stop_does_not_wait_for_an_evaluation(tiny: Callable[..., Path
     """A machine that goes may go in the middle of it."""
     config = tiny(train={"steps": 100_000}, evaluation={"every": "1 steps"}, checkpoint={"every": "100000 steps"})
     command = [sys.executable, "-m", "headway", "train", str(config), "supervise.enabled=false"]
-    faults = {**os.environ, "HEADWAY_FAULTS": "stop@step=3,kill@evaluation=4:2"}
+    faults = {**os.environ, "HEADWAY_FAULTS": "stop@step=3,kill@evaluation=4"}
     done = subprocess.run(command, capture_output=True, text=True, env=faults)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (tmp_path / "runs/tiny/checkpoints/step-00000004").exists() or wait_until(
-        (tmp_path / "runs/tiny/checkpoints/step-00000004").exists, 30
-    )
+    assert done.returncode == 75, done.stderr
+    assert (tmp_path / "runs/tiny/checkpoints/step-00000004").exists()

@@ -38,8 +38,9 @@ from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import counted, format_bytes, format_count, format_seconds
-from headway.core.launched import world_size_from_environment
+from headway.core.module_command import module_command
 from headway.core.signals import NOTICES, handled
+from headway.launch.trainings import refuse_as_worker
 from headway.supervise.processes import end_all
 
 LOGS, EARLIER = "logs", "earlier"
@@ -85,13 +86,7 @@ def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishe
         ConfigError: the suite's config is wrong, there is no such launcher, or somebody else has started this process
             as one of several workers.
     """
-    size = world_size_from_environment()
-    if size is not None:  # cells would be checked, and worked on, as parts of that
-        raise ConfigError(
-            f"bench starts the workers of its cells itself, and this process is said to be one of {size} already",
-            where="WORLD_SIZE",
-            fix="start it once, without torchrun: unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
-        )
+    refuse_as_worker("bench")  # cells would be checked, and worked on, as parts of that
     launch_command(launcher, Path("spec.json"), 1)
     environment = describe_environment(launcher)
     cells = plan_matrix(suite, environment)
@@ -251,12 +246,11 @@ def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
     Raises:
         ConfigError: there is no such launcher.
     """
-    worker = ["-m", "headway.bench.worker", str(spec)]
     if launcher == LOCAL:
-        return [sys.executable, "-m", "headway.bench.local", str(spec)]
+        return module_command("headway.bench.local", str(spec))
     if launcher == TORCHRUN:
-        nodes = ["--standalone", "--nproc-per-node", str(workers)]
-        return [sys.executable, "-m", "torch.distributed.run", *nodes, *worker]
+        nodes = ["--standalone", "--nproc-per-node", str(workers), "--no-python"]
+        return module_command("torch.distributed.run", *nodes, *module_command("headway.bench.worker", str(spec)))
     if "{workers}" not in launcher:
         raise ConfigError(
             f"the launcher '{launcher}' is not told how many workers to start",
@@ -270,7 +264,8 @@ def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
         raise ConfigError(
             f"the launcher '{launcher}' is no command: {error}", where="--launcher", fix="close its quotes"
         ) from None
-    return [*words, sys.executable, *worker]
+    # Without the working folder too, but in few words: a launcher may hand them to the shell of another machine.
+    return [*words, sys.executable, "-P", "-m", "headway.bench.worker", str(spec)]
 
 
 def _run(command: Sequence[str], environment: dict[str, str], log: Any, timeout_seconds: float) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import statistics
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from headway.config import Config, dump_config, override, resolve_lanes
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
-from headway.core.signals import handled
+from headway.launch.trainings import refuse_as_worker, stoppable
 
 
 @dataclass
@@ -108,9 +107,11 @@ def run_campaign(
             too then, and checkpoints here are lost. The config's own remote tier is not used.
 
     Raises:
-        ConfigError: the config cannot keep the promise that is tested, or the folder holds something.
-        HeadwayError: the run without kills does not work.
+        ConfigError: the config cannot keep the promise that is tested, the folder holds something or cannot be made, or
+            somebody else has started this process as one of several workers.
+        HeadwayError: the run without kills does not work; it has that run's exit code.
     """
+    refuse_as_worker("chaos")
     config = override(config, ["checkpoint.remote=null"])
     assert config.train.steps is not None
     if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):
@@ -128,13 +129,19 @@ def run_campaign(
         )
     if folder.is_dir() and any(folder.iterdir()):  # what was killed there before would be taken for this campaign's
         raise ConfigError("the folder is not empty", where=str(folder.absolute()), fix="choose a new one: --output")
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.yaml"
-    file.write_text(dump_config(config), encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(dump_config(config), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the folder cannot be used: {error.strerror or error}", where=str(folder.absolute()), fix="choose --output"
+        ) from None
     steps, every = config.train.steps, max(2, config.train.steps // 8)
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
-        *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1"),
+        # Its own numbers of workers, which would not be kept with fewer than those of the config.
+        *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1", "parallel.min_workers=null"),
     ]
     place = _place_in(config, remote) if remote else None
     shape = Shape(steps, every, every + 1, _micro_batches(config, max(worker_counts)), worker_counts, place is not None)
@@ -142,7 +149,7 @@ def run_campaign(
     notice(f"training {steps} steps without a disturbance")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))
     try:
-        with handled((signal.SIGTERM,), signal.default_int_handler):
+        with stoppable():
             _disturb(result, runs, plan_campaign(shape, seed), kills)
             for control in (*CONTROLS, SEED) if controls else ():
                 notice(f"a run that loses on purpose: {control}")

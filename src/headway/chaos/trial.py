@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +18,8 @@ from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.core.errors import HeadwayError
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.files import append_json_line, read_json_lines
-from headway.core.signals import handled
+from headway.core.format import counted
+from headway.launch.trainings import failed, place, running, train_command
 from headway.supervise.ledger_proof import prove
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 from headway.telemetry.record import open_run
@@ -84,12 +81,13 @@ class Runs:
         found = self._final_state(self._folder / "reference")
         if code != 0 or found is None:
             raise self._useless("reference", code)
+        for problem in self._other_workers(self._folder / "reference", [(1, workers)]):
+            raise HeadwayError(f"the run without kills shows nothing: {problem}")
         return found
 
     def _useless(self, name: str, code: int) -> HeadwayError:
-        log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         which = "the run without kills" if name == "reference" else "a run"
-        return HeadwayError(f"{which} ended with exit code {code}:\n{log[-3000:]}")
+        return failed(f"{which} ended with exit code {code}", code, self._folder / f"{name}.log")
 
     def carry_out(self, trial: Trial, expected: str) -> TrialResult:
         """Run, kill, and compare what is left with the undisturbed run.
@@ -100,6 +98,7 @@ class Runs:
         name, start = f"trial-{trial.number:03d}", time.monotonic()
         run, result = self._folder / name, TrialResult(trial.number, tuple(leg.workers for leg in trial.legs))
         remote = [f"checkpoint.remote.url={self._remote}"] if self._remote else []
+        wanted: list[tuple[int, int]] = []
         for leg in trial.legs:
             result.disks_lost += leg.disk_lost and self._lose_disk(run)
             code = self._command(name, leg, *remote)
@@ -107,10 +106,12 @@ class Runs:
                 raise self._useless(name, code)
             if leg.supervisor_at is None and code != 0:
                 result.problems.append(f"ended with exit code {code}")
+            wanted.append((max((found.number for found in open_run(run).attempts), default=0), leg.workers))
         self._count_kills(run, result)
         result.state_sha256 = self._final_state(run)
         if result.state_sha256 != expected:
             result.problems.append(f"the last state is {result.state_sha256}, not {expected}")
+        result.problems += self._other_workers(run, wanted)
         result.problems += self._damage(run)
         result.problems += [f"ledger: {problem}" for problem in prove(run).problems]
         result.seconds = time.monotonic() - start
@@ -135,31 +136,21 @@ class Runs:
 
     def _command(self, name: str, leg: Leg, *more: str) -> int:
         """One leg; returns the exit code, negative for a signal."""
-        command = [
-            *(sys.executable, "-m", "headway", "train", str(self._config), *self._overrides),
-            *(f"name={name}", f"runs={self._folder}", f"parallel.workers={leg.workers}", *more),
-        ]
+        command = train_command(
+            self._config,
+            *(*self._overrides, *place(name, self._folder), f"parallel.workers={leg.workers}", *more),
+        )
         run = self._folder / name
         log_of_faults = self._folder / f"{name}.faults.jsonl"
-        environment = {
-            **os.environ,
-            FAULTS_VARIABLE: ",".join(leg.orders),
-            FAULTS_LOG_VARIABLE: str(log_of_faults),
-        }
-        with (self._folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-            deadline, last = time.monotonic() + _LEG_SECONDS, leg.supervisor_at
-            try:
-                with handled((signal.SIGTERM,), signal.default_int_handler):
-                    while process.poll() is None and time.monotonic() < deadline:
-                        time.sleep(_LOOK_SECONDS)
-                        if last is not None and read_metrics(run, newest=True).last_step >= last:
-                            append_json_line(log_of_faults, {"time": time.time(), "order": SUPERVISOR})
-                            break
-            finally:  # also when the campaign is stopped: nobody else would end what it has started
-                process.kill()
-                process.wait()
-            return process.returncode
+        variables = {FAULTS_VARIABLE: ",".join(leg.orders), FAULTS_LOG_VARIABLE: str(log_of_faults)}
+        deadline, last = time.monotonic() + _LEG_SECONDS, leg.supervisor_at
+        with running(command, self._folder / f"{name}.log", variables) as process:
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+                if last is not None and read_metrics(run, newest=True).last_step >= last:
+                    append_json_line(log_of_faults, {"time": time.time(), "order": SUPERVISOR})
+                    break
+        return int(process.returncode)
 
     def _count_kills(self, run: Path, result: TrialResult) -> None:
         """What was killed, and how long it took to get on."""
@@ -193,6 +184,20 @@ class Runs:
     def _final_state(self, run: Path) -> str | None:
         found = [info for info in CheckpointStore(run / "checkpoints").list() if info.step == self._steps]
         return found[0].state_sha256 if found else None
+
+    def _other_workers(self, run: Path, wanted: Sequence[tuple[int, int]]) -> list[str]:
+        """Checkpoints made by another number of workers than was asked for, which would show nothing of that number.
+
+        Args:
+            wanted: Of every leg: the number of its last attempt, and of its workers.
+        """
+        problems = []
+        for info in CheckpointStore(run / "checkpoints").list():
+            asked = next((workers for last, workers in wanted if info.context["attempt"] <= last), None)
+            if info.context["world_size"] != asked:
+                made = counted(info.context["world_size"], "worker")
+                problems.append(f"{info.path.name} was made by {made}, and was to be by {asked}")
+        return problems
 
     def _damage(self, run: Path) -> list[str]:
         store = CheckpointStore(run / "checkpoints")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, writing
 
 HELP = """Kill a training again and again, and check that it comes out as if nothing had happened.
 
@@ -85,7 +85,8 @@ def chaos(
             loaded, Path(folder), kills=kills, seed=seed, worker_counts=counts, controls=controls, remote=remote
         )
     if output:
-        write_json(output / "chaos.json", result.record())
+        with writing(output / "chaos.json"):
+            write_json(output / "chaos.json", result.record())
     if as_json:
         print_json(result.record())
     else:

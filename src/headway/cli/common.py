@@ -44,6 +44,22 @@ def writing(output: Path) -> Iterator[None]:
         ) from None
 
 
+def refuse_folder(output: Path | None) -> None:
+    """Refuse a folder as the place of a result that is one file.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if output is not None and output.is_dir():
+        from headway.core.errors import ConfigError
+
+        raise ConfigError(
+            "the result is a file, and this is a folder",
+            where=f"--output {output}",
+            fix=f"name the file: --output {output / 'report.html'}",
+        )
+
+
 def as_utf8(text: str, where: str) -> str:
     """The text, once it is sure that it can be encoded: what the shell passes on may be any bytes.
 

@@ -26,7 +26,7 @@ headway profile configs/quickstart.yaml
 headway profile configs/quickstart.yaml train.compile=true --steps 30 --output profile-compiled
 headway profile configs/quickstart.yaml parallel.workers=2 --json
 
-Exit codes: 0 profiled, 2 usage or config, 3 data.
+Exit codes: 0 profiled, 2 usage or config, 3 data, 130 Ctrl-C.
 """
 
 
@@ -56,6 +56,10 @@ def profile(
     from headway.profiling.run import TRACED_STEPS, check
     from headway.profiling.run import profile as run
 
+    if dry_run and as_json:
+        from headway.core.errors import ConfigError
+
+        raise ConfigError("a dry run has no result in JSON", where="--dry-run, --json", fix="leave one of them out")
     loaded = load(config, overrides)
     plan = Plan(warmup, steps, min(TRACED_STEPS, steps), memory_snapshot)
     if dry_run:

@@ -88,9 +88,8 @@ def _without_bf16() -> list[str]:
 
 
 def _after_training(config: Config) -> None:
-    from headway.core.errors import ConfigError
+    from headway.launch.api import leave_report
     from headway.models.huggingface import export_model
-    from headway.telemetry.report import write_report
     from headway.training.inference import continue_text, evaluate_trained, load_trained
 
     run = config.run_directory
@@ -112,10 +111,7 @@ def _after_training(config: Config) -> None:
     export_model(trained.model, run / "export", trained.tokenizer_folder)
     notice(f"{run / 'export'}")
     _stage(6, "writing the report")
-    try:
-        notice(f"{write_report(run)}")
-    except ConfigError as error:  # the plots are an extra
-        notice(f"no report.html: {error.what} ({error.fix})")
+    leave_report(run)
 
 
 def _stage(number: int, what: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import RunArgument, writing
+from headway.cli.common import RunArgument, refuse_folder, writing
 
 
 def report(
@@ -25,6 +25,7 @@ def report(
     """
     from headway.telemetry.report import write_report
 
+    refuse_folder(output)
     with writing(output or run):
         print(write_report(run, output))
 

@@ -19,7 +19,8 @@ workers, and compares the SHA-256 of every weight and moment after every step. T
 headway verify configs/quickstart.yaml
 headway verify configs/elastic.yaml --steps 8 --other-workers 4
 
-Exit codes: 0 all equal, 1 a difference (the first step and tensor are named), 2 usage or config.
+Exit codes: 0 all equal, 1 a difference (the first step and tensor are named), 2 usage or config, 130 stopped \
+before its end; a training that fails passes its own on (3 data, ...).
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,8 @@ def _with_own_workers(count: int, plan: Plan) -> Communication:
         except ChildFailedError as error:
             raise _told(folder) or _died(folder, error) from None
         except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
             raise CommunicationFailed(f"stopped by {error.sigval.name}") from None
         return Communication.from_json(json.loads((folder / "result.json").read_bytes()))
 

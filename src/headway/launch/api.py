@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import Config
-from headway.core.console import is_first_worker, notice
+from headway.core.console import is_first_worker, notice, warning
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
 from headway.core.launched import world_size_from_environment
@@ -90,16 +91,18 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
             _tell_goodput(config)
             return _finished(config)
     with preemptible():
-        _train(config, wishes)
+        _train(config, wishes, own_process)
         return _finished(config)
 
 
-def _train(config: Config, wishes: Wishes) -> None:
+def _train(config: Config, wishes: Wishes, own_process: bool) -> None:
     config, _ = completed(config)
+    from headway.launch.caller import left_as_it_was
     from headway.launch.session import run_in_this_process
     from headway.training.task import language_model_task
 
-    run_in_this_process(config, language_model_task, wishes)
+    with nullcontext() if own_process else left_as_it_was():
+        run_in_this_process(config, language_model_task, wishes)
 
 
 class Trainer:
@@ -134,8 +137,13 @@ class Trainer:
         self.validation, self.collate, self.callbacks = validation, collate, callbacks
 
     def fit(self, *, restart: bool = False, accept_changes: bool = False) -> Run:
-        """Train to the last step, going on from the newest checkpoint of the run directory if there is one."""
-        from headway.launch.attempt import Wishes
+        """Train to the last step, going on from the newest checkpoint of the run directory if there is one.
+
+        Raises:
+            HeadwayError: with the reason; see its `exit_code`.
+        """
+        from headway.launch.attempt import Wishes, preemptible
+        from headway.launch.caller import left_as_it_was
         from headway.launch.session import run_in_this_process
 
         if world_size_from_environment() is None and self.config.parallel.workers > 1:
@@ -145,8 +153,10 @@ class Trainer:
                 fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
             )
         wishes = Wishes(restart, accept_changes)
-        run_in_this_process(self.config, lambda _, grid, *__: self._task(grid), wishes, self.callbacks)
-        return _finished(self.config)
+        with preemptible():
+            with left_as_it_was():
+                run_in_this_process(self.config, lambda _, grid, *__: self._task(grid), wishes, self.callbacks)
+            return _finished(self.config)
 
     def _task(self, grid: Any) -> Task:
         from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed
@@ -209,15 +219,21 @@ def _tell_goodput(config: Config) -> None:
 
 
 def _finished(config: Config) -> Run:
-    """Leave the report in the run directory; without the package for its plots, say how to get it."""
     if config.telemetry.report and is_first_worker():
-        from headway.telemetry.report import write_report
-
-        try:
-            notice(f"report: {write_report(config.run_directory)}")
-        except ConfigError as error:
-            notice(f"no report.html: {error.what} ({error.fix})")
+        leave_report(config.run_directory)
     return Run(config.run_directory)
+
+
+def leave_report(run: Path) -> None:
+    """Write the report into the run directory. What is in the way of that is said, and takes nothing from the run."""
+    from headway.telemetry.report import write_report
+
+    try:
+        notice(f"report: {write_report(run)}")
+    except ConfigError as error:  # the package for its plots is an extra
+        notice(f"no report.html: {error.what} ({error.fix})")
+    except OSError as error:
+        warning(f"no report.html: {error.strerror or error} (headway report {run} writes it later)")
 
 
 def count_samples(batch: Any) -> int:

@@ -87,6 +87,7 @@ def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = 
         say(traceback.format_exc().rstrip())
         channel.say("error", **error_record(error, 0), traceback=traceback.format_exc())
         return 1
+    channel.say("done")
     return 0
 
 

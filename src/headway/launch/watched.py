@@ -17,7 +17,7 @@ from typing import Any
 from headway.checkpoint.writers import wait_for_writers
 from headway.config import Config
 from headway.core.console import clear_line, log_to, notice, warning
-from headway.core.errors import INTERRUPTED
+from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.heartbeat import Reading, read_heartbeat
 from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
@@ -65,6 +65,7 @@ class WatchedAttempt:
         self.lock: OwnerLock | None = None
         self._load_at, self._restarts = 0.0, 0
         self._told: dict[str, Any] | None = None
+        self._done = False
         self._workers = _Workers()
         self._facts: dict[str, Any] = {}
         self._told_to_wait = False
@@ -83,8 +84,14 @@ class WatchedAttempt:
         """The same for a further attempt, of which all is known that would be written down."""
         attempt = self.begin(lock, restarts=restarts)
         has_config = (attempt.run / "config.yaml").exists()
-        write_config(self.config, attempt.directory, *(() if has_config else (attempt.run,)))
-        if (attempt.run / "run.json").exists():  # not when the attempt before ended while it began
+        try:
+            write_config(self.config, attempt.directory, *(() if has_config else (attempt.run,)))
+        except OSError as error:
+            why = f"the config cannot be written: {error.strerror or error}"
+            attempt.finish(f"failed to start: {why}", CheckpointError.exit_code)
+            where, fix = str(error.filename or attempt.directory), "make room there; then run the same command again"
+            raise CheckpointError(why, where=where, fix=fix) from error
+        with suppress(OSError):  # not there when the attempt before ended while it began, and for reading only
             shutil.copy(attempt.run / "run.json", attempt.directory)
 
     def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
@@ -170,7 +177,9 @@ class WatchedAttempt:
                 self._hurry()
 
     def _take(self, message: Mapping[str, Any], leader: Leader, lock: OwnerLock | None) -> None:
-        if message["kind"] == "error":
+        if message["kind"] == "done":
+            self._done = True
+        elif message["kind"] == "error":
             self._told = dict(message)
         elif message["kind"] == "ready":
             model = type(self.config.model).model_validate(message["model"])
@@ -202,7 +211,7 @@ class WatchedAttempt:
     def _at_steps(self) -> bool:
         """Whether every worker has done a step of this attempt."""
         readings = self._workers.readings.values()
-        return bool(readings) and all(reading.step > reading.first_step >= 0 for reading in readings)
+        return bool(readings) and all(reading.steps_seconds > 0 for reading in readings)
 
     def _load_ahead(self, now: float) -> None:
         """Get ready for the next attempt while this one is well: loading takes a second, in which nobody looks."""
@@ -307,8 +316,11 @@ class WatchedAttempt:
         """The ending that the leader's end tells."""
         code, told = leader.code, self._told
         assert code is not None, "it has ended"
-        if code == 0:
+        if code == 0 and self._done:
             return Ending("finished", "finished", 0)
+        # Without its word 0 is no success: so it looks when whoever has this process has SIGCHLD ignored.
+        lost = code == 0
+        code = (told["exit_code"] if told is not None else 1) if lost else code
         if self._interrupted and code != 75:
             return Ending("error", "interrupted", INTERRUPTED)
         stopping = signal.Signals(self._signals[0]).name if self._signals else None
@@ -327,7 +339,7 @@ class WatchedAttempt:
             deliberate = told.get("frames") is None  # its words say all that there is to know
             return _error("error", told, None if deliberate else f"worker {told['rank']} crashed: {told['what']}")
         rank, number = (told or {}).get("rank", 0), (told or {}).get("signal") or (-code if code < 0 else None)
-        how = in_words(-number if number else code)
+        how = "nobody can say how" if lost and not number else in_words(-number if number else code)
         if self.record is None or rank not in self._workers.readings:
             what = f"worker {rank} died ({how}) before its first step"
             return Ending("died", what, 1, str(self.config.run_directory), _AGAIN, rank=rank, signal=number)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import signal
 import tempfile
 import time
 from dataclasses import asdict, replace
@@ -14,11 +16,11 @@ from headway.config import Config, Interval, dump_config
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files import atomic_write, write_json
-from headway.core.launched import world_size_from_environment
 from headway.launch.agent import first_killed, start_workers
 from headway.launch.attempt import Wishes
 from headway.launch.completed import completed
 from headway.launch.local import check_local
+from headway.launch.trainings import refuse_as_worker
 from headway.launch.worker import first_record
 from headway.parallel.world import pick_device
 from headway.profiling.page import render_page
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 _NEVER = Interval(10**12, "steps")
+_OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")
 #: Under the profiler: few, since a trace of every operator is large.
 TRACED_STEPS = 3
 #: `--steps` is no smaller.
@@ -48,10 +51,7 @@ def check(config: Config, plan: Plan) -> Config:
         HeadwayError: whatever would stop the run; it is too short; or other processes start its workers.
     """
     assert config.train.steps is not None, "the config is resolved"
-    if world_size_from_environment() is not None:
-        raise ConfigError(
-            "profile starts its workers itself", where="WORLD_SIZE", fix="headway profile ... parallel.workers=N"
-        )
+    refuse_as_worker("profile")
     if plan.steps > config.train.steps:
         room = _most_timed(plan, config.train.steps)
         raise ConfigError(
@@ -103,9 +103,9 @@ def profile(config: Config, plan: Plan, output: Path) -> Profile:
             WorkerRecord.model_validate_json((folder / f"worker-{rank}.json").read_bytes())
             for rank in range(config.parallel.workers)
         ]
-        for stale in (*output.glob("trace-*.json.gz"), *output.glob("memory-*.pickle")):
+        for stale in _files_of_workers(output):
             stale.unlink()
-        for file_ in (*folder.glob("trace-*.json.gz"), *folder.glob("memory-*.pickle")):
+        for file_ in _files_of_workers(folder):
             shutil.move(file_, output / file_.name)
     result = _profile_of(config, plan, analyse(config, found), found)
     with atomic_write(output / "profile.json", "w") as file:
@@ -118,6 +118,11 @@ def profile(config: Config, plan: Plan, output: Path) -> Profile:
         with atomic_write(output / "profile.html", "w") as file:
             file.write(text)
     return result
+
+
+def _files_of_workers(folder: Path) -> list[Path]:
+    """Traces and records of memory that a profile has left; what only looks like them is somebody's."""
+    return [path for path in folder.iterdir() if _OF_A_WORKER.fullmatch(path.name) and path.is_file()]
 
 
 def _scratch(config: Config, folder: Path) -> Config:
@@ -145,6 +150,8 @@ def _work(workers: int, folder: Path) -> None:
     except ChildFailedError as error:
         raise _told(folder) or _died(error) from None
     except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
         raise ProfileFailed(f"stopped by {error.sigval.name}") from None
 
 

@@ -17,6 +17,7 @@ def main() -> None:
     `error-<rank>.json`."""
     die_with_parent()
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    os.dup2(2, 1)  # what libraries print there would be taken for the result, which is the command's own to print
     if rank > 0:
         keep_log(folder / f"worker-{rank}.log")
     with reasons_in(folder, rank):

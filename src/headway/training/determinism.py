@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch.utils import deterministic
+
+#: The compiler's own switch, read when it is loaded.
+_COMPILER = "TORCHINDUCTOR_DETERMINISTIC"
 
 
 def apply_determinism(level: str) -> None:
@@ -21,8 +26,26 @@ def apply_determinism(level: str) -> None:
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(exact)
     else:  # the same, but for the compiler's own switch: it need not be loaded to be told, which takes a second
-        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = str(int(exact))
+        os.environ[_COMPILER] = str(int(exact))
         torch.set_deterministic_debug_mode("error" if exact else "default")
     # Filling fresh memory only serves to find reads of uninitialised values, and costs time in every allocation.
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not exact
+
+
+@contextmanager
+def determinism_restored() -> Iterator[None]:
+    """Put the switches of this process back at the end of a block; variables of the environment are left."""
+    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    compiler = sys.modules.get("torch._inductor.config")
+    compiles_exactly = compiler.deterministic if compiler else os.environ.get(_COMPILER) == "1"
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        # Loaded on the way, it has taken what it was told by the environment.
+        if (compiler := sys.modules.get("torch._inductor.config")) is not None:
+            compiler.deterministic = compiles_exactly  # type: ignore[attr-defined]
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = benchmark

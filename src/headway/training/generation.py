@@ -11,6 +11,11 @@ from headway.core.console import warning
 from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 
+#: What PyTorch's generators take.
+_LEAST_SEED, _LARGEST_SEED = -(2**63), 2**64 - 1
+#: With less the likeliest token has all the probability that fp32 can tell, and quotients would become infinite.
+_COLDEST = 1e-20
+
 
 class Decodes(Protocol):
     """The part of a tokenizer that streaming needs."""
@@ -41,7 +46,7 @@ def generate(
         prompt_ids: At least one.
         max_new_tokens: Ends after so many; earlier where the model's `max_sequence_length` is reached (with a warning
             before the first token).
-        temperature: Divides the logits; 0 always takes the likeliest token.
+        temperature: Divides the logits; 0, or next to nothing, always takes the likeliest token.
         top_p: Sample from the smallest set of likeliest tokens that has this probability (Holtzman et al. 2020,
             section 3.1).
         seed: The same seed gives the same tokens.
@@ -65,10 +70,13 @@ def generate(
             where="prompt",
             fix="shorten the prompt",
         )
-    if max_new_tokens < 1 or temperature < 0 or not 0 <= top_p <= 1:
+    in_range = temperature >= 0 and 0 <= top_p <= 1 and _LEAST_SEED <= seed <= _LARGEST_SEED
+    if max_new_tokens < 1 or not in_range:
         raise ConfigError(
-            "max_new_tokens must be at least 1, temperature at least 0, and top_p between 0 and 1",
-            where=f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_p={top_p}",
+            "max_new_tokens must be at least 1, temperature at least 0, top_p between 0 and 1, and seed a number of 64"
+            " bits",
+            where=f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_p={top_p}, seed={seed}",
+            fix="choose numbers within these bounds",
         )
     # The last token is given out without being fed back, so it needs no position.
     room = limit - length + 1
@@ -109,7 +117,7 @@ def _generate(
 
 def sample(logits_V: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
     """One token id from fp32 logits (V,) on the generator's device; arguments as in `generate`."""
-    if temperature == 0:
+    if temperature < _COLDEST:
         return int(logits_V.argmax())
     probabilities_V = torch.softmax(logits_V / temperature, dim=0)
     if top_p < 1:

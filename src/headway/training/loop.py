@@ -83,7 +83,7 @@ def train_loop(job: Job) -> None:
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)
     watch, clock = Stopwatch(job, feed), SaveClock.of(job)
     _forget_peak(job.world.device)
-    with feed, signals, _observed(job):
+    with signals, feed, _observed(job):
         if _gives_up(job):  # checkpoints of older versions, or with a lower limit than before
             raise _diverged(job, resumed=True)
         if state.cursor.step == 0 and config.health.rolls_back:

@@ -5,19 +5,20 @@ Each training is a process of its own, started with the same command that a user
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, dump_config, resolve_lanes
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
+from headway.core.faults import FAULTS_VARIABLE
 from headway.core.files import read_json_lines
+from headway.core.format import counted
+from headway.launch.trainings import failed, place, refuse_as_worker, running, stoppable, train_command
 
 #: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
 Hashes = list[tuple[int, dict[str, str]]]
@@ -69,9 +70,12 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
         other_workers: Number of workers of the elastic check; half or twice the config's when not given.
 
     Raises:
-        ConfigError: the config makes no promise that could be checked, or the check asked for would show nothing.
-        HeadwayError: a training did not go as the check needs it: to its last step, killed, resumed from a checkpoint.
+        ConfigError: the config makes no promise that could be checked, or the check asked for would show nothing, or
+            somebody else has started this process as one of several workers.
+        HeadwayError: a training did not go as the check needs it: to its last step, on so many workers, killed, resumed
+            from a checkpoint. It has the exit code of that training.
     """
+    refuse_as_worker("verify")
     if config.determinism == "off":
         raise ConfigError(
             "determinism 'off' promises nothing that could be verified",
@@ -88,7 +92,8 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
     steps = min(steps, config.train.steps)
     if steps < 4:
         raise ConfigError(f"{steps} steps are too few to kill a run in the middle", where="--steps", fix="--steps 10")
-    with tempfile.TemporaryDirectory(prefix="headway-verify-") as folder:
+    # What was killed last may still be writing when the folder goes.
+    with stoppable(), tempfile.TemporaryDirectory(prefix="headway-verify-", ignore_cleanup_errors=True) as folder:
         trainings = _Trainings(config, steps, Path(folder))
         reference = trainings.run("reference")
         checks = [
@@ -120,16 +125,20 @@ class _Trainings:
     def run(self, name: str, *, kill_at: int | None = None, workers: int | None = None) -> Hashes:
         """Train and return the state hashes of every step."""
         notice(f"training {self._steps} steps: {name}")
+        workers = workers or self._config.parallel.workers
         if kill_at is not None:
-            self._train(name, f"kill@step={kill_at}", workers)
+            code = self._train(name, f"kill@step={kill_at}", workers)
             killed = [step for step, _ in self._hashes(name)]
             if killed != list(range(kill_at + 1)):
-                raise self._failed(name, f"was to be killed at step {kill_at}, but recorded the steps {killed}")
+                raise self._failed(name, f"was to be killed at step {kill_at}, but recorded the steps {killed}", code)
         # The loop reads a signal's wish one step after it came.
         code = self._train(name, f"stop@step={self._steps - 1}", workers)
         hashes = [(step, tensors) for step, tensors in self._hashes(name) if step <= self._steps]
         if code not in (0, 75) or {step for step, _ in hashes} != set(range(self._steps + 1)):
-            raise self._failed(name, f"ended with exit code {code} before it had recorded {self._steps} steps")
+            raise self._failed(name, f"ended with exit code {code} before it had recorded {self._steps} steps", code)
+        trained = self._workers(name)
+        if trained != workers:
+            raise self._failed(name, f"was to have {counted(workers, 'worker')}, but had {trained}")
         if kill_at is not None and [step for step, _ in hashes].count(0) > 1:
             raise self._failed(name, "was not resumed from a checkpoint")
         return hashes
@@ -139,29 +148,33 @@ class _Trainings:
         records = {r["step"]: r["state_sha256"] for r in self._records(name)}
         return str(records[self._steps])
 
+    def _workers(self, name: str) -> int | None:
+        """How many have made the last checkpoint."""
+        made = [info.context.get("world_size") for info in CheckpointStore(self._folder / name / "checkpoints").list()]
+        return made[-1] if made else None
+
     def _hashes(self, name: str) -> Hashes:
         return [(r["step"], r["tensors"]) for r in self._records(name)]
 
     def _records(self, name: str) -> list[dict[str, Any]]:
         return list(read_json_lines(self._folder / name / "hashes.jsonl"))
 
-    def _failed(self, name: str, how: str) -> HeadwayError:
-        log = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-        return HeadwayError(f"the training '{name}' {how}:\n{log[-3000:]}")
+    def _failed(self, name: str, how: str, code: int = 1) -> HeadwayError:
+        return failed(f"the training '{name}' {how}", code, self._folder / f"{name}.log")
 
-    def _train(self, name: str, fault: str, workers: int | None) -> int:
-        command = [
-            *(sys.executable, "-m", "headway", "train", str(self._file)),
-            *(f"name={name}", f"runs={self._folder}", "telemetry.state_hash_every=1", "telemetry.report=false"),
-            *("evaluation.every=null", f"checkpoint.every={max(1, self._steps // 4)} steps"),
+    def _train(self, name: str, fault: str, workers: int) -> int:
+        command = train_command(
+            self._file,
+            *place(name, self._folder),
+            *("telemetry.state_hash_every=1", "telemetry.report=false", "evaluation.every=null"),
+            f"checkpoint.every={max(1, self._steps // 4)} steps",
             # No trace elsewhere, and nothing that goes with how often the config itself evaluates and saves.
             *("checkpoint.remote=null", "checkpoint.keep_best=0", "checkpoint.failures_per_day=null"),
             *("supervise.enabled=true", "supervise.max_failures=0", "parallel.min_workers=null"),
-            f"parallel.workers={workers or self._config.parallel.workers}",
-        ]
-        with (self._folder / f"{name}.log").open("ab") as log:
-            environment = {**os.environ, "HEADWAY_FAULTS": fault}
-            return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
+            f"parallel.workers={workers}",
+        )
+        with running(command, self._folder / f"{name}.log", {FAULTS_VARIABLE: fault}) as process:
+            return process.wait()
 
 
 def first_difference(reference: Hashes, other: Hashes) -> Difference | None:

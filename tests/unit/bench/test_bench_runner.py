@@ -17,6 +17,7 @@ from headway.bench.runner import DISCARDED, EARLIER, LOGS, Wishes, launch_comman
 from headway.bench.suite import Suite, load_suite
 from headway.bench.worker import Spec
 from headway.core.errors import ConfigError, HeadwayError
+from headway.core.module_command import module_command
 from support_bench import measurement
 
 SUITE = "strategy: [ddp, zero1]\nworkers: 2\nmodel: 1m\nsequence_length: 32\nrepeats: 2\n"
@@ -244,9 +245,11 @@ def test_a_process_that_is_a_worker_of_somebody_elses_is_refused(
 
 def test_launchers() -> None:
     spec = Path("spec.json")
-    assert launch_command("local", spec, 2)[1:] == ["-m", "headway.bench.local", "spec.json"]
+    assert launch_command("local", spec, 2) == module_command("headway.bench.local", "spec.json")
+    worker = module_command("headway.bench.worker", "spec.json")
+    assert launch_command("torchrun", spec, 4)[-len(worker) - 3 :] == ["--nproc-per-node", "4", "--no-python", *worker]
     assert launch_command("srun --ntasks={workers} --exclusive", spec, 4) == [
-        *("srun", "--ntasks=4", "--exclusive", sys.executable, "-m", "headway.bench.worker", "spec.json")
+        *("srun", "--ntasks=4", "--exclusive", sys.executable, "-P", "-m", "headway.bench.worker", "spec.json")
     ]
     with pytest.raises(ConfigError, match="how many workers"):
         launch_command("srun", spec, 4)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,3 +142,16 @@ def test_one_is_singular_and_none_is_said() -> None:
     assert text.startswith("4 kills in 2 runs on 1, 2 workers (") and "0 states differ" in text
     stopped = render(CampaignResult(0, "a", stopped=True)).splitlines()
     assert stopped == ["0 kills in 0 runs (seed 0, 0.0 s): nothing was compared", "stopped before its end"]
+
+
+def test_a_checkpoint_by_another_number_of_workers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the variables of an agent left in the environment, every leg would be one worker's."""
+    made = [(2, 1, 1), (4, 3, 2), (6, 4, 1)]  # step, attempt, workers
+    infos = [
+        SimpleNamespace(path=Path(f"step-{step:08d}"), context={"attempt": attempt, "world_size": workers})
+        for step, attempt, workers in made
+    ]
+    monkeypatch.setattr("headway.chaos.trial.CheckpointStore.list", lambda self: infos)
+    runs = Runs(tmp_path / "config.yaml", [], tmp_path, 6)
+    assert runs._other_workers(tmp_path, [(2, 1), (3, 2), (5, 1)]) == []
+    assert runs._other_workers(tmp_path, [(2, 1), (5, 2)]) == ["step-00000006 was made by 1 worker, and was to be by 2"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.core.errors import ConfigError
 from headway.core.files import write_json
@@ -80,6 +85,32 @@ def test_no_gpu_is_said_in_terms_of_the_option() -> None:
     with pytest.raises(ConfigError, match="no cuda device here") as refused:
         run_communication(2, "cuda", None, "auto")
     assert refused.value.where == "--device"
+
+
+@pytest.mark.parametrize(("number", "kind"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", CommunicationFailed)])
+def test_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch, number: str, kind: type[BaseException]) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise SignalException("stopped", signal.Signals[number])
+
+    monkeypatch.setattr("headway.doctor.workers.start_workers", stopped)
+    with pytest.raises(kind):
+        run_communication(2, "cpu", None, "auto")
+
+
+def test_a_worker_prints_no_result(tmp_path: Path) -> None:
+    """Nor do the libraries that it loads: the command's result may be JSON."""
+    script = (
+        "import sys\n"
+        "from headway.doctor import communication, communication_worker\n"
+        "communication.measure_communication = lambda plan: print('noise') or plan\n"
+        "communication_worker.main()\n"
+    )
+    write_json(tmp_path / "plan.json", Plan("cpu", (4,)).to_json())
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env={**os.environ, "RANK": "0"}
+    )
+    assert done.returncode == 0 and (tmp_path / "result.json").exists(), done.stderr
+    assert done.stdout == "" and "noise" in done.stderr
 
 
 def test_torchrun_has_the_last_word_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, MeshShape, TrainConfig, identity, load_config, load_resolved, override
 from headway.core.errors import ConfigError, Preempted
 from headway.core.files import fingerprint
+from headway.core.signals import handled
 from headway.launch import attempt as attempts
 from headway.launch.api import train
 from headway.launch.assemble import _updates
@@ -168,3 +169,41 @@ def test_a_signal_to_stop_is_not_taken_for_a_compilers_error() -> None:
     """Compilers, and who tries whether one works, take any `Exception` that comes for their own."""
     with pytest.raises(Preempted, match="SIGTERM"), preemptible(), suppress(Exception):
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("error", "heard"), [(Preempted("saved"), 0), (KeyError("a mistake"), 2), (None, 2)])
+def test_a_signal_over_the_record_of_the_end_waits(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, error: Exception | None, heard: int
+) -> None:
+    """Under torchrun it would kill the process: whichever worker leaves first has the agent send it to the others."""
+    came: list[int] = []
+    finish = attempts.Attempt.finish
+
+    def told_meanwhile() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        assert not came, "the machine may be gone before all is written down and answered"
+
+    def finish_slowly(self: Any, *arguments: Any) -> None:
+        told_meanwhile()
+        finish(self, *arguments)
+
+    @contextmanager
+    def answer_slowly(*_: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            told_meanwhile()
+
+    monkeypatch.setattr(attempts.Attempt, "finish", finish_slowly)
+    monkeypatch.setattr(attempts, "watching_for", answer_slowly)
+    config = load_config(tiny())
+    with (
+        handled((signal.SIGTERM,), lambda number, frame: came.append(number)),
+        suppress(Preempted, KeyError),
+        own_attempt(config, {}, {}, Wishes()),
+    ):
+        if error is not None:
+            raise error
+    record = json.loads((config.run_directory / "attempts/001/attempt.json").read_text())
+    assert record["exit_code"] == (0 if error is None else getattr(error, "exit_code", 1))
+    assert len(came) == heard, "who is preempted was asked for no more than that"

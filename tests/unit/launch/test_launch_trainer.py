@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -221,3 +223,29 @@ def test_a_restart_is_granted_once(
     monkeypatch.setattr(attempt, "_agent_began", time.time)  # another torchrun
     Trainer(Model(), Squares(), loss, config()).fit(restart=True)
     assert len(list(tmp_path.glob("run.old-*"))) == 2
+
+
+def test_a_signal_before_the_loop_is_a_preemption(config: Callable[..., Config]) -> None:
+    class Stopped(Squares):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            signal.raise_signal(signal.SIGTERM)  # one sample is looked at before the run begins
+            return super().__getitem__(index)
+
+    with pytest.raises(Preempted, match="SIGTERM"):
+        Trainer(Model(), Stopped(), loss, config()).fit()
+
+
+@pytest.mark.parametrize("how", ["folder", "disk"])
+def test_a_report_that_cannot_be_written_takes_nothing_from_a_run(
+    config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    wanted = config(telemetry={"report": True})
+    if how == "folder":
+        (wanted.run_directory / "report.html").mkdir(parents=True)
+        (wanted.run_directory / "report.html" / "mine").touch()
+        (wanted.run_directory / "attempts").mkdir()  # so it is a run
+    else:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr("headway.telemetry.report.write_report", Mock(side_effect=full))
+    assert Trainer(Model(), Squares(), loss, wanted).fit().step == 6
+    assert "warning: no report.html: " in capfd.readouterr().err

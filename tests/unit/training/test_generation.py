@@ -194,3 +194,21 @@ def test_text_with_a_real_tokenizer() -> None:
     pieces = list(stream_text(tokenizer, ids))
     assert "".join(pieces) == text
     assert len(pieces) > 5 and not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-30, 5e-324])
+def test_next_to_no_temperature_is_none(model: Decoder, temperature: float) -> None:
+    """In fp32 it is zero, or its quotients are infinite."""
+    greedy = list(generate(model, [1], max_new_tokens=5, temperature=0))
+    assert list(generate(model, [1], max_new_tokens=5, temperature=temperature)) == greedy
+    assert list(generate(model, [1], max_new_tokens=5, temperature=1e-19)) == greedy
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seed": 99999999999999999999}, {"seed": -(2**63) - 1}, {"temperature": float("nan")}]
+)
+def test_what_a_generator_does_not_take_is_refused(model: Decoder, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="a number of 64 bits"):
+        generate(model, [1], max_new_tokens=5, **wrong)
+    list(generate(model, [1], max_new_tokens=1, seed=2**64 - 1))
+    list(generate(model, [1], max_new_tokens=1, seed=-(2**63)))

@@ -1,0 +1,33 @@
+"""Training in a process that is somebody else's: what it finds changed afterwards is what it asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from headway.training.determinism import determinism_restored
+
+#: What a run adds to the environment, besides NCCL's variables.
+_ADDED = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC", "LOCAL_RANK", "DS_ACCELERATOR")
+
+
+@contextmanager
+def left_as_it_was() -> Iterator[None]:
+    """Give the caller's process back as it was: switches, threads, random numbers, environment, process groups."""
+    environment, threads, grouped = dict(os.environ), torch.get_num_threads(), dist.is_initialized()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices), determinism_restored():
+        try:
+            yield
+        finally:
+            if dist.is_initialized() and not grouped:  # DeepSpeed wants one for a single worker too
+                dist.destroy_process_group()
+            torch.set_num_threads(threads)
+            for name in {name for name in os.environ if name.startswith("NCCL_") or name in _ADDED}:
+                if name not in environment:
+                    del os.environ[name]
+            os.environ.update({name: environment[name] for name in _ADDED if name in environment})

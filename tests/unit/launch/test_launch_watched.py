@@ -1,0 +1,99 @@
+"""An attempt from outside, where something is in the way of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.config import load_config
+from headway.core.errors import CheckpointError
+from headway.launch import watched
+from headway.launch.attempt import Wishes
+from headway.launch.watched import WatchedAttempt
+from headway.supervise.crew import Crew
+
+
+@pytest.fixture
+def attempt(tiny: Callable[..., Path]) -> WatchedAttempt:
+    config = load_config(tiny())
+    return WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+
+
+def test_a_disk_that_is_full_when_the_next_attempt_begins_is_told(
+    attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/disk/config.yaml")
+
+    monkeypatch.setattr(watched, "write_config", full)
+    with pytest.raises(CheckpointError, match="No space left") as told:
+        attempt.begin_again(None, 1)
+    assert told.value.where == "/disk/config.yaml"
+    record = json.loads((attempt.config.run_directory / "attempts/001/attempt.json").read_text())
+    assert record["outcome"].startswith("failed to start: ") and record["exit_code"] == 4
+
+
+def test_a_record_of_the_surroundings_that_cannot_be_copied_is_left_out(
+    attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = attempt.config.run_directory
+    (run / "attempts").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    monkeypatch.setattr("shutil.copy", full)
+    attempt.begin_again(None, 1)
+    assert attempt.record is not None and (attempt.record.directory / "config.yaml").exists()
+
+
+TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}
+
+
+@pytest.mark.parametrize(
+    ("messages", "kind", "code"),
+    [
+        ([{"kind": "done"}], "finished", 0),
+        ([{"kind": "error", **TOLD}], "error", 3),
+        ([{"kind": "error", **TOLD, "exit_code": 1, "frames": ["a.py:1 in b"]}], "error", 1),
+        ([], "died", 1),
+    ],
+)
+def test_zero_alone_is_no_success(
+    attempt: WatchedAttempt, messages: list[dict[str, Any]], kind: str, code: int
+) -> None:
+    """It is what Python makes of any end of a child where SIGCHLD is ignored."""
+    leader: Any = SimpleNamespace(code=0)
+    for message in messages:
+        attempt._take(message, leader, None)
+    ending = attempt._ended(leader, None)
+    assert (ending.kind, ending.exit_code) == (kind, code)
+    assert kind != "died" or "nobody can say how" in ending.what
+
+
+def test_a_caller_that_ignores_children_hears_of_an_error(tiny: Callable[..., Path]) -> None:
+    script = (
+        "import signal, sys, headway\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "try:\n"
+        "    headway.train(headway.load_config(sys.argv[1], ['parallel.workers=2', 'data.store=/nowhere']))\n"
+        "except headway.HeadwayError as error:\n"
+        "    sys.exit(error.exit_code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tiny())],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_DFL),
+    )
+    assert done.returncode == 3, done.stderr
