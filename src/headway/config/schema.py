@@ -41,8 +41,8 @@ class ModelConfig(Section):
     preset: str | None = None
     """A named shape (`headway models` lists them); keys given beside it win."""
     from_pretrained: LocalPath | None = None
-    """Folder of a Hugging Face Llama or Mistral checkpoint: shape and first weights come from it. A run that goes on
-    needs it too, though its weights are those of its checkpoint."""
+    """Folder of a Hugging Face checkpoint (Llama, Mistral, Qwen3, Mixtral, Qwen3-MoE, GLM-4-MoE): shape and first
+    weights come from it. A run that goes on needs it too, though its weights are those of its checkpoint."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding; the token store's vocabulary, rounded up to a multiple of 64, when not given."""
     dim: PositiveInt | None = None

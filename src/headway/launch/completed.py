@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.config import Config
+from headway.core.errors import ConfigError
 from headway.core.launched import world_size_from_environment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headway.data.store import TokenStore
 
 
@@ -31,4 +34,44 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     config = config.model_copy(update={"model": complete(config.model, store.vocab_size)})
     for problem in decoder_problems(config):  # of a pretrained shape, which only now is known
         raise problem
+    if config.model.from_pretrained is not None:
+        _refuse_long_rows(config)
+        _refuse_other_tokenizer(config.model.from_pretrained, store)
     return config, store
+
+
+def _refuse_long_rows(config: Config) -> None:
+    """What is checked of other models when the config is read. The stages of a mixture have no longer rows."""
+    length, longest = config.train.sequence_length, config.model.max_sequence_length
+    if length > longest:
+        raise ConfigError(
+            f"train.sequence_length is {length}, but the checkpoint is meant for {longest}",
+            where=f"config.json of {config.model.from_pretrained}",
+            fix=f"train.sequence_length={longest}, or a larger model.max_sequence_length",
+        )
+
+
+def _refuse_other_tokenizer(pretrained: Path, store: TokenStore) -> None:
+    """Refuse data whose ids select the embeddings of other tokens than the checkpoint was trained on.
+
+    Ids that only one of the two knows are no contradiction: tokens may be added, and a `tokenizer.json` written anew.
+    """
+    ours, theirs = store.tokenizer_folder / "tokenizer.json", pretrained / "tokenizer.json"
+    if not ours.is_file() or not theirs.is_file() or ours.read_bytes() == theirs.read_bytes():
+        return
+    meant = _tokens(theirs)
+    for number, token in _tokens(ours).items():
+        if meant.get(number, token) != token:
+            raise ConfigError(
+                f"the data were prepared with another tokenizer than the checkpoint's: id {number:,} is"
+                f" {meant[number]!r} in the checkpoint, {token!r} in the store",
+                where=f"{theirs}, {ours}",
+                fix=f"data.tokenizer.path: {theirs}, then headway data prepare",
+            )
+
+
+def _tokens(file: Path) -> dict[int, str]:
+    """Id -> token."""
+    from headway.data.tokenizing.spec import parse, vocabulary
+
+    return {number: token for token, number in vocabulary(parse(file.read_bytes(), str(file))).items()}

@@ -17,7 +17,6 @@ from headway.models.shape import embedding_rows
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-_SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim", "experts", "expert_ffn_dim")
 #: Keys of training alone: a config's own, also where the shape is a checkpoint's.
 _OF_TRAINING = ("dropout", "init_std", "router_z_loss", "balance_bias_rate", "balance_loss")
 
@@ -25,15 +24,16 @@ _OF_TRAINING = ("dropout", "init_std", "router_z_loss", "balance_bias_rate", "ba
 def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
     """The config with every size filled in; completing it once more changes nothing.
 
-    With `from_pretrained` the shape is the checkpoint's (of `config` the keys of training alone remain, as `dropout`).
-    Without it an open `vocab_size` becomes the tokenizer's, rounded up to a multiple of 64.
+    With `from_pretrained` the shape is the checkpoint's (of `config` the keys of training alone remain, as `dropout`,
+    and a larger `max_sequence_length`). Without it an open `vocab_size` becomes the tokenizer's, rounded up to a
+    multiple of 64.
 
     Args:
         config: As written by a user.
         vocab_size: Token ids that the data may hold.
 
     Raises:
-        ConfigError: the vocabulary is smaller than the data's, or a size contradicts the checkpoint's.
+        ConfigError: the vocabulary is smaller than the data's, or a key contradicts the checkpoint's.
         CheckpointError: the checkpoint's config cannot be read.
     """
     if config.from_pretrained is not None:
@@ -62,16 +62,36 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
 def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
     assert config.from_pretrained is not None
     pretrained = read_model_config(config.from_pretrained)
-    for key in (*_SIZES, "vocab_size"):
+    kept = {key: getattr(config, key) for key in ("preset", "from_pretrained", *_OF_TRAINING)}
+    for key in sorted(_given(config) - kept.keys()):
         ours, theirs = getattr(config, key), getattr(pretrained, key)
-        if ours is not None and ours != theirs:
+        if key == "max_sequence_length" and ours > theirs and ours != type(config).model_fields[key].default:
+            kept[key] = ours  # it only bounds: the rotary tables of this decoder are computed for any length
+        elif ours != theirs:
             raise ConfigError(
                 f"model.{key} is {ours}, but the checkpoint has {theirs}",
                 where=str(config.from_pretrained),
-                fix=f"leave model.{key} out",
+                fix=f"leave model.{key} out" + (", or the model.preset that says it" if config.preset else ""),
             )
-    kept = {key: getattr(config, key) for key in ("preset", "from_pretrained", *_OF_TRAINING)}
+    if pretrained.experts is not None and pretrained.router_score == "softmax" and config.balance_bias_rate:
+        raise ConfigError(
+            f"model.balance_bias_rate is {config.balance_bias_rate}, but the checkpoint has softmax scores, and with"
+            " them no bias for the choice of experts",
+            where=str(config.from_pretrained),
+            fix="model.balance_bias_rate=0, and balance by model.balance_loss",
+        )
     return pretrained.model_copy(update=kept)
+
+
+def _given(config: ModelConfig) -> set[str]:
+    """Keys that somebody has given a value. A config that a program wrote has every key: there no default counts."""
+    fields, given = type(config).model_fields, config.model_fields_set
+    spelled_out = given >= fields.keys()
+    return {
+        key
+        for key in given
+        if (value := getattr(config, key)) is not None and not (spelled_out and value == fields[key].default)
+    }
 
 
 def build_model(

@@ -15,9 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files import sync_folder, write_json
+from headway.core.files import write_json
 from headway.models.decoder import Decoder
 from headway.models.huggingface_config import from_huggingface, to_huggingface
+from headway.models.huggingface_folder import mark, published, refuse_foreign
 from headway.models.huggingface_weights import SELECTION_BIAS, fuse_weights, to_huggingface_tensors, weight_names
 from headway.models.shape import Shape
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-#: Lists what an export wrote, so that the next one to the same folder knows what is not a person's own.
-_MARKER = "headway_export.json"
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -88,13 +87,14 @@ def open_model(folder: Path) -> tuple[ModelConfig, Callable[[str], torch.Tensor]
 
 def _weight_files(folder: Path) -> dict[str, Path]:
     """Tensor name -> the file that holds it."""
+    # Before an index, which may be of an earlier content of the folder: transformers looks in this order too.
+    if (folder / _WEIGHTS).is_file():
+        return dict.fromkeys(_names_in(folder / _WEIGHTS), folder / _WEIGHTS)
     if (folder / _INDEX).is_file():
         weight_map = _read_json(folder / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or any(Path(str(file)).name != file for file in weight_map.values()):
             raise CheckpointError("the index of the weights is damaged", where=str(folder / _INDEX), fix=_FETCH_AGAIN)
         return {name: folder / file for name, file in weight_map.items()}
-    if (folder / _WEIGHTS).is_file():
-        return dict.fromkeys(_names_in(folder / _WEIGHTS), folder / _WEIGHTS)
     if any(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(
             "the weights are pickled, and nothing is ever unpickled here, since that can run any code",
@@ -197,53 +197,22 @@ def export_model(
         max_shard_bytes: Weights are split into files of at most this size (one tensor may be larger).
 
     Raises:
-        ConfigError: the folder holds something else than an earlier export, there is no tokenizer where one is said to
-            be, or no architecture of transformers computes this decoder.
+        ConfigError: the folder holds something else than an earlier export or cannot be replaced, there is no tokenizer
+            where one is said to be, or no architecture of transformers computes this decoder.
+        OSError: it cannot be written.
     """
-    _refuse_foreign(folder)
+    folder = folder.resolve()  # a link stays one; and "." has a name
+    refuse_foreign(folder)
     special_ids = _special_ids(tokenizer_folder)
     config = to_huggingface(model.config, str(_DTYPES[dtype]).removeprefix("torch."), special_ids)
-    with _published(folder) as building:
+    with published(folder) as building:
         write_json(building / "config.json", config)
         write_json(building / "generation_config.json", {"_from_model_config": True, **special_ids})
         if tokenizer_folder is not None:
             _copy_tokenizer(tokenizer_folder, building, model.config.max_sequence_length)
         tensors = dict(to_huggingface_tensors(model.config, model.state_dict()))
         _write_weights(tensors, building, _DTYPES[dtype], max_shard_bytes)
-        write_json(building / _MARKER, {"files": sorted([*(path.name for path in building.iterdir()), _MARKER])})
-
-
-def _refuse_foreign(folder: Path) -> None:
-    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    listed = _read_json(folder / _MARKER).get("files", []) if _MARKER in present else []
-    if folder.is_file() or (foreign := sorted(present - set(listed))):
-        raise ConfigError(
-            "the output folder holds something else than an earlier export"
-            if not folder.is_file()
-            else "the output folder is a file",
-            where=str(folder) if folder.is_file() else f"{folder}: {_some(foreign)}",
-            fix="give a new folder, or move these files away",
-        )
-
-
-@contextmanager
-def _published(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` when the block ends without an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    building.mkdir()
-    try:
-        yield building
-        sync_folder(building)
-    except BaseException:
-        shutil.rmtree(building)
-        raise
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    if folder.exists():
-        folder.rename(old)
-    building.rename(folder)
-    sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+        mark(building)
 
 
 def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
@@ -261,7 +230,10 @@ def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: tor
         file = _WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map.update(dict.fromkeys(names, file))
         content = {name: tensors[name].detach().to("cpu", _stored(name, dtype)).contiguous() for name in names}
-        save_file(content, folder / file, metadata={"format": "pt"})
+        try:
+            save_file(content, folder / file, metadata={"format": "pt"})
+        except SafetensorError as error:  # which is none, although a full disk is the usual reason
+            raise OSError(str(error)) from error
         with (folder / file).open("rb") as written:
             os.fsync(written.fileno())
     if len(shards) > 1:
@@ -285,13 +257,20 @@ def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
             "there is no tokenizer", where=str(tokenizer_folder / "tokenizer.json"), fix="give the tokenizer's folder"
         )
     tokenizer = _read_json(tokenizer_folder / "tokenizer.json")
-    vocabulary = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    vocabulary: dict[Any, int] = _vocabulary(tokenizer)
     settings_file = tokenizer_folder / "tokenizer_config.json"
     settings = _read_json(settings_file) if settings_file.is_file() else {}
     for kind in ("bos", "eos", "pad"):
         token = settings.get(f"{kind}_token")
         ids[f"{kind}_token_id"] = vocabulary.get(token.get("content") if isinstance(token, dict) else token)
     return ids
+
+
+def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
+    """Id of every token: what ends a text may be an ordinary entry of a vocabulary too."""
+    vocab = tokenizer.get("model", {}).get("vocab", {})
+    ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}
+    return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
 
 
 def _copy_tokenizer(source: Path, folder: Path, max_sequence_length: int) -> None:

@@ -51,8 +51,9 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
     """
     architecture = _architecture(values, where)
     values = {**_DEFAULTS[architecture], **values}
-    if "partial_rotary_factor" in (rotary := values.get("rope_parameters") or {}):
-        values["partial_rotary_factor"] = rotary["partial_rotary_factor"]
+    for rotary in _rotary(values, where)[:1]:
+        if "partial_rotary_factor" in rotary:
+            values["partial_rotary_factor"] = rotary["partial_rotary_factor"]
     for key, required in _REQUIRED.items():
         if values.get(key, required) not in (required, None):
             raise ConfigError(
@@ -81,7 +82,7 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
         )
     except KeyError as error:
         raise ConfigError(f"the key {error} is missing", where=where, fix="give a complete checkpoint") from error
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise ConfigError(f"the sizes make no decoder: {error}", where=where, fix="give a sound checkpoint") from error
 
 
@@ -89,8 +90,12 @@ def _architecture(values: dict[str, Any], where: str) -> str:
     names = values.get("architectures") or [
         name for name, kind in _MODEL_TYPES.items() if kind == values.get("model_type")
     ]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"architectures is {names!r}, not a list of names", where=where, fix="give a sound checkpoint"
+        )
     if len(names) != 1 or names[0] not in _MODEL_TYPES:
-        found = ", ".join(map(str, names)) or values.get("model_type") or "none"
+        found = ", ".join(map(str, names)) or str(values.get("model_type") or "none")
         raise ConfigError(
             f"the architecture is not supported: {found}",
             where=where,
@@ -99,17 +104,29 @@ def _architecture(values: dict[str, Any], where: str) -> str:
     return str(names[0])
 
 
+def _rotary(values: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """What is said of the rotary embedding, first what transformers takes where there is both."""
+    found = [(key, values[key]) for key in ("rope_scaling", "rope_parameters") if values.get(key)]
+    for key, value in found:
+        if not isinstance(value, dict):
+            raise ConfigError(
+                f"{key} is {value!r}, not a mapping of keys to values", where=where, fix="give a sound checkpoint"
+            )
+    return [value for _, value in found]
+
+
 def _rope_theta(values: dict[str, Any], where: str) -> float:
     """The rotary base; scaled rotary embeddings are refused, since they would silently compute something else."""
-    parameters: dict[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind != "default":
-        raise ConfigError(
-            f"the rotary embedding is scaled ({kind}); the native decoder computes the plain one only",
-            where=f"{where}, rope_parameters or rope_scaling",
-            fix="use a checkpoint without rope scaling",
-        )
-    return float(parameters.get("rope_theta", values.get("rope_theta", 10_000.0)))
+    rotary = _rotary(values, where)
+    for parameters in rotary:
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind != "default":
+            raise ConfigError(
+                f"the rotary embedding is scaled ({kind}); the native decoder computes the plain one only",
+                where=f"{where}, rope_parameters or rope_scaling",
+                fix="use a checkpoint without rope scaling",
+            )
+    return float((rotary or [{}])[0].get("rope_theta", values.get("rope_theta", 10_000.0)))
 
 
 def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int | None]) -> dict[str, Any]:
@@ -124,10 +141,13 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
         ConfigError: no architecture of transformers computes this decoder.
     """
     shape = Shape.of(config)
-    architecture = "MistralForCausalLM" if config.sliding_window else "LlamaForCausalLM"
+    architecture = "LlamaForCausalLM"
     own: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
-    if config.sliding_window:
-        own = {"sliding_window": config.sliding_window}
+    if config.sliding_window or shape.dim % shape.heads:  # Llama's config class wants heads to divide the width
+        architecture = "MistralForCausalLM"
+        # Without the version transformers takes every large vocabulary beside a Mistral for one that splits words
+        # wrongly, and warns of it. The keys written here are those of 5.0.
+        own = {"sliding_window": config.sliding_window, "transformers_version": "5.0.0"}
     if config.qk_norm:
         if config.sliding_window:
             raise ConfigError(
@@ -151,7 +171,7 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": config.max_sequence_length,
-        "initializer_range": config.init_std,
+        "initializer_range": min(config.init_std, 1.0),  # transformers refuses a larger one
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},

@@ -101,6 +101,12 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, 
             "shared_experts: 1, or router_score: softmax",
         ),
         (
+            "experts",
+            not softmax and config.experts == 1,
+            "the supported architecture with sigmoid scores ranks two experts at least",
+            "experts: 2, or router_score: softmax",
+        ),
+        (
             "dense_layers",
             architecture == MIXTRAL and config.dense_layers > 0,
             "Mixtral has experts in every layer",

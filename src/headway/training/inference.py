@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
+from headway.core.files import sha256_file
 from headway.data.feeding.feed import EvaluationFeed
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
@@ -106,7 +107,7 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
                 where=str(info.path),
                 fix=f"take another step; headway checkpoints verify {path} tells which are good",
             )
-    tokenizer_folder = folder_of(config.data)
+    tokenizer_folder = _tokenizer_folder(path, config, info)
     tokenizer = Tokenizer.load(tokenizer_folder)
     model_config = config.model.model_copy(update={"from_pretrained": None})
     model = build_model(model_config, vocab_size=tokenizer.vocab_size, seed=0, initialize=False)
@@ -115,6 +116,34 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
     for name, tensor in tensors.items():
         tensor.copy_(saved[name])
     return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, info.step, config)
+
+
+def _tokenizer_folder(run: Path, config: Config, info: CheckpointInfo) -> Path:
+    """The tokenizer that the checkpoint was made with: the run's copy, or else the store's, if it is still that one.
+
+    Raises:
+        CheckpointError: neither is.
+    """
+    wanted, copy = info.context.get("tokenizer"), run / "tokenizer"
+    if _is_tokenizer(copy, wanted):
+        return copy
+    folder = folder_of(config.data)
+    if _is_tokenizer(folder, wanted):
+        return folder
+    there = next((place for place in (folder, copy) if (place / "tokenizer.json").is_file()), None)
+    raise CheckpointError(
+        "the tokenizer that the run was trained with is not there"
+        if there is None
+        else f"the checkpoint was made with another tokenizer: its fingerprint is {str(wanted)[:12]}",
+        where=str(there or folder),
+        fix=f"put the folder of the tokenizer that it was made with at {copy}, or the run's token store back in place",
+    )
+
+
+def _is_tokenizer(folder: Path, fingerprint: str | None) -> bool:
+    """Whether a tokenizer lies there, and the one with the fingerprint where that is known."""
+    file = folder / "tokenizer.json"
+    return file.is_file() and fingerprint in (None, sha256_file(file))
 
 
 def continue_text(
@@ -165,7 +194,7 @@ def evaluate_trained(
     if store.tokenizer_fingerprint != trained.tokenizer.fingerprint:
         raise DataError(
             "the store was written with another tokenizer than the model's",
-            where=str(store_path),
+            where=str(store.path),
             fix="give a store that was prepared with data.tokenizer.path set to the model's folder",
         )
     length = sequence_length or min(config.train.sequence_length, trained.model.config.max_sequence_length)

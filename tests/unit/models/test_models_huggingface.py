@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headway.config import ModelConfig
@@ -209,7 +210,7 @@ def test_failed_export_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytes
     before = (tmp_path / "out/model.safetensors").read_bytes()
 
     def full_disk(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(huggingface, "save_file", full_disk)
     with pytest.raises(OSError, match="No space"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from headway.data.preparing.records import WORK
 from headway.data.preparing.units import units_of
 from headway.data.reading.sources import Source
 from headway.data.store import TokenStore, file_problem
+from headway.data.tokenizing.spec import parse, vocabulary
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_tokenizer
 
+#: What belongs to a vocabulary beside its tokenizer.json, and is none of ours to decide.
+_NAMED_TOKENS = ("bos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_LISTED_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+_SETTINGS = ("chat_template", "model_max_length", "padding_side", "truncation_side", "model_input_names")
 #: How a store's vocabulary was trained.
 TRAINED = f"{WORK}/vocabulary"
 
@@ -44,7 +50,7 @@ def vocabulary_of(
     """
     if data.tokenizer.path is not None:
         tokenizer = Tokenizer.load(data.tokenizer.path, data.tokenizer.pattern)
-        tokenizer.save(folder / "tokenizer")
+        tokenizer.save(folder / "tokenizer", _settings_beside(tokenizer))
         return tokenizer
     how, files = fingerprint(_how(data)), _files(sources)
     # The store's comes before one that was begun: what `fresh` asked for, and a kill ended, is not asked for any more.
@@ -63,6 +69,32 @@ def vocabulary_of(
     tokenizer.save(folder / "tokenizer")
     _remember(folder, how, files, tokenizer, kept=False)
     return tokenizer
+
+
+def _settings_beside(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What the files beside a given tokenizer say of it, for who uses a model that is trained with it.
+
+    Not its class, which could take a text apart otherwise than its tokenizer.json does, and no token without an id, for
+    it would get one that the model's embedding lacks.
+    """
+    file = Path(tokenizer.where)
+    said = _json_object(file.with_name("special_tokens_map.json"))
+    said |= {k: v for k, v in _json_object(file.with_name("tokenizer_config.json")).items() if v is not None}
+    settings = {key: said[key] for key in _SETTINGS if key in said}
+    known = vocabulary(parse(tokenizer.content, tokenizer.where))
+    settings |= {key: text for key in _NAMED_TOKENS if (text := _text(said.get(key))) in known}
+    for key in _LISTED_TOKENS:
+        if isinstance(listed := said.get(key), list):
+            settings[key] = [text for token in listed if (text := _text(token)) in known]
+    with suppress(OSError, ValueError):
+        settings["chat_template"] = file.with_name("chat_template.jinja").read_text("utf-8")
+    return settings
+
+
+def _text(token: Any) -> str | None:
+    """Of a token, which is given plain or as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _begun(folder: Path, how: str, files: str, fresh: bool) -> Tokenizer | None:
@@ -125,11 +157,16 @@ def _remember(folder: Path, how: str, files: str, tokenizer: Tokenizer, *, kept:
 
 def _record(place: Path) -> dict[str, Any]:
     """How the vocabulary there was trained, if it was."""
+    return _json_object(place / TRAINED)
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    """What a file holds; nothing when that is no JSON object, or there is none."""
     try:
-        record = json.loads((place / TRAINED).read_bytes())
+        value = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.files import atomic_write, sha256_bytes, write_json
+from headway.core.files import atomic_write, sha256_bytes, sync_folder, write_json
 from headway.data.tokenizing import spec as specs
 
 
@@ -171,16 +172,51 @@ class Tokenizer:
         """The text of token ids."""
         return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
-    def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and the `tokenizer_config.json` with which transformers' AutoTokenizer loads it."""
+    def save(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+        """Write `tokenizer.json` and the `tokenizer_config.json` with which transformers' AutoTokenizer loads it.
+
+        Args:
+            folder: To write to.
+            settings: More for the latter.
+        """
         with atomic_write(folder / "tokenizer.json") as file:
             file.write(self.content)
         config = {
+            **(settings or {}),
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self.end_of_text,
             "clean_up_tokenization_spaces": False,
         }
         write_json(folder / "tokenizer_config.json", config)
+
+
+def keep_copy(source: Path, folder: Path, fingerprint: str) -> None:
+    """Make `folder` a copy of the folder of the tokenizer with that fingerprint; it is whole or not there.
+
+    Nothing is done where it is one already, nor where the source is another tokenizer or none.
+    """
+    files = _files_in(source)
+    if sha256_bytes(files.get("tokenizer.json", b"")) != fingerprint or _files_in(folder) == files:
+        return
+    building = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(building, ignore_errors=True)  # of a process that was killed over it
+    try:
+        for name, content in files.items():
+            with atomic_write(building / name) as file:
+                file.write(content)
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+        sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _files_in(folder: Path) -> dict[str, bytes]:
+    """What lies in a tokenizer's folder, but for what a killed process may have left of a file."""
+    if not folder.is_dir():
+        return {}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name[:1] != "."}
 
 
 def not_unicode(texts: Sequence[str]) -> DataError:

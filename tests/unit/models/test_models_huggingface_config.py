@@ -1,0 +1,106 @@
+"""What `config.json` may hold, and what transformers makes of the one that is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.config import ModelConfig
+from headway.core.errors import ConfigError
+from headway.models.build import build_model
+from headway.models.huggingface import export_model, read_model_config
+from headway.models.huggingface_config import from_huggingface, to_huggingface
+
+SHAPE = {"dim": 48, "layers": 1, "heads": 4, "ffn_dim": 64, "max_sequence_length": 32, "vocab_size": 64}
+SPECIAL = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
+def _written(**changes: Any) -> dict[str, Any]:
+    return {
+        **to_huggingface(build_model(ModelConfig(**SHAPE), vocab_size=64, seed=0).config, "float32", SPECIAL),
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    "scaling", [{"type": "default", "rope_theta": 500.0}, {"rope_type": "default"}, {}, None], ids=str
+)
+def test_the_rotary_base_is_the_one_that_transformers_takes(scaling: dict[str, Any] | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    values = _written(
+        rope_theta=300.0, rope_parameters={"rope_type": "default", "rope_theta": 400.0}, rope_scaling=scaling
+    )
+    theirs = transformers.LlamaConfig(**json.loads(json.dumps(values)))
+    assert from_huggingface(values, "config.json").rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize("scaled", ["rope_parameters", "rope_scaling"])
+def test_scaling_is_refused_wherever_it_is_said(scaled: str) -> None:
+    plain = {"rope_type": "default", "rope_theta": 400.0}
+    values = _written(
+        **{"rope_parameters": plain, "rope_scaling": plain, scaled: {"rope_type": "linear", "factor": 2.0}}
+    )
+    with pytest.raises(ConfigError, match=r"scaled \(linear\)"):
+        from_huggingface(values, "config.json")
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        {"architectures": 5},
+        {"architectures": "LlamaForCausalLM"},
+        {"architectures": [["LlamaForCausalLM"]]},
+        {"architectures": None, "model_type": ["llama"]},
+        {"rope_scaling": "linear"},
+        {"rope_parameters": 5},
+        {"rope_parameters": {"rope_theta": "large"}},
+        {"num_attention_heads": 0, "head_dim": None},
+        {"hidden_size": float("inf")},
+        {"vocab_size": {}},
+    ],
+    ids=str,
+)
+def test_junk_is_told_and_no_crash(junk: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        from_huggingface(_written(**junk), "config.json")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"heads": 5, "kv_heads": 5, "head_dim": 12}, {"init_std": 1.5}, {"heads": 5, "head_dim": 12, "sliding_window": 7}],
+    ids=str,
+)
+def test_transformers_loads_shapes_out_of_the_ordinary(changes: dict[str, Any], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = build_model(ModelConfig(**{**SHAPE, **changes}), vocab_size=64, seed=1).eval()
+    export_model(model, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    again = read_model_config(tmp_path / "out")
+    assert again == model.config.model_copy(update={"init_std": min(model.config.init_std, 1.0)})
+
+
+def test_a_large_vocabulary_beside_a_mistral_is_not_taken_for_an_old_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers warns of words split wrongly, and by a flag would split them otherwise."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(100_001)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    shape = {**SHAPE, "dim": 4, "heads": 2, "ffn_dim": 4, "vocab_size": 100_032, "sliding_window": 8}
+    export_model(build_model(ModelConfig(**shape), vocab_size=100_001, seed=0), tmp_path / "out", folder)
+    monkeypatch.setattr(transformers.logging.get_logger("transformers"), "propagate", True)
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert "regex" not in caplog.text
