@@ -181,6 +181,7 @@ def test_a_rollback_goes_for_the_remote_tier_too(tiny: Callable[..., Path], tmp_
     assert manifest(runs / "moved")["context"]["left_out"] == [[7, 10], [11, 14]]
     assert here(config, "name=whole", faults="nan@gradient=10,nan@gradient=14")[0] == 0
     assert state_hash(runs / "moved") == state_hash(runs / "whole")
+    assert not prove(runs / "moved").problems and not prove(runs / "whole").problems
     for name in ("moved", "whole"):
         there = tmp_path / "remote" / name / "run-001"
         steps = {path.parent.name: json.loads(path.read_text()) for path in there.glob("step-*/manifest.json")}

@@ -225,6 +225,10 @@ class AfterSave:
     def _sent(self, tier: RemoteTier, manifest: Manifest) -> None:
         """Index what is there now, and remove what has become too old there."""
         rules = self._remote_rules
+        if is_outdated(manifest, self._left_out):  # the run went back while it was on its way
+            self._discard(tier, manifest.step)
+            return
+        self._withdraw_outdated(tier)
         self._registry.add(manifest, REMOTE, tier.objects.url_of(step_name(manifest.step)))
         if self._remote_steps is None:
             self._remote_steps = {
@@ -235,7 +239,6 @@ class AfterSave:
         for step in outdated(candidates, rules, time.time()):
             self._discard(tier, step)
         self._clear_remains(tier, manifest.step)
-        self._withdraw_outdated(tier)
 
     def _discard(self, tier: RemoteTier, step: int) -> bool:
         """Remove a remote checkpoint; whether that could be done."""

@@ -91,8 +91,7 @@ class Uploader:
                 self._waiting = None
             if self._sending is not None and self._sending.manifest.step > step:
                 self._void = self._sending
-            if self.newest_sent is not None and self.newest_sent > step:
-                self.newest_sent = None
+            self.newest_sent = None  # nor what was sent before: it is looked for again
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until everything is sent or has failed; whether that came about in time."""

@@ -58,6 +58,7 @@ class CheckpointWriter:
         self._newest: tuple[int, str] | None = None
         self._orders = 0
         self._untold: list[dict[str, Any]] = []
+        self._back: dict[str, Any] | None = None
         self._process: ProcessBeside | None = None
         self._ready_process()
 
@@ -131,9 +132,10 @@ class CheckpointWriter:
                 made with them are removed from the remote tier.
         """
         with self._changed:
+            self._back = {"kind": "went back", "step": step, "left_out": [list(steps) for steps in left_out]}
             process = self._process_or_why()
         if not isinstance(process, str):
-            process.tell({"kind": "went back", "step": step, "left_out": [list(steps) for steps in left_out]})
+            process.tell(self._back)
 
     def _order(
         self, kind: str, step: int, slot: Slot, cursor: Mapping[str, int], context: Mapping[str, Any]
@@ -316,6 +318,8 @@ class CheckpointWriter:
             self._process = ProcessBeside(
                 self._settings, descriptors, environment, self._settle, self._uploads.append, self._ended
             )
+            if self._back is not None:  # its settings are of the attempt's start
+                self._process.tell(self._back)
         while self._untold:
             self._process.tell(self._untold.pop(0))
         return self._process

@@ -73,12 +73,12 @@ def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     new one. On an error the temporary file is removed and `path` is left as it was. A link stays one, and a device
     or a pipe (`/dev/null`, `/dev/stdout`) is written to: a file in its place would be missed by all others.
     """
-    if path.is_symlink():
-        path = path.resolve()
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if path.exists() and not path.is_dir() and (not path.is_file() or path.is_relative_to("/dev")):
         with path.open(mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
         return
+    if path.is_symlink():
+        path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

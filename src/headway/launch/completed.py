@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.config import Config
+from headway.checkpoint.folders import checkpoint_folders
+from headway.config import Config, ModelConfig
+from headway.core.console import warning
 from headway.core.errors import ConfigError
 from headway.core.launched import world_size_from_environment
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from headway.data.store import TokenStore
+
+#: `model.max_sequence_length` where nobody has given one, which for a checkpoint's shape means the checkpoint's.
+_NOT_GIVEN: int = ModelConfig.model_fields["max_sequence_length"].default
 
 
 def completed(config: Config) -> tuple[Config, TokenStore]:
@@ -36,7 +40,7 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
         raise problem
     if config.model.from_pretrained is not None:
         _refuse_long_rows(config)
-        _refuse_other_tokenizer(config.model.from_pretrained, store)
+        _look_at_tokenizer(config, config.model.from_pretrained, store)
     return config, store
 
 
@@ -47,12 +51,13 @@ def _refuse_long_rows(config: Config) -> None:
         raise ConfigError(
             f"train.sequence_length is {length}, but the checkpoint is meant for {longest}",
             where=f"config.json of {config.model.from_pretrained}",
-            fix=f"train.sequence_length={longest}, or a larger model.max_sequence_length",
+            fix=f"train.sequence_length={longest}, or model.max_sequence_length={max(length, _NOT_GIVEN + 1)}",
         )
 
 
-def _refuse_other_tokenizer(pretrained: Path, store: TokenStore) -> None:
-    """Refuse data whose ids select the embeddings of other tokens than the checkpoint was trained on.
+def _look_at_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> None:
+    """Refuse data whose ids select the embeddings of other tokens than the checkpoint was trained on; of a run that has
+    learned them, only say it.
 
     Ids that only one of the two knows are no contradiction: tokens may be added, and a `tokenizer.json` written anew.
     """
@@ -62,12 +67,16 @@ def _refuse_other_tokenizer(pretrained: Path, store: TokenStore) -> None:
     meant = _tokens(theirs)
     for number, token in _tokens(ours).items():
         if meant.get(number, token) != token:
-            raise ConfigError(
+            problem = ConfigError(
                 f"the data were prepared with another tokenizer than the checkpoint's: id {number:,} is"
                 f" {meant[number]!r} in the checkpoint, {token!r} in the store",
                 where=f"{theirs}, {ours}",
                 fix=f"data.tokenizer.path: {theirs}, then headway data prepare",
             )
+            if checkpoint_folders(Path(config.run_directory) / "checkpoints"):
+                warning(problem.what)
+                return
+            raise problem
 
 
 def _tokens(file: Path) -> dict[int, str]:

@@ -313,7 +313,7 @@ def _recorders(
                 load_seconds if start is not None else None,
                 attempt.assert_current,
             ),
-            LedgerKeeper(Ledger(run.ledger_path), attempt.number, start, attempt.assert_current),
+            LedgerKeeper(Ledger(run.ledger_path), attempt.number, run.checkpoints, attempt.assert_current),
         ]
     if config.health.watch_seconds and world.local_rank == 0:
         recorders.insert(0, ConditionWatch(conditions(run.checkpoints), config.health.watch_seconds))

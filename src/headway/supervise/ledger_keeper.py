@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.fence import OwnerUnknown
@@ -23,7 +24,7 @@ class LedgerKeeper(Callback):
     """Writes to the ledger which rows the steps up to each checkpoint have consumed.
 
     Args:
-        start: The checkpoint that the attempt starts from.
+        checkpoints: The run's folder of them.
         may_write: Called before each line; raises when another attempt has the run by now.
     """
 
@@ -31,10 +32,11 @@ class LedgerKeeper(Callback):
         self,
         ledger: Ledger,
         attempt: int,
-        start: CheckpointInfo | None,
+        checkpoints: Path,
         may_write: Callable[[], None] = lambda: None,
     ) -> None:
-        self._ledger, self._attempt, self._start, self._may_write = ledger, attempt, start, may_write
+        self._ledger, self._attempt, self._may_write = ledger, attempt, may_write
+        self._store = CheckpointStore(checkpoints)
 
     def on_start(self, job: Job) -> None:
         """Bring the ledger to the step that the attempt starts from."""
@@ -43,12 +45,7 @@ class LedgerKeeper(Callback):
         self._decide_as_before(job, step)
         if self._ledger.committed_step > step:
             self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
-        if self._ledger.committed_step < step and self._start is not None:
-            # The attempt before was killed after its checkpoints became visible, and before it told the ledger of them;
-            # or the commit that was taken back began before this step; or all of that was on another disk.
-            for info in CheckpointStore(self._start.path.parent).list():
-                if self._ledger.committed_step < info.step <= step:
-                    self._take_over(job, info)
+        self._catch_up(job, step)
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """The steps up to a checkpoint are safe now. A later line makes up for one that cannot be written."""
@@ -74,6 +71,7 @@ class LedgerKeeper(Callback):
             warning(f"{error.what}; training goes on, and the ledger lacks that step {decision.step} had no update")
         if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
             self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
+            self._catch_up(job, decision.to_step)
 
     def _decide_as_before(self, job: Job, step: int) -> None:
         """What only the checkpoint says to be left out was decided where this ledger is not."""
@@ -83,6 +81,18 @@ class LedgerKeeper(Callback):
                 self._ledger.decide(
                     self._attempt, first, last, "rollback", f"decided elsewhere, as checkpoint step-{step:08d} says"
                 )
+
+    def _catch_up(self, job: Job, step: int) -> None:
+        """Commit what checkpoints hold up to a step of one.
+
+        The attempt before may have been killed after they became visible, and before it told the ledger of them; or the
+        commit that was taken back began before this step; or all of that was on another disk.
+        """
+        if self._ledger.committed_step >= step:
+            return
+        for info in self._store.list():
+            if self._ledger.committed_step < info.step <= step:
+                self._take_over(job, info)
 
     def _take_over(self, job: Job, info: CheckpointInfo) -> None:
         attempt, first = int(info.context.get("attempt", self._attempt)), self._ledger.committed_step

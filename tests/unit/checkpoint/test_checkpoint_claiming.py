@@ -138,6 +138,33 @@ def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
     after_save.close(30)
 
 
+def test_what_was_on_its_way_when_the_run_went_back_pushes_out_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for one, the state that is left out would take the place of the one to go on from, and then go."""
+    config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, keep=1)
+    publish, begun, going_on = RemoteTier.publish, threading.Event(), threading.Event()
+
+    def slowly(tier: RemoteTier, folder: Path, *arguments: Any) -> bool:
+        if folder.name == "step-00000008":
+            begun.set()
+            assert going_on.wait(30)
+        return publish(tier, folder, *arguments)
+
+    monkeypatch.setattr(RemoteTier, "publish", slowly)
+    after_save = AfterSave(AfterSave.settings(config, 1))
+    save(config, 4, after_save)
+    assert after_save.wait(30)
+    save(config, 8, after_save)
+    assert begun.wait(30)
+    after_save.went_back(4, [[5, 7]])
+    going_on.set()
+    assert after_save.wait(30)
+    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(config.run_directory))
+    assert [manifest.step for manifest in tier.manifests()] == [4]
+    after_save.close(30)
+
+
 def test_what_goes_wrong_after_an_upload_does_not_make_it_fail(
     mine: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

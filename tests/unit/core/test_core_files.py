@@ -42,6 +42,18 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert path.is_symlink() and target.read_text() == "new"
 
 
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
+def test_standard_output_is_written_to(tmp_path: Path) -> None:
+    code = (
+        "import pathlib; from headway.core.files import atomic_write\n"
+        "with atomic_write(pathlib.Path('/dev/stdout'), 'w') as file: file.write('x')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"x"
+    with (tmp_path / "out").open("w") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert (tmp_path / "out").read_text() == "x" and Path("/dev/stdout").is_symlink()
+
+
 def test_a_failed_write_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")

@@ -51,7 +51,9 @@ def test_the_checkpoints_own_tokenizer_passes(config: Callable[..., Config], pre
     assert completed(config())[0].model.dim == 32
 
 
-def test_another_tokenizer_than_the_checkpoints_is_refused(config: Callable[..., Config], pretrained: Path) -> None:
+def test_another_tokenizer_than_the_checkpoints_is_refused(
+    config: Callable[..., Config], pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def swap(spec: dict[str, Any]) -> None:
         vocab = spec["model"]["vocab"]
         one, other = (token for token, number in vocab.items() if number in (270, 271))
@@ -61,10 +63,17 @@ def test_another_tokenizer_than_the_checkpoints_is_refused(config: Callable[...,
     with pytest.raises(ConfigError, match=r"id 27[01] is '.+' in the checkpoint, '.+' in the store") as caught:
         completed(config())
     assert f"data.tokenizer.path: {pretrained / 'tokenizer.json'}" in str(caught.value)
+    # A run that has learned them goes on.
+    (Path(config().run_directory) / "checkpoints/step-00000002").mkdir(parents=True)
+    completed(config())
+    assert "id 27" in capsys.readouterr().err
 
 
 def test_rows_longer_than_the_checkpoint_is_meant_for_are_refused(config: Callable[..., Config]) -> None:
     completed(config("train.sequence_length=64"))
-    with pytest.raises(ConfigError, match="is 128, but the checkpoint is meant for 64"):
+    with pytest.raises(ConfigError, match="is 128, but the checkpoint is meant for 64") as caught:
         completed(config("train.sequence_length=128"))
-    completed(config("train.sequence_length=128", "model.max_sequence_length=128"))
+    advice = caught.value.fix.rpartition(" ")[2]
+    assert advice == "model.max_sequence_length=2049", "2048 is what nobody has given"
+    for override in (advice, "model.max_sequence_length=128"):
+        completed(config("train.sequence_length=128", override))

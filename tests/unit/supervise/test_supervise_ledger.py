@@ -77,7 +77,7 @@ def test_what_a_rollback_strikes_too_much_is_committed_again(ledger: Ledger, tmp
         save(store, step)
     state = SimpleNamespace(cursor=SimpleNamespace(step=15), left_out=())
     job: Any = SimpleNamespace(state=state, task=SimpleNamespace(feed=Rows(), fingerprints={}))
-    LedgerKeeper(ledger, 2, store.list()[-1]).on_start(job)
+    LedgerKeeper(ledger, 2, store.directory).on_start(job)
     assert [(c.attempt, c.first_step, c.last_step) for c in ledger.commits()] == [(1, 0, 10), (1, 10, 15)]
 
 
