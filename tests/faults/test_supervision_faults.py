@@ -22,6 +22,7 @@ from headway.models.build import complete
 from headway.supervise.ledger_proof import prove
 from headway.supervise.processes import DEAD, process_state
 from headway.supervise.run_directory import RunDirectory
+from headway.telemetry.metrics import read_metrics
 from support import headway, state_hash
 
 
@@ -45,9 +46,11 @@ def is_in_state(pid: int, wanted: str) -> bool:
 
 
 def test_one_command_goes_on_after_a_kill_a_hang_and_a_crash(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    config = tiny(supervise={"max_failures": 3, "hang_seconds": 2})
+    alert = {"alert": f"cat >> '{tmp_path}/alerts.jsonl'"}
+    config = tiny(supervise={"max_failures": 3, "hang_seconds": 2}, telemetry=alert)
     assert headway("train", config, "name=whole").returncode == 0
-    faults = "kill@step=3,hang@step=5#2,crash@step=7#3"
+    assert not (tmp_path / "alerts.jsonl").exists(), "all was well"
+    faults = "kill@step=3,hang@step=5#2,crash@step=7#3,slow@step=8#4"
     result = headway("train", config, "name=hurt", faults=faults)
     assert result.returncode == 0, result.stderr
     run = tmp_path / "runs" / "hurt"
@@ -60,6 +63,8 @@ def test_one_command_goes_on_after_a_kill_a_hang_and_a_crash(tiny: Callable[...,
         (4, "finished", None, None, None),
     ]
     assert all(f"attempt {number} ended: worker 0" in result.stderr for number in (1, 2, 3))
+    alerts = [json.loads(line)["what"] for line in (tmp_path / "alerts.jsonl").read_text().splitlines()]
+    assert [f"attempt {number} ended: worker 0" in text for number, text in enumerate(alerts, 1)] == [True] * 3
     assert "failure 3 of 3" in records[2]["decision"] and records[3]["restarts"] == 3
     # A hang that holds the interpreter's lock is seen from outside, with the line that it is in.
     assert "in fault_point" in (run / "attempts/002/stack-0.txt").read_text()
@@ -67,6 +72,11 @@ def test_one_command_goes_on_after_a_kill_a_hang_and_a_crash(tiny: Callable[...,
     assert "ordered by HEADWAY_FAULTS" in (run / "attempts/003/traceback.txt").read_text()
     assert state_hash(run) == state_hash(tmp_path / "runs" / "whole")
     assert prove(run).problems == []
+    # The last attempt tells what has become of the time before it, as far as step 6, with which it begins.
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    (past,) = [line for line in lines if line["kind"] == "goodput" and line["attempt"] == 4]
+    assert past["lost_steps"] == {"1": 1, "2": 1, "3": 1} and past["lost_seconds"]["until a hang was noticed"] >= 2
+    assert read_metrics(run).series("goodput/lost_steps")[1][-1] == 3
     shown = json.loads(headway("runs", "show", run, "--json").stdout)
     assert shown["goodput"]["lost_steps"] == {"1": 1, "2": 1, "3": 1} and "goodput" in result.stderr
 

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,6 @@ PLOTS = "plots"
 #: Characters of a reason in the table; the findings have all of it.
 _SHORT = 80
 _NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)(.*)$")
-_HEADERS = [
-    "Cell", "Result", "Tokens/s", "Per worker", "Step p50", "Step p95", "Peak memory", "Resident", "Of ideal",
-    "Communication", "Exposed", "Loss", "MFU", "HFU", "Energy", "Repeats",
-]  # fmt: skip
-
 NOTES = (
     "±: half of the 95 % confidence interval over repeats (Student's t); differences are told where Welch's test at"
     " 95 % can, one comparison at a time.",
@@ -82,9 +78,28 @@ class Report:
         return f"{told[:1].upper()}{told[1:]}{end} {cells}" if told else cells
 
     @property
-    def rows(self) -> list[list[str]]:
-        """The table, a line per cell."""
-        return [_row(result, self.results) for result in self.results]
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headers, and a line per cell, but for columns of which no cell knows anything."""
+        known = [name for name, _ in _FIGURES if name not in self.unknown]
+        return ["Cell", "Result", *known, "Repeats"], self.rows(known)
+
+    def rows(self, figures: Sequence[str]) -> list[list[str]]:
+        """A line per cell: its name, how it came out, these figures, its repeats."""
+        texts = dict(_FIGURES)
+        return [_row(result, self.results, [texts[name] for name in figures]) for result in self.results]
+
+    @cached_property
+    def unknown(self) -> list[str]:
+        """Headers of the columns that are left out."""
+        came_out = [result for result in self.results if result.status == "ok"]
+        return [name for name, text in _FIGURES if all(text(r, self.results) == UNKNOWN for r in came_out)]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the table."""
+        return (
+            [*NOTES, f"Not known of any cell, and left out: {', '.join(self.unknown)}."] if self.unknown else [*NOTES]
+        )
 
     @property
     def models(self) -> list[list[str]]:
@@ -174,28 +189,15 @@ def _charts(report: Report) -> list[Named]:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-def _row(result: CellResult, results: Sequence[CellResult]) -> list[str]:
+def _row(result: CellResult, results: Sequence[CellResult], figures: Sequence[_Figure]) -> list[str]:
     name = label(result, results)
     if result.status != "ok":
-        return [name, failure_in_words(result, _SHORT), *[UNKNOWN] * (len(_HEADERS) - 3), _repeats(result)]
-    return [
-        name,
-        _came_out(result),
-        _mean(result, SPEED, format_count),
-        _mean(result, METRICS[1], format_count),
-        _mean(result, METRICS[3], _milliseconds),
-        _mean(result, METRICS[4], _milliseconds),
-        _mean(result, MEMORY, format_bytes),
-        _mean(result, RESIDENT, format_bytes),
-        "base" if base_of(result, results) is result else _share(efficiency(result, results)),
-        _mean_share(result, COMMUNICATION[0]),
-        _mean_share(result, COMMUNICATION[1]),
-        _named(result, "mean_loss", "{:.4f}"),
-        _named(result, "mfu", "{:.1%}"),
-        _named(result, "hfu", "{:.1%}"),
-        _named(result, "energy_joules_per_token", "{:.3g} J/token"),
-        _repeats(result),
-    ]
+        return [name, failure_in_words(result, _SHORT), *[UNKNOWN] * len(figures), _repeats(result)]
+    return [name, _came_out(result), *(text(result, results) for text in figures), _repeats(result)]
+
+
+def _of_ideal(result: CellResult, results: Sequence[CellResult]) -> str:
+    return "base" if base_of(result, results) is result else _share(efficiency(result, results))
 
 
 def _came_out(result: CellResult) -> str:
@@ -237,6 +239,27 @@ def _mean_share(result: CellResult, metric: Metric) -> str:
     return UNKNOWN if found is None else _share(found.value)
 
 
+#: Columns of the table: what one cell says, which may depend on the others.
+_Figure = Callable[[CellResult, Sequence[CellResult]], str]
+_FIGURES: tuple[tuple[str, _Figure], ...] = (
+    ("Tokens/s", lambda result, _: _mean(result, SPEED, format_count)),
+    ("Per worker", lambda result, _: _mean(result, METRICS[1], format_count)),
+    ("Step mean", lambda result, _: _mean(result, METRICS[2], _milliseconds)),
+    ("Step p50", lambda result, _: _mean(result, METRICS[3], _milliseconds)),
+    ("Step p95", lambda result, _: _mean(result, METRICS[4], _milliseconds)),
+    ("Peak memory", lambda result, _: _mean(result, MEMORY, format_bytes)),
+    ("Resident", lambda result, _: _mean(result, RESIDENT, format_bytes)),
+    ("Of ideal", _of_ideal),
+    ("Communication", lambda result, _: _mean_share(result, COMMUNICATION[0])),
+    ("Exposed", lambda result, _: _mean_share(result, COMMUNICATION[1])),
+    ("Host to device", lambda result, _: _named(result, "host_to_device_gb_per_second", "{:.1f} GB/s")),
+    ("Loss", lambda result, _: _named(result, "mean_loss", "{:.4f}")),
+    ("MFU", lambda result, _: _named(result, "mfu", "{:.1%}")),
+    ("HFU", lambda result, _: _named(result, "hfu", "{:.1%}")),
+    ("Energy", lambda result, _: _named(result, "energy_joules_per_token", "{:.3g} J/token")),
+)
+
+
 def _share(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.0%}"
 
@@ -253,8 +276,8 @@ def render_markdown(report: Report, charts: Sequence[Named]) -> str:
     lines = [f"# Benchmark {in_markdown(report.title)}", "", in_markdown(report.remark)]
     lines += ["", "## Findings", "", *_markdown_findings(report.findings)] if report.findings else []
     lines += ["", "## How large a model fits", "", *_markdown_table(_MODELS, report.models)] if report.models else []
-    lines += ["", "## Cells", "", *_markdown_table(_HEADERS, report.rows), ""]
-    lines += [f"- {note}" for note in NOTES]
+    lines += ["", "## Cells", "", *_markdown_table(*report.table), ""]
+    lines += [f"- {note}" for note in report.notes]
     lines += _markdown_comparison(report)
     lines += ["", "## Plots", ""] if charts else [""]
     for named in charts:
@@ -287,6 +310,7 @@ def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 def render_html(report: Report, charts: Sequence[Named]) -> str:
     """One page with everything in it."""
     failed = [r for r in report.results if r.last_failure is not None and r.last_failure.log_tail]
+    cells = report.table
     return html.page(
         f"Benchmark {report.title}",
         [
@@ -302,7 +326,7 @@ def render_html(report: Report, charts: Sequence[Named]) -> str:
             if report.before is not None
             else "",
             "\n".join(html.section(named.title, html.figure(_untitled(named))) for named in charts),
-            html.section("Cells", html.table(_HEADERS, report.rows, range(2, len(_HEADERS))), html.paragraphs(NOTES)),
+            html.section("Cells", html.table(*cells, range(2, len(cells[0]))), html.paragraphs(report.notes)),
             html.section("Last lines of what did not come out", *(_log(result) for result in failed)),
             html.section("Measured on", html.facts(_environment(report.results))),
         ],

@@ -9,7 +9,7 @@ With a remote tier uploads are killed too, and before some legs the checkpoints 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +17,8 @@ from random import Random
 STEP_PHASES = ("data", "compute", "backward", "reduce", "update", "record")
 #: Phases that only some steps have.
 EVALUATION, STAGE = "evaluation", "checkpoint"
+#: Right after a worker has copied its state for the process that writes it, which nobody has told of it yet.
+STAGED = "checkpoint.stage"
 #: Moments of a save, in the process that writes.
 SAVE_POINTS = ("shard", "manifest", "rename", "prune", "discard")
 #: Moments of an upload, in the same process, and of a download, in the first worker before its first step.
@@ -66,8 +68,8 @@ class Shape:
     steps: int
     save_every: int
     evaluate_every: int
-    micro_batches: int
-    """Of one worker in one step, at least."""
+    micro_batches: Mapping[int, int]
+    """Of one worker in one step, of all its lanes together, by the number of workers."""
     worker_counts: Sequence[int]
     remote: bool = False
     """There is a remote tier."""
@@ -107,14 +109,18 @@ def _order(step: int, start: int, workers: int, shape: Shape, random: Random) ->
     """One kill of a worker, at or a little after a number of finished steps."""
     uploads = [f"upload.{point}" for point in UPLOAD_POINTS] if shape.remote else []
     saves = [f"checkpoint.{point}" for point in SAVE_POINTS]
-    phase = random.choice((*STEP_PHASES, EVALUATION, STAGE, *saves, *uploads))
+    phase = random.choice((*STEP_PHASES, EVALUATION, STAGE, STAGED, *saves, *uploads))
     rank = random.randrange(workers)
     if phase in (EVALUATION, STAGE):
         every = shape.evaluate_every if phase == EVALUATION else shape.save_every
         step = min(-(-max(step, 1) // every) * every, (shape.steps - 1) // every * every)
         return f"kill@{phase}={step}#{start}%{rank}"
+    if phase == STAGED:
+        return f"kill@{phase}:1#{start}%{rank}"
     if phase.startswith(("checkpoint.", "upload.")):
         # The first worker's process publishes and prunes; it takes its worker along.
         return f"kill-group@{phase}:1#{start}%{rank if phase.endswith('shard') else 0}"
-    count = random.randint(1, shape.micro_batches) if phase in ("compute", "backward") else 1
+    count = 1
+    if phase in ("compute", "backward"):  # with any of its micro-batches, or before the first
+        count = random.randint(1, shape.micro_batches[workers] + (phase == "compute"))
     return f"kill@{phase}={step}:{count}#{start}%{rank}"

@@ -112,7 +112,7 @@ def run_campaign(
         HeadwayError: the run without kills does not work; it has that run's exit code.
     """
     refuse_as_worker("chaos")
-    config = override(config, ["checkpoint.remote=null"])
+    config = override(config, ["checkpoint.remote=null", "telemetry.alert=null"])
     assert config.train.steps is not None
     if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):
         raise ConfigError(
@@ -144,7 +144,8 @@ def run_campaign(
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1", "parallel.min_workers=null"),
     ]
     place = _place_in(config, remote) if remote else None
-    shape = Shape(steps, every, every + 1, _micro_batches(config, max(worker_counts)), worker_counts, place is not None)
+    micro_batches = {workers: _micro_batches(config, workers) for workers in worker_counts}
+    shape = Shape(steps, every, every + 1, micro_batches, worker_counts, place is not None)
     runs, start = Runs(file, overrides, folder, steps, place), time.monotonic()
     notice(f"training {steps} steps without a disturbance")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))

@@ -232,8 +232,9 @@ def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
             }
         )
     else:
-        print_table(["CELL", "RESULT", "TOKENS/S", "STEP P50", "PEAK MEMORY", "OF IDEAL", "COMMUNICATION"],
-                    [[row[i] for i in (0, 1, 2, 4, 6, 8, 9)] for row in found.rows], numeric=range(2, 7))  # fmt: skip
+        figures = ("Tokens/s", "Step p50", "Peak memory", "Of ideal", "Communication")
+        rows = [row[:-1] for row in found.rows(figures)]
+        print_table(["CELL", "RESULT", *(name.upper() for name in figures)], rows, numeric=range(2, 7))
         if found.changes:
             print()
             print(found.summary)

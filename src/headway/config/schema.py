@@ -279,6 +279,9 @@ class TelemetryConfig(Section):
     """Leave `report.html` in the run directory when training has finished."""
     usd_per_hour: Annotated[float, Field(ge=0.0)] | None = None
     """Price of all machines together; cost is shown only when this is known."""
+    alert: Annotated[str, Field(min_length=1)] | None = None
+    """Command for the shell that is told of every warning while a run trains, and of attempts that end in trouble: a
+    line of JSON on its standard input (`run`, `what`, `host`, `time`), say for `curl -s -d @- https://...`."""
 
 
 class Config(Section):

@@ -20,9 +20,11 @@ from typing import IO
 from headway.core.format import format_bytes, format_count, format_seconds
 
 _CLEAR = "\r\x1b[2K"
+_WARNING = "warning: "
 
 _log: IO[bytes] | None = None
 _receiver: Callable[[str, bool], None] | None = None
+_alert: Callable[[str], None] | None = None
 _live = ""
 
 
@@ -50,6 +52,23 @@ def hand_over(receiver: Callable[[str, bool], None]) -> None:
     _receiver = receiver
 
 
+@contextmanager
+def alert_with(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell warnings to somebody who does not look at the screen too, for the length of a block (`core.alerts`)."""
+    global _alert
+    before, _alert = _alert, tell
+    try:
+        yield
+    finally:
+        _alert = before
+
+
+def alert(text: str) -> None:
+    """Tell what nobody should learn by chance, besides where it is said."""
+    if _alert is not None:
+        _alert(text)
+
+
 def is_first_worker() -> bool:
     """Whether this process speaks for the run (rank 0, or no distributed run at all: a rank is one among several)."""
     return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
@@ -63,7 +82,7 @@ def notice(text: str) -> None:
 
 def warning(text: str) -> None:
     """One line that a person should act on sooner or later; every worker may say it."""
-    say(f"warning: {text}")
+    say(f"{_WARNING}{text}")
 
 
 def write_log(text: str) -> None:
@@ -166,6 +185,8 @@ def say(text: str) -> None:
     # One write, so that a notice from another thread does not end up inside the live line.
     _write(f"{_CLEAR}{text}\n{_fitted(_live)}" if _live else f"{text}\n")
     write_log(text)
+    if text.startswith(_WARNING):
+        alert(text.removeprefix(_WARNING))
 
 
 def _write(text: str) -> None:

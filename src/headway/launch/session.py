@@ -31,6 +31,7 @@ from headway.config import (
     resolve_lanes,
     resolve_mesh,
 )
+from headway.core.alerts import alerting
 from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
@@ -54,6 +55,7 @@ from headway.launch.grid import common_threads, settle_micro_batch
 from headway.launch.join import join_workers
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+from headway.supervise.goodput_keeper import GoodputKeeper
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from headway.supervise.notices import watching_for
@@ -93,7 +95,11 @@ def run_in_this_process(
         refuse_uncut_models(task, world)
         if _is_finished(config, task, world, wishes):
             return
-        with _joined_attempt(config, task, world, wishes, own) as attempt, _log(attempt, world):
+        with (
+            _joined_attempt(config, task, world, wishes, own) as attempt,
+            _log(attempt, world),
+            alerting(config.telemetry.alert, config.name),
+        ):
             _train(config, task, world, grid, attempt, callbacks)
 
 
@@ -304,8 +310,10 @@ def _recorders(
     load_seconds: float,
 ) -> list[Callback]:
     recorders: list[Callback] = []
+    ledger = Ledger(run.ledger_path)
     if world.is_first:
         recorders += [
+            GoodputKeeper(run.path, ledger, attempt.number, attempt.assert_current),
             Recorder(
                 run.metrics_path,
                 attempt.number,
@@ -313,7 +321,7 @@ def _recorders(
                 load_seconds if start is not None else None,
                 attempt.assert_current,
             ),
-            LedgerKeeper(Ledger(run.ledger_path), attempt.number, run.checkpoints, attempt.assert_current),
+            LedgerKeeper(ledger, attempt.number, run.checkpoints, attempt.assert_current),
         ]
     if config.health.watch_seconds and world.local_rank == 0:
         recorders.insert(0, ConditionWatch(conditions(run.checkpoints), config.health.watch_seconds))

@@ -12,6 +12,7 @@ import signal
 from types import FrameType
 
 from headway.config import Config
+from headway.core.alerts import alerting
 from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.signals import STOPPING, handled
 from headway.core.waiting import wait_until
@@ -51,7 +52,7 @@ class _Supervisor:
         if self._own_process:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child's end can be known
             adopt_orphans()
-        with handled(STOPPING, self._note):
+        with handled(STOPPING, self._note), alerting(self._config.telemetry.alert, self._config.name):
             wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
             try:
                 while (decision := self._next()).goes_on:

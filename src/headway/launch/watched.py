@@ -16,7 +16,7 @@ from typing import Any
 
 from headway.checkpoint.writers import wait_for_writers
 from headway.config import Config
-from headway.core.console import clear_line, log_to, notice, warning
+from headway.core.console import alert, clear_line, log_to, notice, warning
 from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.heartbeat import Reading, read_heartbeat
@@ -68,7 +68,7 @@ class WatchedAttempt:
         self._done = False
         self._workers = _Workers()
         self._facts: dict[str, Any] = {}
-        self._told_to_wait = False
+        self._told_to_wait, self._gone = False, "workers are gone"
 
     def begin(self, lock: OwnerLock | None, started: float | None = None, restarts: int = 0) -> Attempt:
         """Take the run directory: from here on, what is left of earlier attempts cannot publish anything."""
@@ -103,7 +103,9 @@ class WatchedAttempt:
             environment["CUDA_VISIBLE_DEVICES"] = self._crew.devices
         leader = Leader(self.config, self._wishes, environment, self._own_process, number)
         try:
-            return self._watch(leader, lock)
+            ending = self._watch(leader, lock)
+            self._gone = ending.what
+            return ending
         finally:
             self._look()
             leaders = {leader.pid, *(reading.pid for reading in self._workers.readings.values())}
@@ -120,7 +122,7 @@ class WatchedAttempt:
             return False
         if not self._told_to_wait:
             self._told_to_wait = True
-            self._say("workers are gone; waiting for the checkpoint that is still being written")
+            self._say(f"{self._gone}; waiting for the checkpoint that is still being written")
         return True
 
     def conclude(self, ending: Ending, decision: Decision) -> None:
@@ -137,6 +139,8 @@ class WatchedAttempt:
                 f"attempt {self.record.number} ended: {ending.what} ({decision.why});"
                 f" the next one begins{after}, from the newest checkpoint"
             )
+        if ending.kind not in ("finished", "preempted"):
+            alert(f"attempt {self.record.number} ended: {ending.what} ({decision.why})")
         for path in self.record.directory.glob("stack-*.txt"):
             if not path.stat().st_size:
                 path.unlink()

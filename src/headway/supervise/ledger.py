@@ -90,6 +90,8 @@ class Ledger:
                 if record["kind"] == "decision":
                     _decision_of(record)
                     continue
+                if record["kind"] == "goodput":
+                    continue
                 if record["kind"] == "rollback":
                     struck = tuple(commit for commit in commits if commit.last_step > record["to_step"])
                     rollbacks.append(Rollback(record["to_step"], str(record["reason"]), struck))
@@ -169,6 +171,24 @@ class Ledger:
             UnwritableLedger: the line cannot be written.
         """
         self._append({"kind": "rollback", "to_step": to_step, "reason": reason})
+
+    def note_goodput(
+        self, attempt: int, ratio: float, lost_seconds: Mapping[str, float], lost_steps: Mapping[int, int]
+    ) -> None:
+        """Record what has become of the time until an attempt began (`telemetry.goodput`).
+
+        Args:
+            attempt: That began.
+            ratio: Of all time, what counts, 0 to 1.
+            lost_seconds: By cause.
+            lost_steps: Steps that count for nothing, by the attempt that did them.
+
+        Raises:
+            UnwritableLedger: the line cannot be written.
+        """
+        seconds = {cause: round(lost, 3) for cause, lost in lost_seconds.items() if lost >= 0.0005}
+        lost = {"lost_seconds": seconds, "lost_steps": {str(by): steps for by, steps in lost_steps.items()}}
+        self._append({"kind": "goodput", "attempt": attempt, "ratio": round(ratio, 4), **lost})
 
     def _append(self, record: dict[str, Any]) -> None:
         try:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.config.supervise import SuperviseConfig
+from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase, Reading
 from headway.supervise.processes import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, ProcessState
 
@@ -24,6 +25,8 @@ _STOPPED_SECONDS = 5.0
 #: Own times are compared over so long, and so many steps, at least; and so often in a row before anyone is named.
 _WINDOW_SECONDS, _WINDOW_STEPS, _WINDOWS = 8.0, 3, 2
 _MEDIAN_OF = 21
+#: Before its first step a worker loads and compiles, and says little.
+_START_SECONDS = 55.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Finding:
     """What is wrong with a worker."""
 
     kind: Literal["died", "hung", "slow", "waits"]
-    """`waits`: for data, longer than is usual, which is only said."""
+    """`waits`: longer than a step may take, where that is allowed (for data, a disk, a compiler); it is only said."""
     rank: int
     what: str
     """In words, without the worker's name."""
@@ -66,7 +69,7 @@ class Watchdog:
     _window: _Window | None = None
     _slow: dict[int, int] = field(default_factory=dict)
     _named: set[int] = field(default_factory=set)
-    _waited: set[tuple[int, int]] = field(default_factory=set)
+    _waited: set[tuple[int, int, Phase]] = field(default_factory=set)
     _looked: float | None = None
     _forgiven: float = 0.0
 
@@ -163,12 +166,19 @@ class Watchdog:
         return Finding("hung", rank, what, silent, suspects=tuple(behind))
 
     def _waits(self, rank: int, reading: Reading, silent: float) -> Finding | None:
-        """Said once for every time that data do not come."""
-        key = (rank, reading.step)
-        if reading.phase != Phase.DATA or silent < self._limit_of_a_step or key in self._waited:
+        """Said once for every time that a worker takes longer than a step may, where it is allowed to."""
+        key = (rank, reading.step, reading.phase)
+        patience = self._limit_of_a_step
+        if not _has_finished_a_step(reading):
+            patience = max(patience, _START_SECONDS)
+        if silent < patience or key in self._waited:
             return None
         self._waited.add(key)
-        return Finding("waits", rank, f"has waited {silent:.0f} s for data of step {reading.step + 1}", silent)
+        what = f"has waited {silent:.0f} s for data of step {reading.step + 1}"
+        if reading.phase != Phase.DATA:
+            limit = format_seconds(self.limit_seconds(reading))
+            what = f"gave no sign of life for {silent:.0f} s, in phase '{reading.phase}', which may take {limit}"
+        return Finding("waits", rank, what, silent)
 
     def _slow_one(self, now: float, readings: Mapping[int, Reading]) -> Finding | None:
         if len(readings) < 2 or not all(_has_finished_a_step(reading) for reading in readings.values()):

@@ -8,6 +8,7 @@ not at all.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,15 @@ class Goodput:
         """ETTR, 0 to 1."""
         return self.effective_seconds / self.wall_seconds if self.wall_seconds > 0 else 0.0
 
+    def metrics(self) -> dict[str, float]:
+        """For a step's record: `goodput/ratio`, seconds in all and by cause, and steps that counted for nothing."""
+        return {
+            "goodput/ratio": self.ratio,
+            "goodput/wall_seconds": self.wall_seconds,
+            **{f"goodput/lost_seconds/{cause.replace(' ', '_')}": lost for cause, lost in self.lost_seconds.items()},
+            "goodput/lost_steps": float(sum(self.lost_steps.values())),
+        }
+
     def __str__(self) -> str:
         causes = sorted(self.lost_seconds.items(), key=lambda item: -item[1])
         lost = " · ".join(f"{cause} {format_seconds(seconds)}" for cause, seconds in causes if seconds >= 0.05)
@@ -76,7 +86,10 @@ class _Done:
 
 
 def goodput(
-    attempts: Iterable[Attempt], endings: Mapping[int, Mapping[str, Any]], records: Iterable[Mapping[str, Any]]
+    attempts: Iterable[Attempt],
+    endings: Mapping[int, Mapping[str, Any]],
+    records: Iterable[Mapping[str, Any]],
+    counts_to: float = math.inf,
 ) -> Goodput | None:
     """Split the time of a run; None when it has no attempt whose beginning and end are known.
 
@@ -84,6 +97,7 @@ def goodput(
         attempts: In their order.
         endings: `attempt.json` by attempt, for what it says of a hang and of who stopped the run.
         records: Of `metrics.jsonl`, as they were written, superseded ones included.
+        counts_to: The last step that led to where the run is.
     """
     known = [attempt for attempt in attempts if attempt.started is not None and attempt.ended is not None]
     if not known:
@@ -92,7 +106,7 @@ def goodput(
     lost = dict.fromkeys((START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER), 0.0)
     wall = effective = 0.0
     lost_steps: dict[int, int] = {}
-    counts_below: float = float("inf")  # a step counts when no later attempt has computed it
+    counts_below = counts_to + 1  # a step counts when no later attempt has computed it
     for index in range(len(known) - 1, -1, -1):
         attempt, work = known[index], done.get(known[index].number, _Done())
         assert attempt.started is not None and attempt.ended is not None, "known"
@@ -126,6 +140,13 @@ def goodput(
 def goodput_of(run: Run) -> Goodput | None:
     """The same from a run directory."""
     return goodput(run.attempts, run.attempt_records, read_records(run.path))
+
+
+def goodput_before(run: Run, attempt: int, step: int) -> Goodput | None:
+    """The same of the attempts before one, which has begun with the state after a step."""
+    attempts = [one for one in run.attempts if one.number < attempt]
+    records = (record for record in read_records(run.path) if (as_int(record.get("attempt")) or 0) < attempt)
+    return goodput(attempts, run.attempt_records, records, step)
 
 
 def _left(attempt: Attempt, ending: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.charts import loss_chart, metric_chart
-from headway.telemetry.goodput import goodput_of
+from headway.telemetry.goodput import Goodput, goodput_of
 from headway.telemetry.record import DIED, NOT_ENDED, NOT_STARTED, RUNNING, Run, as_int, as_text, dig, open_run
 from headway.telemetry.summary import (
     Summary,
@@ -53,7 +53,7 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
 
 def render_report(run: Run) -> str:
     """The page as text."""
-    summary = summarize(run)
+    summary, found = summarize(run), goodput_of(run)
     return html.page(
         f"{run.name} · Headway run",
         [
@@ -63,7 +63,7 @@ def render_report(run: Run) -> str:
             html.section("Sample text", _samples(run)),
             html.section("Data", _data(run)),
             html.section("Model", html.facts(_model(run))),
-            html.section("Attempts", _goodput(run) + _attempts(run)),
+            html.section("Attempts", _spent(found), _attempts(run, found)),
             html.section("Checkpoints", _checkpoints(run)),
             html.section("Environment", html.facts(_environment(run)), _changes(run)),
             html.section("Config", _config(run)),
@@ -228,9 +228,8 @@ def _plain(value: Any) -> str:
     return as_text(value) or str(value)
 
 
-def _goodput(run: Run) -> str:
+def _spent(found: Goodput | None) -> str:
     """Where the time went."""
-    found = goodput_of(run)
     if found is None:
         return ""
     spent = [("training that counts", found.effective_seconds), *found.lost_seconds.items()]
@@ -240,12 +239,14 @@ def _goodput(run: Run) -> str:
     return html.table(["Spent on", "Time", "Share"], rows, numeric=(1, 2)) if found.wall_seconds else ""
 
 
-def _attempts(run: Run) -> str:
-    headers = ["Attempt", "Steps", "Started", "Went for", "Why it ended", "Exit code", "Host", "Command"]
+def _attempts(run: Run, found: Goodput | None) -> str:
+    lost = {} if found is None else found.lost_steps
+    headers = ["Attempt", "Steps", "Lost steps", "Started", "Went for", "Why it ended", "Exit code", "Host", "Command"]
     rows = [
         [
             str(attempt.number),
             f"{_count(attempt.first_step)} to {_count(attempt.last_step)}",
+            UNKNOWN if found is None else _count(lost.get(attempt.number, 0)),
             time_text(attempt.started),
             format_seconds(attempt.seconds),
             attempt.outcome,
@@ -255,7 +256,7 @@ def _attempts(run: Run) -> str:
         ]
         for attempt in run.attempts
     ]
-    return html.table(headers, rows, numeric=(1, 3, 5))
+    return html.table(headers, rows, numeric=(1, 2, 4, 6))
 
 
 def _checkpoints(run: Run) -> str:

@@ -166,7 +166,12 @@ class _Trainings:
         command = train_command(
             self._file,
             *place(name, self._folder),
-            *("telemetry.state_hash_every=1", "telemetry.report=false", "evaluation.every=null"),
+            *(
+                "telemetry.state_hash_every=1",
+                "telemetry.report=false",
+                "telemetry.alert=null",
+                "evaluation.every=null",
+            ),
             f"checkpoint.every={max(1, self._steps // 4)} steps",
             # No trace elsewhere, and nothing that goes with how often the config itself evaluates and saves.
             *("checkpoint.remote=null", "checkpoint.keep_best=0", "checkpoint.failures_per_day=null"),

@@ -284,7 +284,7 @@ def test_cells_that_do_not_train_are_compared_with_nothing(tmp_path: Path, more:
     assert efficiency(bad, [one, bad]) is None
     assert changes([DDP, one], [bad.model_copy(update={"cell": DDP.cell})])[0][-1] == f"not compared: {said}"
     write_result(tmp_path, bad)
-    assert load_report(tmp_path).rows[0][1] == f"ok; {said}"
+    assert load_report(tmp_path).table[1][0][1] == f"ok; {said}"
 
 
 def test_results_whose_config_has_empty_sections_and_unknown_strategies_are_reported(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_processes_that_ended_badly_after_they_had_measured_are_named(tmp_path: 
     cell = _ended_oddly(DDP)
     assert findings([cell])[0] == ("Warning: ddp-w2-1m-fp32-b1-t64 was measured, and then ended with exit code 1.")
     write_result(tmp_path, cell)
-    assert load_report(tmp_path).rows[0][1] == "ok; measured, and then ended with exit code 1"
+    assert load_report(tmp_path).table[1][0][1] == "ok; measured, and then ended with exit code 1"
 
 
 def test_small_things_read_well(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_small_things_read_well(tmp_path: Path) -> None:
     write_result(tmp_path, cell)
     found = load_report(tmp_path)
     assert found.remark == "Which one does need least? 1 of 1 cell came out."
-    assert found.rows[0][2] == "1,009 ± 22"
+    assert found.table[1][0][2] == "1,009 ± 22"
     assert "## Findings" not in render_markdown(found, []) and found.findings == []
     pytest.importorskip("matplotlib")
     for workers in (2, 4):

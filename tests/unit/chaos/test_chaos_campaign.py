@@ -20,6 +20,7 @@ from headway.chaos.campaign import (
     FEWEST_STEPS,
     SAVE_POINTS,
     STAGE,
+    STAGED,
     STEP_PHASES,
     UPLOAD_POINTS,
     Shape,
@@ -31,7 +32,7 @@ from headway.chaos.trial import Runs, TrialResult
 from headway.config import load_config
 from headway.core import faults
 
-SHAPE = Shape(steps=40, save_every=5, evaluate_every=6, micro_batches=2, worker_counts=(1, 2, 4))
+SHAPE = Shape(steps=40, save_every=5, evaluate_every=6, micro_batches={1: 4, 2: 2, 4: 1}, worker_counts=(1, 2, 4))
 
 
 def test_a_campaign_follows_from_its_seed() -> None:
@@ -88,7 +89,17 @@ def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
     trials = list(islice(plan_campaign(SHAPE, 1), 170))
     orders = [order for trial in trials for leg in trial.legs for order in leg.orders]
     points = {order.point.split("=")[0] for text in orders for order in faults.parse_orders(text)}
-    assert points == {*STEP_PHASES, EVALUATION, STAGE, *(f"checkpoint.{point}" for point in SAVE_POINTS)}
+    assert points == {*STEP_PHASES, EVALUATION, STAGE, STAGED, *(f"checkpoint.{point}" for point in SAVE_POINTS)}
+    backward = {
+        (leg.workers, order.count)
+        for trial in trials
+        for leg in trial.legs
+        for text in leg.orders
+        for order in faults.parse_orders(text)
+        if order.point.startswith("backward")
+    }
+    micro_batches = {(workers, count) for workers, last in SHAPE.micro_batches.items() for count in range(1, last + 1)}
+    assert backward == micro_batches, "in the middle of an accumulation too"
     for trial in trials:
         workers = [leg.workers for leg in trial.legs]
         assert all(a != b for a, b in pairwise(workers))

@@ -116,6 +116,17 @@ def test_waiting_for_data_is_said_once_before_it_is_a_hang() -> None:
     assert Watchdog(CONFIG, compiles=True).limit_seconds(reading(phase=Phase.EVALUATION)) == 900.0
 
 
+@pytest.mark.parametrize(
+    ("phase", "steps_seconds", "said_at"),
+    [(Phase.CHECKPOINT, 99.0, 32), (Phase.END, 99.0, 32), (Phase.START, 0.0, 56), (Phase.COMPUTE, 0.0, 56)],
+)
+def test_what_may_take_long_is_named_within_a_minute(phase: Phase, steps_seconds: float, said_at: int) -> None:
+    dog, busy = Watchdog(CONFIG), {0: reading(phase=phase, steps_seconds=steps_seconds)}
+    seen = {second: dog.look(100.0 + second, busy, running("S")) for second in range(0, 100, 4)}
+    ((second, found),) = [(second, found) for second, found in seen.items() if found is not None]
+    assert (second, found.kind) == (said_at, "waits") and f"phase '{phase}', which may take 15 m" in found.what
+
+
 def test_long_steps_raise_the_limit() -> None:
     dog = Watchdog(CONFIG)
     for tick in range(12):
@@ -135,7 +146,8 @@ def test_the_worker_that_the_others_wait_for_is_named() -> None:
     assert those_behind({0: reading(waits_for="x"), 1: reading(waits_for="x")}) == [0, 1]
     # While the one behind saves a checkpoint, those who wait for it are not hung.
     saving = reading(phase=Phase.CHECKPOINT)
-    assert Watchdog(CONFIG).look(140.0, {0: saving, 1: waiting}, running("S", "S")) is None
+    found = Watchdog(CONFIG).look(140.0, {0: saving, 1: waiting}, running("S", "S"))
+    assert found is not None and (found.kind, found.rank) == ("waits", 0)
 
 
 def test_a_stopped_worker_is_named_before_it_is_hung_and_a_traced_one_never() -> None:

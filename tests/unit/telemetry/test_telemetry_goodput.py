@@ -118,6 +118,14 @@ def test_losses_and_effective_time_are_all_of_the_time(
     assert total == pytest.approx(found.wall_seconds) and found.lost_seconds[HANGING] == silent
 
 
+def test_what_an_attempt_does_again_is_lost_before_it_has_done_it() -> None:
+    found = goodput([FIRST], {1: {"silent_seconds": 30.0}}, RECORDS[:4], counts_to=2)
+    assert found is not None and found.lost_steps == {1: 2} and found.effective_seconds == pytest.approx(2 * 1.5)
+    metrics = found.metrics()
+    assert metrics["goodput/ratio"] == pytest.approx(3 / 50) and metrics["goodput/lost_steps"] == 2
+    assert metrics["goodput/lost_seconds/until_a_hang_was_noticed"] == 30
+
+
 def test_what_is_unknown_is_not_guessed() -> None:
     assert goodput([Attempt(1, "died")], {}, RECORDS) is None
     assert goodput([], {}, []) is None

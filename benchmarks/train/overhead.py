@@ -1,0 +1,61 @@
+"""What a step of `headway train` takes besides the model and the optimizer: data, metrics, health, signals.
+
+The model is so small that little else is left of a step. It is trained by the whole command, and by `ceiling.py`, a
+loop that does nothing but forward, backward, clipping and update; what ours takes longer is the overhead, in
+milliseconds of every step, whatever the model. Runs alternate; the median of the rounds' differences counts.
+
+    python benchmarks/train/overhead.py
+    python benchmarks/train/overhead.py --rounds 9 --output overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+from pathlib import Path
+
+import speed
+from contender import run
+
+#: Of a step of this length, what the loop may take at most.
+STEP_SECONDS, LIMIT = 0.1, 0.01
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--output", type=Path, default=None, help="JSON with all measurements")
+    options = parser.parse_args()
+    work_options = argparse.Namespace(
+        preset="1m", vocabulary=512, rows=1, sequence_length=32, precision="fp32", steps=options.steps, warmup=50,
+        threads=1, peers=None,
+    )  # fmt: skip
+    found: dict[str, list[float]] = {"headway": [], "ceiling": []}
+    with tempfile.TemporaryDirectory(prefix="headway-overhead-") as folder:
+        work = speed.Workload(work_options, Path(folder))
+        for number in range(options.rounds):
+            for name, seconds in found.items():
+                seconds.append(statistics.median(run(name, False, work).step_seconds))
+                speed.say(f"round {number + 1} of {options.rounds}: {name} {seconds[-1] * 1000:.2f} ms a step")
+    differences = [ours - loop for ours, loop in zip(found["headway"], found["ceiling"], strict=True)]
+    overhead, load = statistics.median(differences), os.getloadavg()[0]
+    for name, seconds in found.items():
+        print(f"{name:8} {statistics.median(seconds) * 1000:6.2f} ms a step")
+    share = overhead / STEP_SECONDS
+    verdict = "met" if share <= LIMIT else "MISSED"
+    spread = f"{min(differences) * 1000:.2f} to {max(differences) * 1000:.2f}"
+    print(f"overhead {overhead * 1000:6.2f} ms a step ({spread} over {options.rounds} rounds; load {load:.1f})")
+    print(f"of a step of {STEP_SECONDS * 1000:.0f} ms: {share:.1%}, {verdict} (at most {LIMIT:.0%})")
+    if options.output:
+        record = {"seconds": found, "overhead_seconds": overhead, "load": load, "python": platform.python_version()}
+        options.output.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
