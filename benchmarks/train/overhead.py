@@ -41,7 +41,7 @@ def main() -> None:
         work = speed.Workload(work_options, Path(folder))
         for number in range(options.rounds):
             for name, seconds in found.items():
-                seconds.append(statistics.median(run(name, False, work).step_seconds))
+                seconds.append(statistics.fmean(run(name, False, work).step_seconds))  # the clock has milliseconds
                 speed.say(f"round {number + 1} of {options.rounds}: {name} {seconds[-1] * 1000:.2f} ms a step")
     differences = [ours - loop for ours, loop in zip(found["headway"], found["ceiling"], strict=True)]
     overhead, load = statistics.median(differences), os.getloadavg()[0]
