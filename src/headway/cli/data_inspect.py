@@ -22,6 +22,9 @@ _DUPLICATES = {
     "PARAGRAPHS REMOVED": "paragraphs_removed",
 }
 
+# Reasons that are printed of a step.
+_REASONS = 3
+
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
 
@@ -53,8 +56,10 @@ def inspect(
         return
     vocabulary = facts["tokenizer"]
     print(f"{facts['store']}: {vocabulary['vocab_size']:,} token ids as {facts['dtype']},", end=" ")
-    print(f"documents end with {vocabulary['end_of_text']}, fingerprint {facts['fingerprint'][:16]}\n")
+    print(f"documents end with {vocabulary['end_of_text']}, encoded by {facts['encoder'] or 'n/a'},", end=" ")
+    print(f"fingerprint {facts['fingerprint'][:16]}\n")
     _print_sources(facts["sources"])
+    _print_removed(facts["sources"], facts["duplicates"])
     for source in facts["sources"]:
         _print_cleaning(source, examples)
     _print_duplicates(facts["duplicates"])
@@ -123,19 +128,38 @@ def _print_sources(sources: list[dict[str, Any]]) -> None:
     print_table(headers, rows, numeric=range(1, len(headers)))
 
 
+def _print_removed(sources: list[dict[str, Any]], found: dict[str, Any] | None) -> None:
+    """What cleaning and the search for duplicates have removed, each as a share of what was read."""
+    from headway.telemetry.data_counts import removed_of
+
+    total = removed_of(sources, found)
+    if total is None or not (total.by_cleaning or total.as_duplicates):
+        return
+    parts = [(source["name"], removed_of([source], found)) for source in sources]
+    rows = []
+    for name, removed in [*parts, *([("all", total)] if len(parts) > 1 else [])]:
+        if removed is not None:
+            shares = zip((removed.by_cleaning, removed.as_duplicates), removed.shares, strict=True)
+            rows.append([name, f"{removed.read:,}", *(_count(count, share) for count, share in shares)])
+    print("\nremoved documents:")
+    print_table(["SOURCE", "READ", "BY CLEANING", "AS DUPLICATES"], rows, numeric=range(1, 4))
+
+
 def _print_cleaning(source: dict[str, Any], examples: int) -> None:
     steps = (source.get("clean") or {}).get("steps", [])
     if not steps:
         return
+    from headway.telemetry.data_counts import reasons_text
+
     print(f"\ncleaning of {source['name']}:")
     headers = ["STEP", "IN", "OUT", "DROPPED", "CHANGED", "BYTES IN", "BYTES OUT", "MOST FREQUENT REASONS"]
     rows = []
     for step in steps:
         dropped = step["documents_in"] - step["documents_out"]
-        counts = [step["documents_in"], step["documents_out"], dropped, step["changed"]]
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in list(step["reasons"].items())[:3])
-        sizes = [step["bytes_in"], step["bytes_out"]]
-        rows.append([step["name"], *(f"{n:,}" for n in (*counts, *sizes)), reasons])
+        share = dropped / step["documents_in"] if step["documents_in"] else None
+        counts = [f"{step['documents_in']:,}", f"{step['documents_out']:,}", _count(dropped, share)]
+        rest = [f"{step[key]:,}" for key in ("changed", "bytes_in", "bytes_out")]
+        rows.append([step["name"], *counts, *rest, reasons_text(step, _REASONS)])
     print_table(headers, rows, numeric=range(1, 7))
     for step in steps:
         for example in step["examples"][:examples]:
@@ -145,10 +169,15 @@ def _print_cleaning(source: dict[str, Any], examples: int) -> None:
 def _print_duplicates(found: dict[str, Any] | None) -> None:
     if not found:
         return
+    from headway.telemetry.data_counts import removed_share
+
     print("\nduplicates:")
     parts = {**found["sources"], **({"all": found["total"]} if len(found["sources"]) > 1 else {})}
     columns = [name for name in _DUPLICATES if "PARAGRAPHS" not in name or found["settings"]["paragraphs"]]
-    rows = [[name, *(_count(counts[_DUPLICATES[column]]) for column in columns)] for name, counts in parts.items()]
+    keys = [_DUPLICATES[column] for column in columns]
+    rows = [
+        [name, *(_count(counts[key], removed_share(counts, key)) for key in keys)] for name, counts in parts.items()
+    ]
     print_table(["SOURCE", *columns], rows, numeric=range(1, len(columns) + 1))
     largest = found["clusters"]["largest"]
     if largest:
@@ -172,8 +201,9 @@ def _print_splits(splits: list[dict[str, Any]]) -> None:
     print_table(headers, rows, numeric=range(2, len(headers)))
 
 
-def _count(value: int | None) -> str:
-    return "n/a" if value is None else f"{value:,}"
+def _count(value: int | None, share: float | None = None) -> str:
+    """A number, and which share it is of another."""
+    return "n/a" if value is None else f"{value:,}" + ("" if share is None else f" ({share:.1%})")
 
 
 def open_store(path: Path, overrides: list[str] | None, *, check: bool = True) -> TokenStore:

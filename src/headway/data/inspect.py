@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.data.preparing.records import recorded_encoder
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
 
@@ -42,6 +43,7 @@ def describe_store(store: TokenStore) -> dict[str, Any]:
         "store": str(store.path),
         "fingerprint": store.fingerprint,
         "tokenizer": store.manifest["tokenizer"],
+        "encoder": recorded_encoder(store.path),
         "dtype": store.manifest["dtype"],
         "sources": sources,
         "splits": [_split(store, split, source) for split in store.splits for source in store.sources(split)],

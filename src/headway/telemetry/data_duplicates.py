@@ -7,6 +7,7 @@ from typing import Any
 
 from headway.core.format import UNKNOWN, format_bytes
 from headway.telemetry import html
+from headway.telemetry.data_counts import removed_share
 from headway.telemetry.summary import share_text
 
 _COUNTS = {
@@ -48,9 +49,7 @@ def duplicates(report: Mapping[str, Any] | None) -> str:
     sources, settings = report.get("sources") or {}, report.get("settings") or {}
     total = {"all sources": report["total"]} if report.get("total") and len(sources) != 1 else {}
     keys = [key for key in _COUNTS if any(key in counts for counts in (*sources.values(), *total.values()))]
-    rows = [
-        [name, *(_value_text(key, counts.get(key)) for key in keys)] for name, counts in {**sources, **total}.items()
-    ]
+    rows = [[name, *(_count_text(key, counts) for key in keys)] for name, counts in {**sources, **total}.items()]
     headers = ["Source", *(_COUNTS[key] for key in keys)]
     return html.table(headers, rows, numeric=range(1, len(headers))) + html.facts(
         [*_clusters(report.get("clusters") or {}), *_settings(settings)]
@@ -72,6 +71,12 @@ def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
         for key, words in _SETTINGS.items()
         if key in settings and settings.get(_ONLY_WITH.get(key, key)) is not False
     ]
+
+
+def _count_text(key: str, counts: Mapping[str, Any]) -> str:
+    """A count; of what was removed also its share."""
+    text, share = _value_text(key, counts.get(key)), removed_share(counts, key)
+    return text if share is None else f"{text} ({share_text(share)})"
 
 
 def _value_text(key: str, value: Any) -> str:

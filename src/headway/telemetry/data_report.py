@@ -11,11 +11,13 @@ from headway.core.files import atomic_write
 from headway.core.format import UNKNOWN, format_bytes, format_count
 from headway.telemetry import html
 from headway.telemetry.data_charts import length_chart, share_chart
+from headway.telemetry.data_counts import reasons_text, removed_of
 from headway.telemetry.data_duplicates import duplicates
 from headway.telemetry.summary import share_text
 
 #: Examples that are shown per step; the store's `inputs.json` has the rest.
 _EXAMPLES = 3
+_REASONS = 6
 
 
 def write_data_report(facts: Mapping[str, Any], output: Path) -> Path:
@@ -43,7 +45,7 @@ def render_data_report(facts: Mapping[str, Any]) -> str:
         [
             html.heading(name, None, f"Token store {facts['store']}, fingerprint {facts['fingerprint'][:16]}."),
             html.tiles(_tiles(facts)),
-            html.section("Sources", _sources(facts["sources"]), _shares(facts)),
+            html.section("Sources", _sources(facts), _shares(facts)),
             html.section("Document length", *_lengths(facts["splits"])),
             html.section("Cleaning", *(_cleaning(source) for source in facts["sources"])),
             html.section("Duplicates", duplicates(facts.get("duplicates"))),
@@ -58,27 +60,31 @@ def _tiles(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     tokens, documents, read = (sum(s.get(key, 0) for s in sources) for key in ("tokens", "documents", "read"))
     text_bytes = sum(source.get("text_bytes", 0) for source in sources)
     held_out = sum(part["tokens"] for part in splits if part["split"] == "validation")
-    removed = read - documents
+    removed = removed_of(sources, facts.get("duplicates"))
+    shares = removed.shares if removed else (None, None)
     bad = sum(source.get("skipped", 0) for source in sources)
     return [
         ("Tokens", format_count(tokens), f"{format_bytes(tokens * (2 if facts['dtype'] == 'uint16' else 4))} on disk"),
         ("Documents", format_count(documents), f"of {read:,} read" if read else ""),
         ("Text", format_bytes(text_bytes) if text_bytes else UNKNOWN, "UTF-8"),
         ("Bytes per token", f"{text_bytes / tokens:.2f}" if tokens and text_bytes else UNKNOWN, ""),
-        ("Removed", share_text(removed / read) if read else UNKNOWN, f"{removed:,} documents" if read else ""),
+        ("Removed by cleaning", share_text(shares[0]), f"{removed.by_cleaning:,} documents" if removed else ""),
+        ("Removed as duplicates", share_text(shares[1]), f"{removed.as_duplicates:,} documents" if removed else ""),
         ("Malformed", f"{bad:,}", "documents that could not be read"),
         ("Held out", share_text(held_out / tokens if tokens else None), f"{format_count(held_out)} tokens"),
     ]
 
 
-def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
-    headers = ["Source", "Files", "Input", "Read", "Kept", "Tokens", "Bytes/token", "Tokens/word", "Malformed", "Empty"]
+def _sources(facts: Mapping[str, Any]) -> str:
+    counts = ["Files", "Input", "Read", "Removed by cleaning", "Removed as duplicates", "Kept", "Tokens"]
+    headers = ["Source", *counts, "Bytes/token", "Tokens/word", "Malformed", "Empty"]
     rows = [
         [
             source["name"],
             _count(source.get("files")),
             format_bytes(source["input_bytes"]) if "input_bytes" in source else UNKNOWN,
             _count(source.get("read")),
+            *_removed(source, facts.get("duplicates")),
             _count(source.get("documents")),
             _count(source.get("tokens")),
             _ratio(source.get("bytes_per_token")),
@@ -86,9 +92,18 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
             _count(source.get("skipped")),
             _count(source.get("empty")),
         ]
-        for source in sources
+        for source in facts["sources"]
     ]
     return html.table(headers, rows, numeric=range(1, len(headers)), drop_unknown=True)
+
+
+def _removed(source: Mapping[str, Any], found: Mapping[str, Any] | None) -> list[str]:
+    """Documents that cleaning and the search for duplicates have removed of a source, each with its share."""
+    removed = removed_of([source], found)
+    if removed is None:
+        return [UNKNOWN, UNKNOWN]
+    pairs = zip((removed.by_cleaning, removed.as_duplicates), removed.shares, strict=True)
+    return [f"{count:,} ({share_text(share)})" for count, share in pairs]
 
 
 def _shares(facts: Mapping[str, Any]) -> str:
@@ -139,10 +154,9 @@ def _cleaning(source: Mapping[str, Any]) -> str:
     for step in steps:
         dropped = step["documents_in"] - step["documents_out"]
         share = f"{dropped:,} ({share_text(dropped / step['documents_in'])})" if step["documents_in"] else "0"
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in list(step["reasons"].items())[:6])
         counts = [f"{step['documents_in']:,}", f"{step['documents_out']:,}", share, f"{step['changed']:,}"]
         sizes = [format_bytes(step["bytes_in"]), format_bytes(step["bytes_out"])]
-        rows.append([step["name"], *counts, *sizes, reasons])
+        rows.append([step["name"], *counts, *sizes, reasons_text(step, _REASONS)])
     examples = "".join(_examples(step) for step in steps)
     title = f"<h3>{escape(source['name'])}</h3>"
     return title + html.table(headers, rows, numeric=range(1, 7)) + examples
@@ -161,6 +175,7 @@ def _tokenizer(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Vocabulary", f"{tokenizer['vocab_size']:,} token ids, stored as {facts['dtype']}"),
         ("Documents end with", f"{tokenizer['end_of_text']} ({tokenizer['end_of_text_id']})"),
+        ("Encoded by", facts.get("encoder") or UNKNOWN),
         ("Fingerprint", tokenizer["fingerprint"]),
     ]
 

@@ -54,6 +54,7 @@ def test_prepare_inspect_verify(tmp_path: Path, config_file: Path) -> None:
     assert facts["sample"].startswith("document 0/")
     shown = run("data", "inspect", tmp_path / "stores/small").stdout
     assert "validation  corpus" in shown and "P50" in shown and "BYTES/TOKEN" in shown
+    assert f"encoded by {report['encoder']}, fingerprint" in shown and facts["encoder"] == report["encoder"]
     assert "sound" in run("data", "verify", config_file).stdout
     assert json.loads(run("data", "verify", tmp_path / "stores/small", "--json").stdout)["problems"] == []
 
@@ -64,12 +65,32 @@ def test_duplicates_are_shown_in_words_and_figures(config_file: Path, documents:
     (config_file.parent / "corpus" / "b.jsonl").write_text(lines)
     run("data", "prepare", config_file, "--workers", "1", "data.dedup.documents=true")
     shown = run("data", "inspect", config_file).stdout
+    removed = shown[shown.index("removed documents:") :].splitlines()[1:3]
+    assert removed[1].split() == ["corpus", "150", "0", "(0.0%)", "9", "(6.0%)"]
     header, row, clusters = shown[shown.index("duplicates:") :].splitlines()[1:4]
     assert header.split()[:6] == ["SOURCE", "DOCUMENTS", "EQUAL", "SIMILAR", "EMPTIED", "REMOVED"]
-    assert row.split()[:6] == ["corpus", "150", "9", "0", "0", "9"]
+    assert row.split()[:7] == ["corpus", "150", "9", "0", "0", "9", "(6.0%)"]
     assert clusters == "clusters of documents that say the same: 1; the largest have 10 (6.7%)"
     page = Path(run("data", "report", config_file).stdout.strip()).read_text("utf-8")
     assert "10 documents (6.7 %)" in page and "[{" not in page
+    assert "Removed as duplicates</dt><dd>6.0 %<small>9 documents" in page
+    assert "Removed by cleaning</dt><dd>0.0 %<small>0 documents" in page
+    assert "Encoded by</dt><dd>n/a" not in page
+
+
+def test_every_evaluation_set_that_was_found_is_named(config_file: Path, documents: Callable[..., list[str]]) -> None:
+    folder, sets = config_file.parent, []
+    texts = [documents(1, seed=100 + number)[0] + " of some length for the set" for number in range(8)]
+    for number, text in enumerate(texts):
+        (folder / f"set{number}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+        sets.append(f"{{path: {folder}/set{number}.jsonl}}")
+    lines = "".join(json.dumps({"text": f"here it is: {text}"}) + "\n" for text in texts)
+    (folder / "corpus" / "b.jsonl").write_text(lines)
+    run("data", "prepare", config_file, f"data.clean=[{{step: decontaminate, sets: [{', '.join(sets)}]}}]")
+    reasons = ", ".join(f"set{number} 1" for number in range(8))
+    assert reasons in run("data", "inspect", config_file).stdout
+    page = Path(run("data", "report", config_file).stdout.strip()).read_text("utf-8")
+    assert f">{reasons}<" in page and "Removed by cleaning</dt><dd>13.8 %<small>8 documents" in page
 
 
 def test_verify_ends_with_the_data_exit_code(tmp_path: Path, config_file: Path) -> None:

@@ -101,6 +101,7 @@ def test_duplicates_are_told_in_words(near: bool) -> None:
         "clusters": {"count": 2, "largest": [{"documents": 3, "share": 0.15}]},
     }
     text = duplicates(report)
+    assert "4 (40.0 %)" in text and "1.0 KiB (50.0 %)" in text and "<th>3 (" not in text
     assert "<th>Source</th>" in text and "Equal to another" in text and "all sources" in text and "2.0 KiB" in text
     assert "<dt>Largest clusters</dt><dd>3 documents (15.0 %)</dd>" in text
     assert "Equal documents are left out</dt><dd>yes" in text

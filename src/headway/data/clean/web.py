@@ -132,7 +132,8 @@ class _BlockedWords:
 
 
 class Fineweb(Step):
-    """Penedo et al. 2024, "The FineWeb Datasets", section on additional heuristic filters: the three that were kept.
+    """Penedo et al. 2024, "The FineWeb Datasets" (arXiv:2406.17557), section 3.6, "Developing additional heuristic
+    filters": the three that were kept.
 
     A line is one that holds more than white space, taken without the white space at its ends.
     """

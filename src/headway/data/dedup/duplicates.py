@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from headway.data.dedup.minhash import Layout
 from headway.data.dedup.report import count_clusters, empty_counts, whole_report
 from headway.data.dedup.workspace import Workspace
 
-#: Called with what is being done, how much of it is done, and how much there is.
+#: Called with what is being looked for, and of the documents, bands or paragraphs that it takes how many are done, and
+#: how many there are.
 Progress = Callable[[str, int, int], None]
 
 MEMORY_BYTES = 256 * 2**20
@@ -82,11 +84,10 @@ def find_duplicates(
             kept_copy[start:stop] = np.arange(start, stop)
         counts = {name: empty_counts() for name in corpus.names}
         if config.documents or config.near:
-            tell("equal documents", 0, 1)
-            mark_equal_documents(corpus, kept_copy, workspace)
+            mark_equal_documents(corpus, kept_copy, workspace, partial(tell, "equal documents"))
             _count(corpus, kept_copy, counts, "exact")
-            tell("equal documents", 1, 1)
         if config.near:
+            tell("similar documents", 0, config.bands)
             mark_similar_documents(
                 corpus, kept_copy, config, workspace, lambda band: tell("similar documents", band, config.bands)
             )
@@ -94,10 +95,8 @@ def find_duplicates(
         paragraph_keep: list[NDArray[np.bool_] | None] = [None] * len(prints)
         emptied = workspace.table(corpus.count, np.bool_)
         if config.paragraphs:
-            tell("equal paragraphs", 0, 1)
-            dropped = mark_equal_paragraphs(corpus, kept_copy, workspace)
+            dropped = mark_equal_paragraphs(corpus, kept_copy, workspace, partial(tell, "equal paragraphs"))
             _drop_paragraphs(corpus, dropped, emptied, paragraph_keep, counts)
-            tell("equal paragraphs", 1, 1)
         keep: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)] * len(prints)
         for unit, source, start, each in corpus.units():
             stop = start + len(each)

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.dedup.corpus import Corpus
-from headway.data.dedup.workspace import Rows, Workspace, group_starts, make_rows, thinned
+from headway.data.dedup.workspace import Rows, Told, Workspace, group_starts, make_rows, thinned
 
 
-def mark_equal_documents(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace) -> None:
+def mark_equal_documents(
+    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: Told | None = None
+) -> None:
     """Find documents with equal text; of each set the one with the lowest number is kept.
 
     Args:
@@ -23,6 +25,7 @@ def mark_equal_documents(corpus: Corpus, kept_copy: NDArray[np.int64], workspace
         kept_copy: int64 (documents,), each document's own number; those of documents that go are set to the number of
             the one that is kept instead.
         workspace: Bounds the memory.
+        progress: Told how many documents are done.
     """
 
     def blocks() -> Iterator[Rows]:
@@ -37,7 +40,7 @@ def mark_equal_documents(corpus: Corpus, kept_copy: NDArray[np.int64], workspace
         kept_copy[numbers[~starts]] = numbers[starts][np.cumsum(starts) - 1][~starts]
         return rows[starts]
 
-    with workspace.partition(blocks, corpus.count, width=3) as partition:
+    with workspace.partition(blocks, corpus.count, 3, progress) as partition:
         for part in range(partition.parts):
             thinned(partition.read(part), workspace.rows, thin, width=3)
 
@@ -47,7 +50,9 @@ def count_paragraphs(corpus: Corpus) -> int:
     return sum(len(prints.paragraph_hashes) for _, _, _, prints in corpus.units())
 
 
-def mark_equal_paragraphs(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace) -> NDArray[np.bool_]:
+def mark_equal_paragraphs(
+    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: Told | None = None
+) -> NDArray[np.bool_]:
     """Find paragraphs with equal text in documents that are kept.
 
     One of each set stays: in the first source that has it, the document with the smallest hash, and there the first.
@@ -65,7 +70,7 @@ def mark_equal_paragraphs(corpus: Corpus, kept_copy: NDArray[np.int64], workspac
         dropped[rows[~starts, 3].astype(np.int64)] = True
         return rows[starts]
 
-    with workspace.partition(lambda: _paragraph_rows(corpus, kept_copy), count, width=4) as partition:
+    with workspace.partition(lambda: _paragraph_rows(corpus, kept_copy), count, 4, progress) as partition:
         for part in range(partition.parts):
             thinned(partition.read(part), workspace.rows, thin, width=4)
     return dropped

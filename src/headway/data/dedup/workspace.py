@@ -22,6 +22,8 @@ _PREFIX = "headway-dedup-"
 
 Kind = TypeVar("Kind", bound=np.generic)
 Rows = NDArray[np.uint64]
+#: Called with how many rows are done, and how many there are.
+Told = Callable[[int, int], None]
 
 
 class Workspace:
@@ -61,15 +63,18 @@ class Workspace:
         """A place for rows that a later round goes through."""
         return Spool(4 * self.rows, self._folder)
 
-    def partition(self, blocks: Callable[[], Iterator[Rows]], count: int, width: int = 2) -> Partition:
+    def partition(
+        self, blocks: Callable[[], Iterator[Rows]], count: int, width: int = 2, progress: Told | None = None
+    ) -> Partition:
         """Rows by ranges of keys, each of which fits into memory with room to spare when keys are spread evenly.
 
         Args:
             blocks: Goes through all rows, the same ones each time.
             count: How many rows there are, at most.
             width: Numbers in a row.
+            progress: Told how far it is, if every range is read once.
         """
-        return Partition(self, blocks, max(1, -(-count * width // self.rows)), width)
+        return Partition(self, blocks, max(1, -(-count * width // self.rows)), width, count, progress)
 
     def __enter__(self) -> Workspace:
         return self
@@ -81,21 +86,44 @@ class Workspace:
 class Partition:
     """Rows by ranges of keys. A single range is not copied; more are written to a scratch file, each in one piece."""
 
-    def __init__(self, workspace: Workspace, blocks: Callable[[], Iterator[Rows]], parts: int, width: int) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        blocks: Callable[[], Iterator[Rows]],
+        parts: int,
+        width: int,
+        count: int,
+        progress: Told | None,
+    ) -> None:
         self.parts = parts
         self._blocks, self._width = blocks, width
+        # Rows of several ranges are gone through three times: to count them, to write them, and to read them.
+        self._progress, self._rounds, self._seen, self._count = progress, 3 if parts > 1 else 1, 0, count
         self._file: IO[bytes] | None = None
+        self._tell(0)
         if parts > 1:
             sizes = np.zeros(parts, dtype=np.int64)
-            for rows in blocks():
+            for rows in self._counted(blocks()):
                 sizes += np.bincount(_part_of(rows[:, 0], parts), minlength=parts)
+            self._count = int(sizes.sum())  # it may be fewer than was thought
             self._starts = np.cumsum([0, *sizes])
             self._file = workspace.file()
             self._write(self._file)
 
+    def _counted(self, blocks: Iterator[Rows]) -> Iterator[Rows]:
+        """The same rows, which are told when they have been worked on."""
+        for rows in blocks:
+            yield rows
+            self._tell(len(rows))
+
+    def _tell(self, rows: int) -> None:
+        self._seen += rows
+        if self._progress:
+            self._progress(self._seen // self._rounds, self._count)
+
     def _write(self, file: IO[bytes]) -> None:
         written = self._starts[:-1].copy()
-        for rows in self._blocks():
+        for rows in self._counted(self._blocks()):
             if not len(rows):
                 continue
             part = _part_of(rows[:, 0], self.parts)
@@ -109,6 +137,9 @@ class Partition:
 
     def read(self, part: int) -> Iterator[Rows]:
         """The rows of a range, in the order in which they came, some at a time."""
+        yield from self._counted(self._rows_of(part))
+
+    def _rows_of(self, part: int) -> Iterator[Rows]:
         if self._file is None:
             yield from self._blocks()
             return

@@ -14,12 +14,13 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from headway.config.batches import Batches
+from headway.core.console import is_first_worker, warning
 from headway.core.errors import DataError
 from headway.core.types import MicroBatch
 from headway.data.feeding.packing import PackingFigures
 from headway.data.feeding.plan import Picks, PlainPlan, RowPlan, plan_of
 from headway.data.feeding.prefetch import Prefetcher
-from headway.data.feeding.rows import RowBlock, micro_batch_of
+from headway.data.feeding.rows import RowBlock, micro_batch_of, padding_warning
 from headway.data.feeding.split import SplitRows
 from headway.data.store import TokenStore
 
@@ -126,8 +127,12 @@ class TokenFeed(_PlannedFeed):
         self._rows = rows
 
     def packing_figures(self, length: int) -> dict[str, PackingFigures]:
-        """How each source's documents fill rows of a length that some steps have."""
-        return self._rows.figures(length)
+        """How each source's documents fill rows of a length that some steps have; warns where they hardly do."""
+        figures = self._rows.figures(length)
+        complaint = padding_warning(figures, length) if self._rows.packing == "best_fit" else None
+        if complaint and is_first_worker():
+            warning(complaint)
+        return figures
 
     def describe(self, last_step: int) -> dict[str, Any]:
         """Plain JSON of all that the rows of the steps before `last_step` follow from, but the store."""

@@ -20,6 +20,9 @@ from headway.data.feeding.packing import Packing, PackingFigures, concat_figures
 from headway.data.feeding.packing_plans import open_plan
 from headway.data.store import PACKING, TokenStore
 
+# Above it `best_fit` is a poor choice: it stays far below wherever some documents are short.
+_MUCH_PADDING = 0.005
+
 
 @dataclass(frozen=True)
 class RowBlock:
@@ -208,6 +211,16 @@ def packing_notice(figures: Mapping[str, PackingFigures], packing: str) -> str:
             f"{source} {of.rows:,} rows, padding {of.padding_share:.2%}, {of.cut_share:.1%} of documents cut{left_out}"
         )
     return f"packing {packing}: {'; '.join(parts)}".replace("%", " %")
+
+
+def padding_warning(figures: Mapping[str, PackingFigures], length: int) -> str | None:
+    """What to say where `best_fit` cannot fill rows of a length; None where it does."""
+    parts = [f"{name} {of.padding_share:.2%}" for name, of in figures.items() if of.padding_share > _MUCH_PADDING]
+    text = (
+        f"packing best_fit: more than {_MUCH_PADDING:.1%} of rows of {length:,} tokens is padding ({', '.join(parts)}),"
+        " since too few documents are short enough to fill them; data.packing: concat has none"
+    )
+    return text.replace("%", " %") if parts else None
 
 
 def micro_batch_of(block: RowBlock) -> MicroBatch:

@@ -129,8 +129,9 @@ class Builder:
         """Survey all units, and encode them too if the recipe has a tokenizer."""
         outcomes: list[Outcome] = []
         others = [] if recipe.fingerprints is None else self._kept_files()
-        with self._pipeline(recipe, "tokenizing" if recipe.tokenizer else "reading") as (line, bar):
-            for outcome in self._outcomes():
+        label = "tokenizing" if recipe.tokenizer else "reading"
+        with self._pipeline(recipe, label, self._input_bytes()) as (line, bar):
+            for outcome in self._outcomes(bar):
                 outcomes.append(outcome)
                 survey = self.records.survey(outcome.key, others)
                 key = self._shards_key(outcome, recipe, None) if recipe.tokenizer else None
@@ -146,7 +147,8 @@ class Builder:
         return outcomes
 
     def _encode_pass(self, recipe: Recipe, outcomes: Sequence[Outcome], verdicts: Sequence[Verdict]) -> None:
-        with self._pipeline(recipe, "tokenizing") as (line, bar):
+        total = sum(outcome.unit.bytes for outcome in outcomes)
+        with self._pipeline(recipe, "tokenizing", total) as (line, bar):
             for outcome, verdict in zip(outcomes, verdicts, strict=True):
                 key = self._shards_key(outcome, recipe, verdict)
                 shards = self.records.shards(key, self._name(outcome))
@@ -157,9 +159,8 @@ class Builder:
                     _UnitJob(self, outcome, bar, recipe, key, verdict).submit(line)
 
     @contextmanager
-    def _pipeline(self, recipe: Recipe, label: str) -> Iterator[tuple[Pipeline, Progress]]:
-        total = sum(file.bytes for source in self._sources for file in source.files)
-        with progress(label, total or None, "B") as bar, pipeline(recipe, self._workers, self._tokenizer) as line:
+    def _pipeline(self, recipe: Recipe, label: str, total: int | None) -> Iterator[tuple[Pipeline, Progress]]:
+        with progress(label, total, "B") as bar, pipeline(recipe, self._workers, self._tokenizer) as line:
             try:
                 yield line, bar
                 line.drain()
@@ -168,11 +169,19 @@ class Builder:
                     job.abandon()
                 self._open.clear()
 
-    def _outcomes(self) -> Iterator[Outcome]:
+    def _input_bytes(self) -> int | None:
+        """Bytes to be read at most; None where a stream is among the sources, of which nobody knows."""
+        if any(source.stream is not None for source in self._sources):
+            return None
+        return sum(file.bytes for source in self._sources for file in source.files)
+
+    def _outcomes(self, bar: Progress) -> Iterator[Outcome]:
         """Units with their keys, one after the other; a source ends where its limit is reached."""
         for number, source in enumerate(self._sources):
             budget: Amount | None = self._data.sources[number].limit
+            left = sum(file.bytes for file in source.files)
             for unit in units_of(number, source, self._data.shard_bytes):
+                left -= unit.bytes
                 inputs = self._hashes.of(unit)
                 outcome = Outcome(unit, inputs, self._survey_key(unit, inputs, budget), Survey(), Shards(), budget)
                 yield outcome
@@ -180,6 +189,7 @@ class Builder:
                     spent = outcome.survey.read if budget.unit == "documents" else outcome.survey.read_bytes
                     budget = Amount(budget.amount - spent, budget.unit)
                     if not outcome.survey.complete or budget.amount <= 0:
+                        bar.skip(left)  # nobody will read it, so nobody waits for it
                         break
 
     def _survey_key(self, unit: Unit, inputs: list[dict[str, Any]], budget: Amount | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Characters of a document that a message shows.
 _EXCERPT = 80
+# What the stages of the search count.
+_UNITS = {"equal documents": "documents", "similar documents": "bands", "equal paragraphs": "paragraphs"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,27 @@ class Texts:
         return f"document {number} of {self.pieces[unit][0].file.location}"
 
 
+class _Line:
+    """Shows how far the search is: each stage for itself, since what it counts is its own."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def tell(self, stage: str, done: int, total: int) -> None:
+        """So much of a stage is done."""
+        label = f"searching for {stage}"
+        if self._bar is None or self._bar.label != label:
+            self.close()
+            self._bar = Progress(label, unit=_UNITS[stage])
+        self._bar.total = total
+        self._bar.advance(done - self._bar.done)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._bar is not None:
+            self._bar.finish()
+
+
 def search(
     prints: Sequence[Prints],
     cleaned: Sequence[NDArray[np.bool_]],
@@ -82,13 +106,8 @@ def search(
     """
     from headway.data.dedup import find_duplicates
 
-    bar = Progress("searching for duplicates", config.bands + 2 if config.near else 2)
-
-    def tell(stage: str, done: int, total: int) -> None:
-        bar.advance(max(0, done - bar.done) if stage == "similar documents" else 0)
-
-    found = find_duplicates(prints, sources, config, describe=texts.describe, progress=tell, scratch=scratch)
-    bar.finish()
+    with closing(_Line()) as line:
+        found = find_duplicates(prints, sources, config, describe=texts.describe, progress=line.tell, scratch=scratch)
     verdicts = []
     for number, (part, through) in enumerate(zip(prints, cleaned, strict=True)):
         keep = np.array(through, dtype=bool)

@@ -20,13 +20,13 @@ from headway.core.console import warning
 from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import atomic_write, fingerprint, write_json
-from headway.core.format import format_bytes, format_count, format_seconds, plural
+from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.building import building, publish, refuse_foreign
 from headway.data.preparing.encode import LISTED, Recipe
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.manifest import inputs_json, manifest_json
-from headway.data.preparing.records import WORK, Records
+from headway.data.preparing.records import WORK, Records, record_encoder, recorded_encoder
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
 from headway.data.reading.sources import Source, find_sources
@@ -69,7 +69,8 @@ class PrepareReport:
     empty_files: int
     ignored_files: int
     """Files in folders that were passed over for their ending."""
-    encoder: str
+    encoder: str | None
+    """That of the preparation which made the store as it is, this one or an earlier one; None when nobody knows."""
     workers: int
     seconds: float
 
@@ -79,6 +80,7 @@ class PrepareReport:
             f"{_many(self.documents, 'document')} ({format_count(self.validation_documents)} for validation)",
             _many(self.tokens, "token"),
             f"{self.text_bytes / max(1, self.tokens):.2f} bytes per token",
+            f"encoded by {self.encoder or UNKNOWN}",
         ]
         if not self.up_to_date:
             rate = self.processed_bytes / 1e6 / self.seconds
@@ -162,9 +164,9 @@ def prepare(
         up_to_date = present is not None and not builder.processed and _is(present, manifest)
         hashes.save((path if up_to_date else folder) / _HASHES)
         if not up_to_date:
-            _write(folder, records, manifest, inputs, skipped)
+            _write(folder, records, manifest, inputs, skipped, encoder)
             publish(folder, path)
-    return _report(path, manifest, sources, builder, up_to_date, encoder, count, time.monotonic() - started)
+    return _report(path, manifest, sources, builder, up_to_date, count, time.monotonic() - started)
 
 
 def _begin_hashing(hashes: InputHashes, data: DataConfig, sources: Sequence[Source]) -> None:
@@ -327,10 +329,16 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _write(
-    folder: Path, records: Records, manifest: dict[str, Any], inputs: bytes, skipped: Sequence[dict[str, str]]
+    folder: Path,
+    records: Records,
+    manifest: dict[str, Any],
+    inputs: bytes,
+    skipped: Sequence[dict[str, str]],
+    encoder: str,
 ) -> None:
     """Everything of the store besides its shards, and nothing that is not of it."""
     records.collect([*_TOKENIZER, _HASHES, TRAINED])
+    record_encoder(folder, encoder)
     if skipped:
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in skipped)
         (folder / SKIPPED).write_text(lines, "utf-8", "backslashreplace")
@@ -354,7 +362,6 @@ def _report(
     sources: Sequence[Source],
     builder: Builder,
     up_to_date: bool,
-    encoder: str,
     workers: int,
     seconds: float,
 ) -> PrepareReport:
@@ -377,7 +384,7 @@ def _report(
         empty_documents=total("empty"),
         empty_files=sum(not file.bytes for source in sources for file in source.files),
         ignored_files=sum(source.ignored for source in sources),
-        encoder=encoder,
+        encoder=recorded_encoder(path),
         workers=workers,
         seconds=seconds,
     )

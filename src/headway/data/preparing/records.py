@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.core.files import atomic_write, fingerprint
+from headway.core.files import atomic_write, fingerprint, write_json
 from headway.data.preparing.encode import LISTED, SPLITS, PieceResult
 from headway.data.store import INDEX, TOKENS
 
@@ -21,11 +21,25 @@ from headway.data.store import INDEX, TOKENS
 WORK = ".work"
 #: What matches finished work in the store in the making: shards that have their names, and fingerprints of documents.
 FINISHED = (f"*/*/[!.]*{TOKENS}", f"{WORK}/[!.]*.prints")
+# Which library encoded. It is no part of the store, whose bytes are the same with each.
+_ENCODER = f"{WORK}/encoder"
 
 
 def key_of(*parts: Any) -> str:
     """The name of a result: the first 128 bits of the SHA-256 of all that it depends on, in hexadecimal."""
     return fingerprint(parts)[:32]
+
+
+def record_encoder(store: Path, encoder: str) -> None:
+    """Remember with a store in the making which encoder it is made with."""
+    write_json(store / _ENCODER, {"encoder": encoder})
+
+
+def recorded_encoder(store: Path) -> str | None:
+    """The encoder of the preparation that made a store as it is; None where nobody knows: it is a copy without what
+    only preparation needs, was imported, or is older than these records."""
+    name = (_read(store / _ENCODER) or {}).get("encoder")
+    return name if isinstance(name, str) else None
 
 
 @dataclass

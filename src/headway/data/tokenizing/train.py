@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from headway.config.units import Amount
 from headway.core.console import Progress
 from headway.core.errors import ConfigError
+from headway.core.format import format_bytes
 from headway.data.feeding.order import permute
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece, Source, pieces_of
@@ -18,6 +20,7 @@ from headway.data.tokenizing.patterns import PATTERNS, pattern_of
 from headway.data.tokenizing.patterns import pre_tokenizer as pre_tokenizer_of
 from headway.data.tokenizing.spec import END_OF_TEXT, parts
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.data.tokenizing.waiting import waiting_for
 
 #: The pattern when none is given: GPT-2's words, but digits and line breaks alone.
 DEFAULT_PATTERN = "headway"
@@ -39,10 +42,17 @@ def train_tokenizer(
     if all(source.stream is None for source in sources):  # of those nobody knows
         total = min(training_bytes, sum(file.bytes for source in sources for file in source.files))
     bar = Progress("reading text for the tokenizer", total, "B")
-    try:
-        return train_on(_counted(sample_text(sources, training_bytes), bar), vocab_size, pattern)
-    finally:
-        bar.finish()
+    with ExitStack() as waiting:
+        waiting.callback(bar.finish)
+
+        def texts() -> Iterator[str]:
+            yield from _counted(sample_text(sources, training_bytes), bar)
+            bar.finish()
+            # The trainer does not tell its merges; they begin when it has all of the text.
+            size = f"{format_bytes(bar.done)} of text"
+            waiting.enter_context(waiting_for(f"merging {size} into a vocabulary of {vocab_size:,} tokens"))
+
+        return train_on(texts(), vocab_size, pattern)
 
 
 def train_on(texts: Iterable[str], vocab_size: int, pattern: str | None = None) -> Tokenizer:
@@ -113,7 +123,7 @@ def _training_splits(pattern: str) -> Any:
 
 def _counted(texts: Iterator[str], bar: Progress) -> Iterator[str]:
     for text in texts:
-        bar.advance(len(text))
+        bar.advance(len(text) if text.isascii() else len(text.encode()))
         yield text
 
 

@@ -283,6 +283,17 @@ def test_progress_is_told() -> None:
     config = settings(documents=True, near=True, paragraphs=True)
     units = fingerprint_units(["a b c", "d e f"], config, 1)
     find_duplicates(units, ["x", "x"], config, progress=lambda *what: told.append(what))
-    assert told[:2] == [("equal documents", 0, 1), ("equal documents", 1, 1)]
-    assert told[2:-2] == [("similar documents", band + 1, 20) for band in range(20)]
-    assert told[-1] == ("equal paragraphs", 1, 1)
+    assert told[:3] == [("equal documents", done, 2) for done in range(3)]
+    assert told[3:24] == [("similar documents", band, 20) for band in range(21)]
+    # Paragraphs that are too short to be looked at are not gone through.
+    assert told[24:] == [("equal paragraphs", 0, 2)] * 3
+
+
+def test_progress_is_told_all_the_way_when_the_search_goes_through_files() -> None:
+    told: list[tuple[str, int, int]] = []
+    units = fingerprint_units([f"document {number % 900}" for number in range(1000)], EQUAL, 100)
+    find_duplicates(units, ["x"] * 10, EQUAL, progress=lambda *what: told.append(what), memory_bytes=1)
+    done = [each[1] for each in told]
+    assert {each[::2] for each in told} == {("equal documents", 1000)}
+    assert done == sorted(done) and done[0] == 0 and done[-1] == 1000
+    assert max(later - before for before, later in itertools.pairwise(done)) < 400, "no stretch goes by in silence"

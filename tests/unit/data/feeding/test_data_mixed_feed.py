@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from headway.cli.main import application
 from headway.config import Config, LaneGrid
 from headway.core.errors import ConfigError
+from headway.data.feeding import rows as rows_module
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.order import permute
 from headway.data.feeding.prefetch import Prefetcher
@@ -83,6 +84,22 @@ def test_rows_come_in_the_asked_shares_and_lengths(store: TokenStore) -> None:
         batch = feed.batch(step, 1)[0]
         assert batch["ids"].shape == batch["targets"].shape == (6, 8), "as many tokens as in rows of 16"
         assert Counter(short[row][0] for row in flat(feed, step)) == {"first": 24, "second": 24}
+
+
+@pytest.mark.parametrize(("packing", "warned"), [("best_fit", True), ("pad", False), ("concat", False)])
+def test_padding_of_best_fit_is_warned_of_by_the_first_worker(
+    store: TokenStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packing: str, warned: bool
+) -> None:
+    monkeypatch.setattr(rows_module, "_MUCH_PADDING", 0.0)  # there is some in the last row, whatever the documents
+    feed = TokenFeed.of(config_of(store, packing=packing), GRID, store)
+    capsys.readouterr()
+    figures = feed.packing_figures(16)
+    assert figures["first"].padding_tokens or packing == "concat"
+    assert ("warning: packing best_fit" in capsys.readouterr().err) == warned
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    feed.packing_figures(16)
+    assert capsys.readouterr().err == ""
 
 
 def test_ledger_counts_and_metrics_are_what_was_fed(store: TokenStore) -> None:

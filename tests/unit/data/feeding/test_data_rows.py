@@ -19,7 +19,7 @@ from headway.core import faults
 from headway.core.errors import DataError
 from headway.core.types import IGNORE_TARGET
 from headway.data.feeding import packing_plans
-from headway.data.feeding.rows import RowBlock, join_blocks, micro_batch_of, open_rows, packing_notice
+from headway.data.feeding.rows import RowBlock, join_blocks, micro_batch_of, open_rows, packing_notice, padding_warning
 from headway.data.store import TokenStore
 from headway.models.attention import PackedDocuments
 
@@ -231,6 +231,20 @@ def test_the_line_at_the_start(tmp_path: Path) -> None:
         "packing best_fit: a 4 rows, padding 16.67 %, 33.3 % of documents cut, 1 of one token left out;"
         " b 2 rows, padding 33.33 %, 0.0 % of documents cut"
     )
+
+
+def test_best_fit_that_leaves_much_padding_is_warned_of(tmp_path: Path) -> None:
+    def said(texts: list[str]) -> str | None:
+        return padding_warning(
+            {"a": open_rows(store_of(tmp_path, {"a": texts}), "train", "a", 8, "best_fit").figures()}, 8
+        )
+
+    # Six tokens of nine, and nothing that would fit beside them.
+    assert said(["abcde"] * 3) == (
+        "packing best_fit: more than 0.5 % of rows of 8 tokens is padding (a 33.33 %),"
+        " since too few documents are short enough to fill them; data.packing: concat has none"
+    )
+    assert said(["abcde", "ab"] * 3) is None
 
 
 # Plans on disk
