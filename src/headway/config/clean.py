@@ -142,7 +142,8 @@ class C4Step(Section):
 
 
 class FinewebStep(Section):
-    """Drop lists, menus and boilerplate (Penedo et al. 2024, "The FineWeb Datasets": the three custom filters)."""
+    """Drop lists, menus and boilerplate (Penedo et al. 2024, "The FineWeb Datasets", section 3.6: the three custom
+    filters)."""
 
     step: Literal["fineweb"] = "fineweb"
     min_punctuated_lines: Share = 0.12
