@@ -1,14 +1,25 @@
-"""A matrix of real cells, of which one is killed and one fails on purpose, as a user runs it."""
+"""Matrices of real cells, as a user runs them: cells are killed, fail, or do not fit on purpose, one is stopped."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from headway.bench.blocks import block
+from headway.config import ModelConfig
+from headway.models.facts import count_parameters
 from support import headway
+from support_bench import result
 
 SUITE = """
 strategy: [ddp, zero1, zero2, single]
@@ -26,6 +37,17 @@ faults:
   - {strategy: zero1, order: kill@step=2%1}
   - {strategy: zero2, order: crash@backward=1%0}
 """
+#: Of a suite whose cells take seconds.
+SMALLEST = """
+model: 1m
+micro_batch: 1
+sequence_length: 32
+warmup_steps: 1
+steps: 1
+profiled_steps: 0
+repeats: 1
+"""
+ON_ONE_CORE = "train: {device: cpu}, parallel: {threads: 1}"
 NAMES = {strategy: f"{strategy}-w2-1m-fp32-b1-t32" for strategy in ("ddp", "zero1", "zero2", "single")}
 
 
@@ -72,3 +94,110 @@ def test_a_matrix_completes_whatever_happens_to_its_cells(tmp_path: Path) -> Non
     second = headway("bench", "trial.yaml", "--output", "out", cwd=tmp_path)
     assert second.returncode == 0 and "4 of 4 measurements are there already" in second.stderr
     assert sorted((tmp_path / "out/logs").iterdir()) == logs, "nothing was started"
+
+    jsonschema = pytest.importorskip("jsonschema")  # at the end, since nothing before needs it
+    schema = json.loads(headway("bench", "schema").stdout)
+    for cell in cells.values():
+        jsonschema.validate(cell, schema, jsonschema.Draft202012Validator)
+
+
+def test_a_matrix_that_is_told_to_stop_keeps_what_is_measured_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        f"strategy: [ddp, zero1]\nvocab_size: 256\n{SMALLEST}config: {{{ON_ONE_CORE}}}\n"
+    )
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "headway", "bench", "own.yaml", "--output", str(output)]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(output.glob("logs/zero1-*.log")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 75, said
+    assert "stopped by SIGTERM; what is measured is kept" in said and "run the same command again" in said
+    assert not [p.pid for p in psutil.process_iter(["cmdline"]) if str(output) in " ".join(p.info["cmdline"] or ())]
+    assert {path.suffix for path in (output / "logs").iterdir()} == {".log"}, "nothing else is left"
+    (first,) = (output / "cells").iterdir()
+    measured = first.read_bytes()
+
+    done = headway("bench", "own.yaml", "--output", output, "--json", cwd=tmp_path)
+    assert done.returncode == 0 and "1 of 2 measurements are there already" in done.stderr, done.stderr
+    assert {cell["cell"]["strategy"]: cell["repeats"][0]["status"] for cell in json.loads(done.stdout)["results"]} == {
+        "ddp": "ok",
+        "zero1": "ok",
+    }
+    assert first.name.startswith("ddp-") and first.read_bytes() == measured
+
+
+@pytest.mark.parametrize("launcher", ["local", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_a_cell_reads_a_token_store_whoever_starts_its_worker(corpus: Path, tmp_path: Path, launcher: str) -> None:
+    data = f"data: {{store: {corpus / 'store'}}}"
+    (tmp_path / "own.yaml").write_text(f"data: store\n{SMALLEST}config: {{{data}, {ON_ONE_CORE}}}\n")
+    done = headway("bench", "own.yaml", "--launcher", launcher, "--output", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (cell,) = json.loads(done.stdout)["results"]
+    assert cell["environment"]["launcher"] == launcher and cell["settings"]["data"] == "store"
+    (repeat,) = cell["repeats"]
+    assert repeat["status"] == "ok" and repeat["reason"] is None
+    found = repeat["measured"]
+    # The tokenizer's 300 ids in rows of 64: the model is that of the store, not of the suite's `vocab_size`.
+    assert found["parameters"] == count_parameters(ModelConfig(preset="1m", vocab_size=320)).total
+    assert found["items"] == 32 and 4 < found["mean_loss"] < 7
+
+
+def test_a_model_that_no_memory_holds_is_out_of_memory_and_not_tried_again(tmp_path: Path) -> None:
+    # With 2^40 rows the embedding has more bytes than a process has addresses, however much a machine promises.
+    (tmp_path / "own.yaml").write_text(f"vocab_size: {2**40}\n{SMALLEST}config: {{{ON_ONE_CORE}}}\n")
+    done = headway("bench", "own.yaml", "--retries", "2", "--output", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 1, "no cell came out"
+    (cell,) = json.loads(done.stdout)["results"]
+    (repeat,) = cell["repeats"]
+    assert (repeat["status"], repeat["attempts"]) == ("out_of_memory", 1), repeat
+    assert "can't allocate memory" in repeat["reason"]
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a shell script of that name on the path, before everything else."""
+
+    def install(script: str) -> None:
+        path = tmp_path / "bin/kubectl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return install
+
+
+def test_results_are_collected_from_what_kubectl_prints(kubectl: Callable[[str], None], tmp_path: Path) -> None:
+    text = block(result("ddp", 2, [100.0]).model_dump(mode="json"))
+    (tmp_path / "pod.log").write_text(f"first line\n{text}\nlast line\n")
+    kubectl("printf '%s\\n' \"$@\" > arguments; cat pod.log")
+    source = "kubectl:-n ml -l 'app in (bench, eval)'"
+    done = headway("bench", "collect", source, "--output", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cells"] == ["ddp-w2-1m-fp32-b1-t64"]
+    assert (tmp_path / "arguments").read_text().splitlines() == ["logs", "-n", "ml", "-l", "app in (bench, eval)"]
+    (path,) = (tmp_path / "out/cells").iterdir()
+    assert json.loads(path.read_bytes())["repeats"][0]["measured"]["tokens_per_second"] == 100
+
+
+def test_what_kubectl_says_against_it_is_told(kubectl: Callable[[str], None], tmp_path: Path) -> None:
+    kubectl("echo 'Error from server (NotFound): pods \"bench\" not found' >&2; exit 1")
+    failed = headway("bench", "collect", "kubectl:pod/bench", "--output", "out", cwd=tmp_path)
+    assert failed.returncode == 3 and 'pods "bench" not found' in failed.stderr
+    unclosed = headway("bench", "collect", "kubectl:-l 'app", "--output", "out", cwd=tmp_path)
+    assert unclosed.returncode == 2 and "No closing quotation" in unclosed.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_machine_without_kubectl_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = headway("bench", "collect", "kubectl:pod/bench", "--output", "out", cwd=tmp_path)
+    assert done.returncode == 2 and "there is no kubectl here" in done.stderr

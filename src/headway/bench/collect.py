@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import subprocess
 import sys
 import zlib
@@ -114,7 +115,10 @@ def _unpacked(data: bytes) -> bytes:
 
 def _kubectl(arguments: str) -> list[str]:
     """What `kubectl logs` prints."""
-    command = ["kubectl", "logs", *arguments.split()]
+    try:
+        command = ["kubectl", "logs", *shlex.split(arguments)]  # selectors have blanks: -l 'app in (a, b)'
+    except ValueError as error:
+        raise ConfigError(f"no arguments of kubectl: {error}", where=KUBECTL + arguments, fix="close quotes") from None
     try:
         done = subprocess.run(command, capture_output=True, timeout=_KUBECTL_SECONDS, check=False)
     except OSError:

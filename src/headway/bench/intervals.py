@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 Stretches = list[tuple[float, float]]
@@ -30,6 +31,12 @@ def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[fl
         else:
             j += 1
     return common
+
+
+def without(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
+    """The time that is in the first and not in the second; each a union."""
+    edges = [-math.inf, *(edge for stretch in second for edge in stretch), math.inf]
+    return intersection(first, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def length(stretches: Iterable[tuple[float, float]]) -> float:

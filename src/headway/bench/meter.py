@@ -6,13 +6,13 @@ import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from headway.bench.allocations import Allocations
 from headway.bench.energy import open_counter
-from headway.bench.intervals import Stretches, intersection, length, union
+from headway.bench.intervals import Stretches, intersection, length, union, without
 from headway.parallel.world import synchronize
 from headway.training.callbacks import Callback
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 #: As an event of the profiler says it.
 _CUDA = torch._C._autograd.DeviceType.CUDA
+_Kind = Literal["sent", "computed", "waited"]
+#: How an event around a graph begins that torch.compile has made code of: what it has fused leaves none on the CPU.
+_COMPILED = "## Call CompiledFxGraph"
+_COMPILED_COLLECTIVE = "_c10d_functional::"
 _COPIED_BYTES = 256 * 2**20
 _PRODUCT_SIDE, _PRODUCT_SECONDS = 1024, 0.25
 _PRODUCT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -101,7 +105,8 @@ def communication_shares(events: Any, device_type: str) -> tuple[float, float] |
     """Exposed and overlapped share of the time between the first and the last event.
 
     On GPUs kernels of NCCL are communication, and all others computation. On the CPU a collective of gloo is under way
-    from its start until all workers have done it, and operators of PyTorch are computation.
+    from its start until all workers have done it; operators of PyTorch and compiled code are computation, but for what
+    they do about collectives of their own, which is mostly to wait for them.
 
     Args:
         events: As `torch.profiler.profile.events()` gives them, in microseconds.
@@ -109,28 +114,34 @@ def communication_shares(events: Any, device_type: str) -> tuple[float, float] |
     Returns:
         None when there was no collective.
     """
-    sent: Stretches = []
-    computed: Stretches = []
-    ends: Stretches = []
+    stretches: dict[_Kind, Stretches] = {"sent": [], "computed": [], "waited": []}
+    kind_of = _kind_on_gpu if device_type == "cuda" else _kind_on_cpu
     for event in events:
-        stretch = (event.time_range.start, event.time_range.end)
-        if device_type == "cuda":
-            if event.device_type != _CUDA or event.is_user_annotation:
-                continue
-            (sent if "nccl" in event.name.lower() else computed).append(stretch)
-        elif event.name.startswith("gloo:"):
-            sent.append(stretch)
-        elif event.name.startswith("aten::") and not event.is_async:
-            computed.append(stretch)
-        else:
-            continue
-        ends.append(stretch)
+        if (kind := kind_of(event)) is not None:
+            stretches[kind].append((event.time_range.start, event.time_range.end))
+    sent, computed, waited = (union(kind) for kind in stretches.values())
     if not sent:
         return None
-    under_way = union(sent)
-    whole = max(end for _, end in ends) - min(start for start, _ in ends)
-    both = length(intersection(under_way, union(computed)))
-    return (length(under_way) - both) / whole, both / whole
+    every = union([*sent, *computed, *waited])
+    whole = every[-1][1] - every[0][0]
+    both = length(intersection(sent, without(computed, waited)))
+    return (length(sent) - both) / whole, both / whole
+
+
+def _kind_on_gpu(event: Any) -> _Kind | None:
+    if event.device_type != _CUDA or event.is_user_annotation:
+        return None
+    return "sent" if "nccl" in event.name.lower() else "computed"
+
+
+def _kind_on_cpu(event: Any) -> _Kind | None:
+    if event.name.startswith("gloo:"):
+        return "sent"
+    if event.is_async:
+        return None
+    if event.name.startswith(_COMPILED_COLLECTIVE):
+        return "waited"
+    return "computed" if event.name.startswith(("aten::", _COMPILED)) else None
 
 
 def _start_profiler(device: torch.device) -> Any:

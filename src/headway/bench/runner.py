@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +17,7 @@ import psutil
 
 from headway.bench.blocks import MARKER, block, find_blocks
 from headway.bench.environment import describe_environment, environment_id
+from headway.bench.launchers import LOCAL, launch_command, run_command
 from headway.bench.matrix import PlannedCell, plan_matrix, rows_for_workers, unused_patterns
 from headway.bench.results import (
     CELLS,
@@ -34,20 +32,16 @@ from headway.bench.results import (
 from headway.bench.suite import Cell, Suite
 from headway.bench.worker import Spec
 from headway.core.console import notice, say
-from headway.core.errors import ConfigError, HeadwayError, Preempted
+from headway.core.errors import HeadwayError, Preempted
 from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import counted, format_bytes, format_count, format_seconds
-from headway.core.module_command import module_command
 from headway.core.signals import NOTICES, handled
 from headway.launch.trainings import refuse_as_worker
-from headway.supervise.processes import end_all
 
 LOGS, EARLIER = "logs", "earlier"
 #: What is measured anew. Never read, or a matrix that is stopped and goes on would mix it with what is new.
 DISCARDED = "discarded"
-#: Launchers with a name; any other is a command that starts what follows it.
-LOCAL, TORCHRUN = "local", "torchrun"
 _LOOK_SECONDS = 0.5
 _TAIL_LINES, _TAIL_CHARACTERS = 20, 4000
 #: What torchrun says of a worker that a signal has ended.
@@ -227,71 +221,12 @@ def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) ->
     start = time.monotonic()
     try:
         with log_path.open("wb") as log:
-            code = _run(command, environment, log, suite.timeout_seconds)
+            code = run_command(command, environment, log, suite.timeout_seconds)
     finally:
         spec_path.unlink()
     wall_seconds = round(time.monotonic() - start, 3)
     end = _ending(begun, code, log_path.read_text(encoding="utf-8", errors="replace"), suite.timeout_seconds)
     return end.model_copy(update={"wall_seconds": wall_seconds})
-
-
-def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
-    """The command that starts the workers of a cell.
-
-    Args:
-        launcher: `local`, `torchrun`, or a command that starts the program behind it in so many processes and gives
-            each the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); `{workers}` in it
-            is their number.
-
-    Raises:
-        ConfigError: there is no such launcher.
-    """
-    if launcher == LOCAL:
-        return module_command("headway.bench.local", str(spec))
-    if launcher == TORCHRUN:
-        nodes = ["--standalone", "--nproc-per-node", str(workers), "--no-python"]
-        return module_command("torch.distributed.run", *nodes, *module_command("headway.bench.worker", str(spec)))
-    if "{workers}" not in launcher:
-        raise ConfigError(
-            f"the launcher '{launcher}' is not told how many workers to start",
-            where="--launcher",
-            fix="local, torchrun, or a command with {workers}, as in"
-            " 'torchrun --standalone --nproc-per-node {workers} --no-python'",
-        )
-    try:
-        words = shlex.split(launcher.replace("{workers}", str(workers)))
-    except ValueError as error:
-        raise ConfigError(
-            f"the launcher '{launcher}' is no command: {error}", where="--launcher", fix="close its quotes"
-        ) from None
-    # Without the working folder too, but in few words: a launcher may hand them to the shell of another machine.
-    return [*words, sys.executable, "-P", "-m", "headway.bench.worker", str(spec)]
-
-
-def _run(command: Sequence[str], environment: dict[str, str], log: Any, timeout_seconds: float) -> int | None:
-    """The exit code; None when it took too long. In every case nothing of it is left running."""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"the launcher cannot be started: {error}", where="--launcher", fix="check the command"
-        ) from error
-    try:
-        return process.wait(timeout_seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        left = end_all([process.pid])
-        process.poll()
-        if left:
-            notice(f"processes that cannot be ended are left: {left}")
 
 
 def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> Repeat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from headway.bench import meter as metering
 from headway.bench.energy import open_counter
-from headway.bench.intervals import intersection, length, union
-from headway.bench.meter import Meter, communication_shares
+from headway.bench.intervals import intersection, length, union, without
+from headway.bench.meter import Meter, communication_shares, host_to_device
 from headway.bench.synthetic import SyntheticFeed
 from headway.config import Config, LaneGrid, ModelConfig
 from headway.core.machine import Machine
@@ -34,6 +36,8 @@ def test_stretches_of_time() -> None:
     assert union([(5, 6), (0, 2), (1, 3), (3, 4), (9, 9)]) == [(0, 4), (5, 6)]
     common = intersection([(0, 4), (5, 9)], [(1, 2), (3, 6), (8, 20)])
     assert common == [(1, 2), (3, 4), (5, 6), (8, 9)] and length(common) == 4
+    assert without([(0, 4), (5, 9)], [(1, 2), (3, 6), (8, 20)]) == [(0, 1), (2, 3), (6, 8)]
+    assert without([(0, 4)], []) == [(0, 4)] and without([], [(1, 2)]) == []
 
 
 def test_communication_on_the_cpu_is_split_by_what_is_computed_meanwhile() -> None:
@@ -48,6 +52,32 @@ def test_communication_on_the_cpu_is_split_by_what_is_computed_meanwhile() -> No
     # Under way from 30 to 70, of which 30 to 41 something was computed; from 0 to 100 in all.
     assert communication_shares(events, "cpu") == pytest.approx((0.29, 0.11))
     assert communication_shares(events[:1], "cpu") is None
+
+
+def test_compiled_code_computes_but_while_it_waits_for_collectives_of_its_own() -> None:
+    events = [
+        event("## Call CompiledFxGraph fa3 ##", 0, 80),
+        event("aten::mm", 0, 10),
+        event("gloo:all_reduce", 20, 60, is_async=True),
+        event("_c10d_functional::wait_tensor", 50, 60),
+        event("CompiledFunctionBackward", 80, 100),  # Python around it, which computes nothing of its own
+        event("aten::add", 90, 100),
+    ]
+    # Under way from 20 to 60, of which the last quarter was waited.
+    assert communication_shares(events, "cpu") == pytest.approx((0.1, 0.3))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="there is no C++ compiler")
+def test_pytorch_says_when_compiled_code_is_at_work() -> None:
+    """By a name that it promises to nobody."""
+    compiled = torch.compile(lambda x: (x * 2 + 1).relu().sum())
+    x = torch.ones(2**20, requires_grad=True)
+    compiled(x).backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        compiled(x).backward()
+    calls = [one for one in profiler.events() if metering._kind_on_cpu(one) == "computed"]
+    assert len([one for one in calls if one.name.startswith(metering._COMPILED)]) == 2, "forward and backward"
 
 
 def test_communication_on_gpus_is_what_kernels_of_nccl_do() -> None:
@@ -77,6 +107,57 @@ def test_processors_count_joules_and_begin_anew(tmp_path: Path) -> None:
     assert open_counter("cpu", 0, False, machine) is None, "one worker of a machine speaks for it"
     (zone / "energy_uj").unlink()
     assert open_counter("cpu", 0, True, machine) is None
+
+
+def test_gpus_count_joules_under_their_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = [5_000, 7_500, 7_600]  # millijoules
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda name: f"handle of {name}",
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: {"handle of GPU-1234-3": counted.pop}[handle](0),
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"1234-{index}"))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    counter = open_counter("cuda", 3, False)
+    assert counter is not None and "GPU" in counter.source
+    assert [counter.joules(), counter.joules()] == pytest.approx([2.5, 0.1])
+    assert open_counter("cuda", 4, True) is None, "one that does not count, and processors do not stand for it"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert open_counter("cuda", 3, True) is None
+
+
+def test_joules_of_gpus_are_known_when_those_of_all_workers_are() -> None:
+    from headway.bench.worker import _energy
+
+    gpus: Any = SimpleNamespace(energy_source="the driver of the GPUs (NVML)")
+    processors: Any = SimpleNamespace(energy_source="the processors (RAPL)")
+    assert _energy(gpus, [2.0, 3.0]).joules == 5 and _energy(gpus, [2.0, None]) is None  # type: ignore[union-attr]
+    assert _energy(processors, [2.0, None]).joules == 2, "one worker of a machine reads them"  # type: ignore[union-attr]
+    assert _energy(SimpleNamespace(energy_source=None), [None]) is None  # type: ignore[arg-type]
+
+
+def test_copies_to_a_gpu_are_timed_to_their_end_and_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is made up: it queues a copy, and does it when somebody waits."""
+    now, seconds, queued = 0.0, [0.5, 0.02, 0.01, 0.03, 0.04], list[float]()
+
+    def wait(device: torch.device) -> None:
+        nonlocal now
+        now += sum(queued)
+        queued.clear()
+
+    def copy(source: None, non_blocking: bool) -> None:
+        queued.append(seconds.pop(0))
+
+    fake = SimpleNamespace(
+        uint8=torch.uint8,
+        empty=lambda size, dtype, pin_memory: None,
+        empty_like=lambda source, device: SimpleNamespace(copy_=copy),
+    )
+    monkeypatch.setattr(metering, "torch", fake)
+    monkeypatch.setattr(metering, "synchronize", wait)
+    monkeypatch.setattr(metering, "time", SimpleNamespace(perf_counter=lambda: now))
+    assert host_to_device(torch.device("cuda")) == pytest.approx(2**28 / 0.01 / 1e9) and not seconds
+    assert host_to_device(torch.device("cpu")) is None
 
 
 def test_rows_are_the_same_for_every_number_of_workers() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,11 +14,12 @@ import pytest
 
 from headway.bench import runner
 from headway.bench.blocks import block
+from headway.bench.launchers import launch_command, run_command
 from headway.bench.results import CELLS, CellResult, Status, read_results
-from headway.bench.runner import DISCARDED, EARLIER, LOGS, Wishes, launch_command, open_matrix, run_matrix, to_do
+from headway.bench.runner import DISCARDED, EARLIER, LOGS, Wishes, open_matrix, run_matrix, stoppable, to_do
 from headway.bench.suite import Suite, load_suite
 from headway.bench.worker import Spec
-from headway.core.errors import ConfigError, HeadwayError
+from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.module_command import module_command
 from support_bench import measurement
 
@@ -32,7 +35,7 @@ class Workers:
         self.measured: list[str] = []
         self.faults: list[str] = []
         self.answer: Callable[[Spec], tuple[int | None, str]] = lambda spec: (0, told(spec, "ok"))
-        monkeypatch.setattr(runner, "_run", self._run)
+        monkeypatch.setattr(runner, "run_command", self._run)
         monkeypatch.setattr(runner, "describe_environment", lambda launcher: {"machine": self.machine})
         self.machine = "one"
 
@@ -213,11 +216,29 @@ def test_nothing_of_a_cell_that_takes_too_long_is_left_running(tmp_path: Path) -
     command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{script}"]
     with (tmp_path / "log").open("wb") as log:
         start = time.monotonic()
-        assert runner._run(command, {"PATH": "/bin"}, log, 3.0) is None
+        assert run_command(command, {"PATH": "/bin"}, log, 3.0) is None
         assert time.monotonic() - start < 60
     pid = int((tmp_path / "pid").read_text())
     state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_nothing_is_left_running_that_was_being_started_when_a_signal_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with (tmp_path / "log").open("wb") as log, pytest.raises(Preempted, match="SIGTERM"), stoppable(MISSING_ONLY):
+        run_command(command, {}, log, 600.0)
+    assert started[0].poll() == -signal.SIGKILL
 
 
 def test_two_processes_do_not_measure_into_one_folder(

@@ -1,0 +1,85 @@
+"""The processes of one measurement: what starts them, and their end in every case."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.core.console import notice
+from headway.core.errors import ConfigError
+from headway.core.module_command import module_command
+from headway.core.signals import held
+from headway.supervise.processes import end_all
+
+#: Launchers with a name; any other is a command that starts what follows it.
+LOCAL, TORCHRUN = "local", "torchrun"
+
+
+def launch_command(launcher: str, spec: Path, workers: int) -> list[str]:
+    """The command that starts the workers of a cell.
+
+    Args:
+        launcher: `local`, `torchrun`, or a command that starts the program behind it in so many processes and gives
+            each the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); `{workers}` in it
+            is their number.
+
+    Raises:
+        ConfigError: there is no such launcher.
+    """
+    if launcher == LOCAL:
+        return module_command("headway.bench.local", str(spec))
+    if launcher == TORCHRUN:
+        nodes = ["--standalone", "--nproc-per-node", str(workers), "--no-python"]
+        return module_command("torch.distributed.run", *nodes, *module_command("headway.bench.worker", str(spec)))
+    if "{workers}" not in launcher:
+        raise ConfigError(
+            f"the launcher '{launcher}' is not told how many workers to start",
+            where="--launcher",
+            fix="local, torchrun, or a command with {workers}, as in"
+            " 'torchrun --standalone --nproc-per-node {workers} --no-python'",
+        )
+    try:
+        words = shlex.split(launcher.replace("{workers}", str(workers)))
+    except ValueError as error:
+        raise ConfigError(
+            f"the launcher '{launcher}' is no command: {error}", where="--launcher", fix="close its quotes"
+        ) from None
+    # Without the working folder too, but in few words: a launcher may hand them to the shell of another machine.
+    return [*words, sys.executable, "-P", "-m", "headway.bench.worker", str(spec)]
+
+
+def run_command(command: Sequence[str], environment: dict[str, str], log: Any, timeout_seconds: float) -> int | None:
+    """The exit code; None when it took too long. In every case nothing of it is left running."""
+    process = None
+    try:
+        with held():  # who is told to stop while it starts must know what to end
+            process = _started(command, environment, log)
+        return process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process is not None:
+            left = end_all([process.pid])
+            process.poll()
+            if left:
+                notice(f"processes that cannot be ended are left: {left}")
+
+
+def _started(command: Sequence[str], environment: dict[str, str], log: Any) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the launcher cannot be started: {error}", where="--launcher", fix="check the command"
+        ) from error
