@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from headway.core import console
 from headway.core.machine import host_name
 
-#: So many at a time; one that has not ended after this long is killed, and the end of a run waits this long at most.
+#: So many at a time; one that has not ended after this long is killed, and at the end of a run after this long.
 _MOST, _LIMIT_SECONDS, _END_SECONDS = 4, 30.0, 5.0
+#: It tells of its end itself: a supervisor takes leave of all children that have ended, whoever has started them.
+_SCRIPT = 'sh -c "$1" || echo "telemetry.alert ended with exit code $?" >&2'
 
 
 class Alerts:
@@ -21,24 +26,27 @@ class Alerts:
     Args:
         command: For the shell. It gets a line of JSON on standard input: `run`, `what`, `host`, `time` (Unix seconds).
         run: What to call the run.
+        errors: File for what it says on standard error, and for its exit code when that is not 0.
     """
 
-    def __init__(self, command: str, run: str) -> None:
-        self._command, self._run = command, run
+    def __init__(self, command: str, run: str, errors: Path) -> None:
+        self._command, self._run, self._errors = command, run, errors
         self._running: list[tuple[subprocess.Popen[bytes], float]] = []
 
     def tell(self, what: str) -> None:
         """Start the command; what cannot be told, the log alone has."""
-        self._look()
+        for item in list(self._running):  # in place, since several threads have something to tell
+            if item[0].poll() is None and time.monotonic() - item[1] > _LIMIT_SECONDS:
+                _kill(item[0])
+            if item[0].poll() is not None:
+                with suppress(ValueError):
+                    self._running.remove(item)
         if len(self._running) >= _MOST:
             console.write_log(f"not told to telemetry.alert, which is busy: {what}")
             return
         message = {"run": self._run, "what": what, "host": host_name(), "time": time.time()}
-        quiet = subprocess.DEVNULL
         try:
-            process = subprocess.Popen(
-                self._command, shell=True, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
-            )
+            process = self._start()
         except OSError as error:
             console.write_log(f"telemetry.alert cannot be started: {error.strerror or error}")
             return
@@ -47,32 +55,44 @@ class Alerts:
         with suppress(BrokenPipeError), process.stdin as stream:  # a pipe takes a line whether or not it is read
             stream.write(json.dumps(message).encode()[:60_000] + b"\n")
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = ["sh", "-c", _SCRIPT, "headway-alert", self._command]
+        quiet = subprocess.DEVNULL
+        try:
+            errors = self._errors.open("ab")
+        except OSError:  # the disk may be what there is to be told of
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+        with errors:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=errors, start_new_session=True)
+
     def close(self) -> None:
         """Wait a little for those that are under way."""
         deadline = time.monotonic() + _END_SECONDS
         for process, _ in self._running:
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _kill(process)
 
-    def _look(self) -> None:
-        still = []
-        for process, started in self._running:
-            if process.poll() is None and time.monotonic() - started > _LIMIT_SECONDS:
-                process.kill()
-            elif process.poll() is None:
-                still.append((process, started))
-            elif process.returncode:
-                console.write_log(f"telemetry.alert ended with exit code {process.returncode}")
-        self._running = still
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With all that it has started: it leads a session of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @contextmanager
-def alerting(command: str | None, run: str) -> Iterator[None]:
-    """Have warnings of this process told to a command, for the length of a block."""
+def alerting(command: str | None, run: Path) -> Iterator[None]:
+    """Have warnings of this process told to a command, for the length of a block.
+
+    Args:
+        run: The run directory; what goes wrong with the command is in `alerts.log` there.
+    """
     if command is None:
         yield
         return
-    alerts = Alerts(command, run)
+    alerts = Alerts(command, run.name, run / "alerts.log")
     with console.alert_with(alerts.tell):
         try:
             yield

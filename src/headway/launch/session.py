@@ -98,7 +98,7 @@ def run_in_this_process(
         with (
             _joined_attempt(config, task, world, wishes, own) as attempt,
             _log(attempt, world),
-            alerting(config.telemetry.alert, config.name),
+            alerting(config.telemetry.alert, config.run_directory),
         ):
             _train(config, task, world, grid, attempt, callbacks)
 

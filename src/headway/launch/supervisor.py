@@ -52,7 +52,7 @@ class _Supervisor:
         if self._own_process:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child's end can be known
             adopt_orphans()
-        with handled(STOPPING, self._note), alerting(self._config.telemetry.alert, self._config.name):
+        with handled(STOPPING, self._note), alerting(self._config.telemetry.alert, self._config.run_directory):
             wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
             try:
                 while (decision := self._next()).goes_on:

@@ -36,6 +36,8 @@ _LOAD_AHEAD_SECONDS = 30.0
 _TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 #: After the death of a worker, for the agent to hear of it before the others are killed: what they say then is noise.
 _HURRY_SECONDS = 0.4
+#: What `faulthandler` begins the stack with when a process dies of an error of its own.
+_OF_DEATH = "Fatal Python error"
 
 
 @dataclass
@@ -139,7 +141,7 @@ class WatchedAttempt:
                 f"attempt {self.record.number} ended: {ending.what} ({decision.why});"
                 f" the next one begins{after}, from the newest checkpoint"
             )
-        if ending.kind not in ("finished", "preempted"):
+        if ending.kind not in ("finished", "preempted") and ending.exit_code != INTERRUPTED:
             alert(f"attempt {self.record.number} ended: {ending.what} ({decision.why})")
         for path in self.record.directory.glob("stack-*.txt"):
             if not path.stat().st_size:
@@ -298,16 +300,18 @@ class WatchedAttempt:
             "waiting_workers": waiting or None,
         }
         stack = self.record.directory / f"stack-{found.rank}.txt"
-        frames = frames_of_dump(stack.read_text(encoding="utf-8", errors="replace")) if stack.exists() else ()
+        dump = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
+        if found.kind == "died" and _OF_DEATH not in dump:
+            dump = ""  # a warning's, of what it did long before
+        frames = frames_of_dump(dump)
         others = f"; workers {', '.join(map(str, waiting))} waited for it" if waiting and found.kind != "died" else ""
         after = f" after step {reading.step}, in phase '{reading.phase}'" if found.kind == "died" else ""
         what = f"worker {found.rank} on {self.record.owner.host} {found.what}{after}{others}"
-        has_stack = _size(stack) > 0
         return Ending(
             found.kind,
             what,
             1,
-            where=str(stack if has_stack else self.record.worker_log(found.rank)),
+            where=str(stack if dump else self.record.worker_log(found.rank)),
             fix="run the same command again: it goes on from the newest checkpoint",
             rank=found.rank,
             step=reading.step,
@@ -377,13 +381,6 @@ def _error(kind: Any, told: Mapping[str, Any], what: str | None = None) -> Endin
         error=told.get("type"),
         frames=tuple(told.get("frames") or ()),
     )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def newest_checkpoint(run: Path) -> int:

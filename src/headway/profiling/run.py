@@ -136,7 +136,7 @@ def _scratch(config: Config, folder: Path) -> Config:
             "name": "run",
             "checkpoint": checkpoint,
             "evaluation": config.evaluation.model_copy(update={"every": None}),
-            "telemetry": config.telemetry.model_copy(update={"report": False}),
+            "telemetry": config.telemetry.model_copy(update={"report": False, "alert": None}),
         }
     )
 

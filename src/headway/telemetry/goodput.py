@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.core.format import counted, format_seconds
@@ -143,8 +143,13 @@ def goodput_of(run: Run) -> Goodput | None:
 
 
 def goodput_before(run: Run, attempt: int, step: int) -> Goodput | None:
-    """The same of the attempts before one, which has begun with the state after a step."""
-    attempts = [one for one in run.attempts if one.number < attempt]
+    """The same until an attempt began, which went on with the state after a step."""
+    # It takes no time itself, but there is some between it and the one before.
+    attempts = [
+        replace(one, ended=one.started) if one.number == attempt else one
+        for one in run.attempts
+        if one.number <= attempt
+    ]
     records = (record for record in read_records(run.path) if (as_int(record.get("attempt")) or 0) < attempt)
     return goodput(attempts, run.attempt_records, records, step)
 

@@ -14,7 +14,7 @@ from headway.core.alerts import alerting
 
 def test_warnings_are_told_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "told.jsonl"
-    with alerting(f"cat >> '{file}'", "mine"):
+    with alerting(f"cat >> '{file}'", tmp_path / "mine"):
         console.warning("the disk is full")
         console.notice("all is well")
     console.warning("of another time")
@@ -28,15 +28,15 @@ def test_a_command_that_fails_or_hangs_costs_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr("headway.core.alerts._END_SECONDS", 0.2)
     start = time.monotonic()
     with console.log_to(tmp_path / "log"):
-        with alerting("exit 3", "mine"):
+        with alerting("echo so >&2; exit 3", tmp_path):
             console.warning("x" * 200_000)
             time.sleep(0.3)
             console.warning("again")
-        with alerting("sleep 20", "mine"):
+        with alerting(f"sleep 20; touch '{tmp_path}/left'", tmp_path / "gone"):
             for number in range(9):
                 console.warning(f"number {number}")
-        with alerting(None, "mine"):
+        with alerting(None, tmp_path):
             console.warning("nobody is told")
     assert time.monotonic() - start < 10
-    log = (tmp_path / "log").read_text()
-    assert "telemetry.alert ended with exit code 3" in log and "which is busy: number 8" in log
+    assert "which is busy: number 8" in (tmp_path / "log").read_text()
+    assert (tmp_path / "alerts.log").read_text() == "so\ntelemetry.alert ended with exit code 3\n" * 2

@@ -16,10 +16,12 @@ import pytest
 
 from headway.config import load_config
 from headway.core.errors import CheckpointError
+from headway.core.heartbeat import Heartbeat, Phase
 from headway.launch import watched
 from headway.launch.attempt import Wishes
 from headway.launch.watched import WatchedAttempt
 from headway.supervise.crew import Crew
+from headway.supervise.watchdog import Finding
 
 
 @pytest.fixture
@@ -54,6 +56,20 @@ def test_a_record_of_the_surroundings_that_cannot_be_copied_is_left_out(
     monkeypatch.setattr("shutil.copy", full)
     attempt.begin_again(None, 1)
     assert attempt.record is not None and (attempt.record.directory / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: WatchedAttempt, own: bool) -> None:
+    """Two kills would have the same stack, and look like a bug."""
+    record = attempt.begin(None)
+    Heartbeat(record.directory / "heartbeat-0").beat(Phase.START, 0)
+    attempt._look()
+    stack = record.directory / "stack-0.txt"
+    begin = "Fatal Python error: Segmentation fault\n\nCurrent thread" if own else "Thread"
+    stack.write_text(f'{begin} 0x1 (most recent call first):\n  File "{Path.cwd()}/mine.py", line 7 in load\n')
+    ending = attempt._blame(Finding("died", 0, "died (signal 9)", signal=9))
+    assert bool(ending.frames) == own and (ending.where == str(stack)) == own
+    attempt.record = None
 
 
 TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}
