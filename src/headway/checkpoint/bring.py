@@ -7,7 +7,7 @@ download that was cut short goes on where it was.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,18 +86,12 @@ def bring_earlier(
     """
     try:
         tier = find_tier()
-        for candidate in reversed([s for s in tier.steps() if s <= step]):
-            try:
-                manifest = tier.manifest(candidate)
-                if manifest is not None and usable(manifest):
-                    return bring(store, tier, manifest).step
-            except UnreachableError:
-                raise
-            except CheckpointError as error:
-                console.warning(f"passing over {tier.objects.url_of(step_name(candidate))}: {error.what}")
+        steps = [s for s in tier.steps() if s <= step]
+        found, _ = _newest_of(store, tier, steps, console.warning, lambda manifest, where: usable(manifest))
     except HeadwayError as error:
         console.warning(f"the remote checkpoints cannot be asked for: {error.what}")
-    return None
+        return None
+    return found.step if found else None
 
 
 def _newer(
@@ -109,31 +103,46 @@ def _newer(
     usable: Callable[[Manifest], bool],
 ) -> CheckpointInfo | None:
     """The newest remote checkpoint beyond a step that verifies, brought here; None when there is none."""
-    seen = False
-    for candidate in reversed([s for s in tier.steps() if s > step]):
-        where = tier.objects.url_of(step_name(candidate))
-        try:
-            manifest = tier.manifest(candidate)
-            if manifest is None:
-                continue
-            if not usable(manifest):
-                notice(f"passing over {where}: it was made with rows that are left out now")
-                continue
-            if step < 0:
-                accept(manifest, where)
-            return bring(store, tier, manifest)
-        except UnreachableError:
-            raise
-        except CheckpointError as error:
-            seen = True
-            notice(f"passing over {where}: {error.what}")
-    if seen and step < 0:
+
+    def wanted(manifest: Manifest, where: str) -> bool:
+        if not usable(manifest):
+            notice(f"passing over {where}: it was made with rows that are left out now")
+            return False
+        if step < 0:
+            accept(manifest, where)
+        return True
+
+    found, damaged = _newest_of(store, tier, [s for s in tier.steps() if s > step], notice, wanted)
+    if damaged and found is None and step < 0:
         raise CheckpointError(
             "none of the remote checkpoints verifies, and there is none here",
             where=tier.url,
             fix="restore one from a copy, or start a new run under another name",
         )
-    return None
+    return found
+
+
+def _newest_of(
+    store: CheckpointStore,
+    tier: RemoteTier,
+    steps: Sequence[int],
+    notice: Callable[[str], None],
+    wanted: Callable[[Manifest, str], bool],
+) -> tuple[CheckpointInfo | None, bool]:
+    """The newest of some remote checkpoints that is wanted and verifies, brought here; and whether one was damaged."""
+    damaged = False
+    for step in sorted(steps, reverse=True):
+        where = tier.objects.url_of(step_name(step))
+        try:
+            manifest = tier.manifest(step)
+            if manifest is not None and wanted(manifest, where):
+                return bring(store, tier, manifest), damaged
+        except UnreachableError:
+            raise
+        except CheckpointError as error:
+            damaged = True
+            notice(f"passing over {where}: {error.what}")
+    return None, damaged
 
 
 def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: bool = True) -> CheckpointInfo:

@@ -61,7 +61,7 @@ class Alerts:
         try:
             errors = self._errors.open("ab")
         except OSError:  # the disk may be what there is to be told of
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
+            errors = Path(os.devnull).open("ab")
         with errors:
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=errors, start_new_session=True)
 

@@ -83,6 +83,11 @@ class Reading:
     steps_seconds: float
     """When the newest step was finished; 0 before the first."""
 
+    @property
+    def has_finished_a_step(self) -> bool:
+        """In this attempt. Not told from the step's number, which a rollback may take to before the attempt's first."""
+        return self.steps_seconds > 0
+
 
 class Heartbeat:
     """The worker's side.

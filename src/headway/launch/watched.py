@@ -217,7 +217,7 @@ class WatchedAttempt:
     def _at_steps(self) -> bool:
         """Whether every worker has done a step of this attempt."""
         readings = self._workers.readings.values()
-        return bool(readings) and all(reading.steps_seconds > 0 for reading in readings)
+        return bool(readings) and all(reading.has_finished_a_step for reading in readings)
 
     def _load_ahead(self, now: float) -> None:
         """Get ready for the next attempt while this one is well: loading takes a second, in which nobody looks."""

@@ -90,13 +90,14 @@ class LedgerKeeper(Callback):
         """
         if self._ledger.committed_step >= step:
             return
+        run = Run(self._ledger.path.parent)
         for info in self._store.list():
             if self._ledger.committed_step < info.step <= step:
-                self._take_over(job, info)
+                self._take_over(job, info, run)
 
-    def _take_over(self, job: Job, info: CheckpointInfo) -> None:
+    def _take_over(self, job: Job, info: CheckpointInfo, run: Run) -> None:
         attempt, first = int(info.context.get("attempt", self._attempt)), self._ledger.committed_step
-        if not Run(self._ledger.path.parent).has_done(attempt, info.step):
+        if not run.has_done(attempt, info.step):
             why = f"{info.path.name} is of attempt {attempt} elsewhere: nothing here tells of its steps"
             self._ledger.decide(self._attempt, first, info.step, TAKEN_OVER, why)
         self._commit(job, info.step, attempt)

@@ -105,7 +105,7 @@ class Watchdog:
     def limit_seconds(self, reading: Reading) -> float:
         """How long a worker may be without a sign of life in its phase."""
         config = self.config
-        if reading.phase == Phase.START or not _has_finished_a_step(reading):
+        if reading.phase == Phase.START or not reading.has_finished_a_step:
             return config.start_seconds
         if reading.phase in (Phase.CHECKPOINT, Phase.END):
             return config.save_seconds
@@ -169,7 +169,7 @@ class Watchdog:
         """Said once for every time that a worker takes longer than a step may, where it is allowed to."""
         key = (rank, reading.step, reading.phase)
         patience = self._limit_of_a_step
-        if not _has_finished_a_step(reading):
+        if not reading.has_finished_a_step:
             patience = max(patience, _START_SECONDS)
         if silent < patience or key in self._waited:
             return None
@@ -181,7 +181,7 @@ class Watchdog:
         return Finding("waits", rank, what, silent)
 
     def _slow_one(self, now: float, readings: Mapping[int, Reading]) -> Finding | None:
-        if len(readings) < 2 or not all(_has_finished_a_step(reading) for reading in readings.values()):
+        if len(readings) < 2 or not all(reading.has_finished_a_step for reading in readings.values()):
             return None
         window, self._window = self._window, self._window or _window(now, readings)
         if window is None or window.steps.keys() != readings.keys():
@@ -220,11 +220,6 @@ def _window(now: float, readings: Mapping[int, Reading]) -> _Window:
         {rank: reading.own_seconds for rank, reading in readings.items()},
         {rank: reading.data_seconds for rank, reading in readings.items()},
     )
-
-
-def _has_finished_a_step(reading: Reading) -> bool:
-    """In this attempt. Not told from the step's number, which a rollback may take to before the attempt's first."""
-    return reading.steps_seconds > 0
 
 
 def _dead(readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]) -> Finding | None:

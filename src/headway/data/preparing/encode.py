@@ -15,7 +15,7 @@ from headway.config.clean import CleanStep
 from headway.config.data import DedupConfig
 from headway.config.units import Amount
 from headway.core.faults import fault_point
-from headway.data.reading.documents import BadDocument
+from headway.data.reading.documents import BadDocument, text_size
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece
 
@@ -236,11 +236,6 @@ class PieceWorker:
             ("train", SplitPart(tokens[:border], lengths[: len(train)] + 1)),
             ("validation", SplitPart(tokens[border:], lengths[len(train) :] + 1)),
         ]
-
-
-def text_size(text: str) -> int:
-    """UTF-8 bytes of a text."""
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def document_hashes(texts: Sequence[str], result: PieceResult) -> NDArray[np.uint64]:

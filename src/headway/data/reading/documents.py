@@ -41,3 +41,8 @@ class Batch:
             self.texts.append(value)
         else:
             self.empty += 1
+
+
+def text_size(text: str) -> int:
+    """UTF-8 bytes of a text."""
+    return len(text) if text.isascii() else len(text.encode())

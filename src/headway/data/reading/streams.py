@@ -9,7 +9,7 @@ from typing import Any, cast
 from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.functions import load_function
-from headway.data.reading.documents import BadDocument, Batch
+from headway.data.reading.documents import BadDocument, Batch, text_size
 from headway.data.reading.records import BadRecordError, MissingFieldError, text_getter, unicode_text
 
 Stream = Callable[[], Iterable[Any]]
@@ -82,7 +82,7 @@ def read_stream(
         else:
             fields_seen = True
             batch.add(text)
-            utf8_bytes = len(text) if text.isascii() else len(text.encode())
+            utf8_bytes = text_size(text)
             found += utf8_bytes
             left -= bool(text) if limit is not None and limit.unit == "documents" else utf8_bytes
         if left <= 0:

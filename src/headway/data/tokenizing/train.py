@@ -14,6 +14,7 @@ from headway.core.console import Progress
 from headway.core.errors import ConfigError
 from headway.core.format import format_bytes
 from headway.data.feeding.order import permute
+from headway.data.reading.documents import text_size
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece, Source, pieces_of
 from headway.data.tokenizing.patterns import PATTERNS, pattern_of
@@ -123,7 +124,7 @@ def _training_splits(pattern: str) -> Any:
 
 def _counted(texts: Iterator[str], bar: Progress) -> Iterator[str]:
     for text in texts:
-        bar.advance(len(text) if text.isascii() else len(text.encode()))
+        bar.advance(text_size(text))
         yield text
 
 
