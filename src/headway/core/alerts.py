@@ -58,11 +58,12 @@ class Alerts:
     def _start(self) -> subprocess.Popen[bytes]:
         command = ["sh", "-c", _SCRIPT, "headway-alert", self._command]
         quiet = subprocess.DEVNULL
+        place = self._errors
         try:
-            errors = self._errors.open("ab")
+            place.touch()
         except OSError:  # the disk may be what there is to be told of
-            errors = Path(os.devnull).open("ab")
-        with errors:
+            place = Path(os.devnull)
+        with place.open("ab") as errors:
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=errors, start_new_session=True)
 
     def close(self) -> None:
