@@ -160,7 +160,7 @@ class Pipeline:
         return self._schedule[1]
 
     def _part(self, number: int) -> _Part:
-        return _Part(self._forward, self._lane, number, self._stages)
+        return _Part(self._forward, self._lane, number, self._stages, self._world.seed)
 
 
 class _Lane:
@@ -185,15 +185,18 @@ class _Lane:
 class _Part(nn.Module):
     """One stage as a schedule sees it; the parameters stay the model's, which strategies treat as a whole."""
 
-    def __init__(self, forward: StageForward, lane: _Lane, number: int, stages: Sequence[range]) -> None:
+    def __init__(
+        self, forward: StageForward, lane: _Lane, number: int, stages: Sequence[range], seed: Callable[[int], None]
+    ) -> None:
         super().__init__()
+        self._seed = seed
         self._run, self.lane, self.number, self.of = forward, lane, number, len(stages)
         self._layers = stages[number]
 
     def forward(self, x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """Micro-batch `number`, (1,), with what the stage before gave; the first stage gets the number in its place."""
         index = int(number)
-        torch.manual_seed(derive_seed(self.lane.seeds[index], "stage", self.number))
+        self._seed(derive_seed(self.lane.seeds[index], "stage", self.number))
         y = self._run(self.lane.batches[index], x if self.number else None, self._layers)
         return y.unsqueeze(0) if self.number == self.of - 1 else y
 

@@ -161,6 +161,19 @@ class World:
         """Whether this worker writes what only one may write."""
         return self.rank == 0
 
+    def seed(self, seed: int) -> None:
+        """What this worker draws from now on follows from `seed`, on the CPU and on its device.
+
+        `torch.manual_seed` does that too, and for every other kind of device that this machine does not have it writes
+        down where it was called from: 1 ms for each micro-batch.
+        """
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
+        elif self.device.type == "mps":
+            torch.mps.manual_seed(seed)
+
     def gather(self, values: list[float]) -> list[list[float]]:
         """The values of every worker, by rank. All workers must pass equally many.
 

@@ -240,7 +240,7 @@ def _lane(
     total = torch.zeros((), device=world.device)
     for index, batch in enumerate(batches):
         beat(Phase.COMPUTE)
-        torch.manual_seed(seeds[index])
+        world.seed(seeds[index])
         with around(index == len(batches) - 1):
             with autocast(config.train.precision, world.device):
                 loss = task.objective.summed_loss(state.trained, to_device(batch, world.device))

@@ -2,14 +2,16 @@
 
 import socket
 import sys
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from headway.core.errors import ConfigError, HeadwayError
 from headway.parallel import world
-from headway.parallel.world import _agree_on_name, open_world
+from headway.parallel.world import World, _agree_on_name, open_world
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -74,3 +76,26 @@ def test_in_a_store_that_outlives_its_workers_these_agree_on_a_name(monkeypatch:
     monkeypatch.setattr(world, "_agree_on_name", agree)
     with pytest.raises(KeyError, match="1, 2, 7"), open_world("cpu", 7):
         pass
+
+
+def test_seeding_draws_what_pytorchs_does_without_a_look_at_devices_that_are_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(2**62 + 1)
+    expected = torch.rand(4)
+
+    def look(*_: object) -> None:
+        raise AssertionError("a stack was written down, which takes most of the time of seeding")
+
+    monkeypatch.setattr(traceback, "format_stack", look)
+    World(0, 1, 0, torch.device("cpu")).seed(2**62 + 1)
+    assert torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_seeding_reaches_the_gpu() -> None:
+    device = torch.device("cuda", 0)
+    torch.manual_seed(3)
+    expected = torch.rand(4, device=device)
+    World(0, 1, 0, device).seed(3)
+    assert torch.equal(torch.rand(4, device=device), expected)
