@@ -1,8 +1,10 @@
 """What a step of `headway train` takes besides the model and the optimizer: data, metrics, health, signals.
 
-The model is so small that little else is left of a step. It is trained by the whole command, and by `ceiling.py`, a
-loop that does nothing but forward, backward, clipping and update; what ours takes longer is the overhead, in
-milliseconds of every step, whatever the model. Runs alternate; the median of the rounds' differences counts.
+The model is so small that little else is left of a step. It is trained by the whole command, and by `bare.py`, a loop
+around the same model that does nothing but forward, backward, clipping and update; what ours takes longer is the
+overhead, in milliseconds of every step, whatever the model. In a round both are under way at the same time and take
+turns, as in `speed.py`, for how fast a processor is changes by more than that; the median of the rounds' differences
+counts.
 
     python benchmarks/train/overhead.py
     python benchmarks/train/overhead.py --rounds 9 --output overhead.json
@@ -19,10 +21,28 @@ import tempfile
 from pathlib import Path
 
 import speed
-from contender import run
+from contender import Command
 
 #: Of a step of this length, what the loop may take at most.
 STEP_SECONDS, LIMIT = 0.1, 0.01
+STEPS_OF_A_TURN = 40
+
+
+def in_turns(names: list[str], work: speed.Workload) -> dict[str, float]:
+    """The mean seconds of a step of each; of single steps the clock has only milliseconds."""
+    commands = list[Command]()
+    try:
+        for name in names:
+            commands.append(Command(name, False, work))
+            commands[-1].wait_for(work.options.warmup)
+            commands[-1].stop()
+        while waiting := [command for command in commands if command.process.poll() is None]:
+            for command in waiting:
+                command.turn(STEPS_OF_A_TURN)
+        return {command.name: statistics.fmean(command.measured(0).step_seconds) for command in commands}
+    finally:
+        for command in commands:
+            command.kill()
 
 
 def main() -> None:
@@ -36,14 +56,15 @@ def main() -> None:
         preset="1m", vocabulary=512, rows=1, sequence_length=32, precision="fp32", steps=options.steps, warmup=50,
         threads=1, peers=None,
     )  # fmt: skip
-    found: dict[str, list[float]] = {"headway": [], "ceiling": []}
+    found: dict[str, list[float]] = {"headway": [], "bare": []}
     with tempfile.TemporaryDirectory(prefix="headway-overhead-") as folder:
         work = speed.Workload(work_options, Path(folder))
         for number in range(options.rounds):
-            for name, seconds in found.items():
-                seconds.append(statistics.fmean(run(name, False, work).step_seconds))  # the clock has milliseconds
-                speed.say(f"round {number + 1} of {options.rounds}: {name} {seconds[-1] * 1000:.2f} ms a step")
-    differences = [ours - loop for ours, loop in zip(found["headway"], found["ceiling"], strict=True)]
+            for name, seconds in in_turns(list(found)[:: 1 if number % 2 else -1], work).items():
+                found[name].append(seconds)
+            figures = ", ".join(f"{name} {seconds[-1] * 1000:.2f} ms" for name, seconds in found.items())
+            speed.say(f"round {number + 1} of {options.rounds}: {figures} a step")
+    differences = [ours - loop for ours, loop in zip(found["headway"], found["bare"], strict=True)]
     overhead, load = statistics.median(differences), os.getloadavg()[0]
     for name, seconds in found.items():
         print(f"{name:8} {statistics.median(seconds) * 1000:6.2f} ms a step")

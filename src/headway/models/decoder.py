@@ -171,6 +171,8 @@ class Decoder(nn.Module):
 
     def mixtures(self) -> list[MixtureOfExperts]:
         """The mixtures of experts, in the order of layers."""
+        if not self.shape.experts:  # asked in every step
+            return []
         return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
 
     def expert_units(self) -> list[nn.Module] | None:

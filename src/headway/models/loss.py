@@ -151,15 +151,20 @@ def _loss_and_gradients(
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
     x_grad_ND = torch.empty_like(x_ND)
-    w_grad_VD = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
+    w_grad_VD = torch.empty(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
     gradient_of = _compiled_gradient() if compiled and part is None else _chunk_gradient
     parts = (torch.split(t, chunk_rows) for t in (x_ND, targets_N, x_grad_ND))
-    for x_CD, targets_C, x_grad_CD in zip(*parts, strict=True):
+    for index, (x_CD, targets_C, x_grad_CD) in enumerate(zip(*parts, strict=True)):
         chunk_loss, grad_CV, scale_C1 = gradient_of(x_CD @ w_VD.t(), targets_C, part)
         loss = loss + chunk_loss
         x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
         scaled_CD = (x_CD * scale_C1).to(x_ND.dtype)
-        if x_ND.dtype == torch.float32:
+        if index == 0:  # adding to zeros would be two more passes over a matrix as large as the weight
+            if x_ND.dtype == torch.float32:
+                torch.mm(grad_CV.t(), scaled_CD, out=w_grad_VD)
+            else:
+                w_grad_VD.copy_(grad_CV.t() @ scaled_CD)
+        elif x_ND.dtype == torch.float32:
             w_grad_VD.addmm_(grad_CV.t(), scaled_CD)
         else:
             w_grad_VD.add_(grad_CV.t() @ scaled_CD)
@@ -208,10 +213,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
         x_grad_ND, w_grad_VD = ctx.saved_tensors
-        x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
-        # It is as large as the weight, so it is scaled where it is, unless `retain_graph` says that it is wanted again.
+        # It is as large as the weight, so it is scaled where it is, unless `retain_graph` says that it is wanted again;
+        # and where looking at the number waits for nothing, not by 1.
         if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
-            w_grad_VD = w_grad_VD * grad_output
-        else:
+            x_grad_ND, w_grad_VD = x_grad_ND * grad_output.to(x_grad_ND.dtype), w_grad_VD * grad_output
+        elif grad_output.device.type != "cpu" or grad_output.item() != 1.0:
+            x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
             w_grad_VD.mul_(grad_output)
         return x_grad_ND, w_grad_VD.to(ctx.weight_dtype), None, None, None, None

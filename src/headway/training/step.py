@@ -16,14 +16,13 @@ from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
-from headway.parallel.blocks import local_part
 from headway.parallel.norms import norm_parts, total_norm
 from headway.parallel.pipeline import AroundBackward, Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.training.health import Decision, decide, is_left_out, judge, remember
 from headway.training.loss_scale import update_scale
-from headway.training.optimizer import set_learning_rate
+from headway.training.optimizer import set_learning_rate, update
 from headway.training.precision import autocast
 from headway.training.replay import replay_is_due, replayed
 from headway.training.schedule import learning_rate
@@ -80,7 +79,7 @@ def train_step(
         lane_losses, items = replayed(gradients, partial(_counted, state.model), state, world)
     else:
         lane_losses, items = gradients()
-    engine, parameters = state.engine, []
+    engine = state.engine
     if engine is None:
         parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
         counted = (p for p in parameters if strategy.counts(p) and (pipeline is None or pipeline.counts(p)))
@@ -108,9 +107,7 @@ def train_step(
         clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
         set_learning_rate(state.optimizer, rate)
         if engine is None:
-            if parameters:
-                torch._foreach_mul_([local_part(p.grad) for p in parameters], clip / scaled_items)
-            state.optimizer.step()
+            update(state.optimizer, clip / scaled_items)
             strategy.after_update()
         else:
             good = engine.update(clip / scaled_items)

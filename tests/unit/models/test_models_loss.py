@@ -124,7 +124,7 @@ def test_the_gradient_of_the_projection_is_there_once() -> None:
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal made
-            before = {a.data_ptr() for a in args if isinstance(a, torch.Tensor)}
+            before = {a.data_ptr() for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)}
             result = func(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor) and result.shape == weight.shape:
                 made += result.data_ptr() not in before

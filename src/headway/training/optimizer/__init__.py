@@ -2,7 +2,7 @@
 
 from headway.training.optimizer.build import build_optimizer, hidden_matrices, refuse_offload
 from headway.training.optimizer.combined import Combined
-from headway.training.optimizer.state import materialize, optimizer_tensors, set_learning_rate
+from headway.training.optimizer.state import materialize, optimizer_tensors, set_learning_rate, update
 
 __all__ = [
     "Combined",
@@ -12,4 +12,5 @@ __all__ = [
     "optimizer_tensors",
     "refuse_offload",
     "set_learning_rate",
+    "update",
 ]

@@ -75,6 +75,24 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
         _set_rate(group, rate * group.get("lr_scale", 1.0))
 
 
+def update(optimizer: Optimizer, factor: float) -> None:
+    """One step of the optimizer by its parameters' gradients times `factor`, which overwrites them.
+
+    The fused kernels of AdamW multiply while they read: without a pass over all gradients before.
+    """
+    groups = optimizer.param_groups
+    gradients = [local_part(p.grad) for group in groups for p in group["params"] if p.grad is not None]
+    if not gradients:
+        return
+    if isinstance(optimizer, torch.optim.AdamW) and optimizer.defaults.get("fused"):
+        # Filled where it is wanted: a copy from the host would wait for the device. The kernels divide by it.
+        divisor = torch.full((), 1 / factor, dtype=torch.float32, device=gradients[0].device)
+        optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+    else:
+        torch._foreach_mul_(gradients, factor)
+    optimizer.step()
+
+
 def _plain(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that one is made of; a sharded one stays one, since it is a box of a whole."""
     local = local_part(tensor)
