@@ -30,6 +30,11 @@ def attempts(run: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(run.glob("attempts/*/attempt.json"))]
 
 
+def last(record: dict[str, Any], rank: str) -> str:
+    """The last exchange that a worker began, in words."""
+    return "{number} ({name})".format(**record["exchanges"][rank]["begun"])
+
+
 def gone(pid: int) -> bool:
     return process_state(pid) is None or is_in_state(pid, DEAD)
 
@@ -90,6 +95,8 @@ def test_nobody_waits_for_the_part_of_a_dead_worker(tiny: Callable[..., Path], t
     lost, finished = attempts(tmp_path / "runs" / "tiny")
     assert (lost["kind"], lost["rank"], finished["kind"]) == ("died", 1, "finished")
     assert lost["ended"] - lost["started"] < 45
+    assert lost["exchanges"]["1"]["begun"]["number"] > 0 and f"; last exchange {last(lost, '1')}" in lost["outcome"]
+    assert 'File "' in (tmp_path / "runs/tiny/attempts/001/stack-0.txt").read_text(), "of the other one too"
     assert "Terminating process" not in result.stderr, "what PyTorch's agent logs is told better"
 
 

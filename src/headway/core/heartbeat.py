@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headway.core.faults import fault_point
 
-_LAYOUT = struct.Struct("<8sqqqqqqqqqq48s")
-_MAGIC = b"HWBEAT1\0"
+_LAYOUT = struct.Struct("<8sqqqqqqqqqqqqq48s48s")
+_MAGIC = b"HWBEAT2\0"
 _FILE_BYTES = 4096
 
 
@@ -58,6 +58,20 @@ _POINTS = tuple(phase.name.lower() for phase in Phase)
 _OF_A_STEP = frozenset((Phase.DATA, Phase.COMPUTE, Phase.BACKWARD, Phase.UPDATE, Phase.RECORD))
 
 
+class Exchange(NamedTuple):
+    """One of those that a worker has marked by `exchanging`."""
+
+    number: int
+    """From 1, as this worker counts them in this attempt; 0 for none."""
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.number} ({self.name})"
+
+
+_NO_EXCHANGE = Exchange(0, "")
+
+
 @dataclass(frozen=True)
 class Reading:
     """A worker's page as it was at one moment."""
@@ -82,6 +96,10 @@ class Reading:
     """Finished steps when this worker began; -1 before it knows."""
     steps_seconds: float
     """When the newest step was finished; 0 before the first."""
+    begun: Exchange = _NO_EXCHANGE
+    """The last exchange that it began, with all workers or some."""
+    finished: Exchange = _NO_EXCHANGE
+    """The last one that it finished; one that an error has ended is not."""
 
     @property
     def has_finished_a_step(self) -> bool:
@@ -112,7 +130,8 @@ class Heartbeat:
         self._pid = os.getpid()  # a system call, and a beat makes none
         self._phase, self._step, self._first_step = Phase.START, 0, -1
         self._phase_ns = self._mark_ns = now
-        self._collectives, self._waits_for = 0, b""
+        self._collectives = self._begun = self._finished = 0
+        self._waits, self._begun_name, self._finished_name = False, b"", b""
         self._own_ns = self._data_ns = self._steps_ns = 0
         self._write(now)
 
@@ -135,13 +154,16 @@ class Heartbeat:
         now = time.monotonic_ns()
         self._count(now)
         self._collectives += everyone
-        self._waits_for = exchange.encode()[:48]
+        self._begun += 1
+        self._waits, self._begun_name = True, exchange.encode()[:48]
         self._write(now)
 
-    def end(self) -> None:
-        """They have come."""
+    def end(self, finished: bool = True) -> None:
+        """They have come, or the exchange has ended in an error."""
         self._mark_ns = now = time.monotonic_ns()
-        self._waits_for = b""
+        self._waits = False
+        if finished:
+            self._finished, self._finished_name = self._begun, self._begun_name
         self._write(now)
 
     @property
@@ -150,7 +172,7 @@ class Heartbeat:
         return self._step
 
     def _count(self, now: int) -> None:
-        if self._phase in _OF_A_STEP and not self._waits_for:
+        if self._phase in _OF_A_STEP and not self._waits:
             self._own_ns += now - self._mark_ns
             if self._phase == Phase.DATA:
                 self._data_ns += now - self._mark_ns
@@ -161,7 +183,8 @@ class Heartbeat:
         # that has been silent since the machine started. So a reader finds every number as it was or as it is.
         self._page[: _LAYOUT.size] = _LAYOUT.pack(
             _MAGIC, self._pid, self._phase, self._step, now, self._phase_ns, self._collectives,
-            self._own_ns, self._data_ns, self._first_step, self._steps_ns, self._waits_for,
+            self._own_ns, self._data_ns, self._first_step, self._steps_ns,
+            self._begun, self._finished, self._waits, self._begun_name, self._finished_name,
         )  # fmt: skip
 
 
@@ -180,11 +203,13 @@ def read_heartbeat(path: Path) -> Reading | None:
     """The supervisor's side; None when there is no page, or no beat in it yet."""
     try:
         content = path.read_bytes()[: _LAYOUT.size]
-        magic, pid, phase, step, beat, since, collectives, own, data, first, steps, waits = _LAYOUT.unpack(content)
+        magic, pid, phase, step, beat, since, collectives, own, data, first, steps, *exchanges = _LAYOUT.unpack(content)
     except (OSError, struct.error):
         return None
     if magic != _MAGIC or not 0 <= phase < len(_WORDS):
         return None
+    begun, finished, waits, begun_name, finished_name = exchanges
+    last = Exchange(begun, _text(begun_name))
     return Reading(
         pid=pid,
         phase=Phase(phase),
@@ -192,12 +217,18 @@ def read_heartbeat(path: Path) -> Reading | None:
         beat_seconds=beat / 1e9,
         phase_seconds=since / 1e9,
         collectives=collectives,
-        waits_for=waits.rstrip(b"\0").decode(errors="replace"),
+        waits_for=last.name if waits else "",
         own_seconds=own / 1e9,
         data_seconds=data / 1e9,
         first_step=first,
         steps_seconds=steps / 1e9,
+        begun=last,
+        finished=Exchange(finished, _text(finished_name)),
     )
+
+
+def _text(name: bytes) -> str:
+    return name.rstrip(b"\0").decode(errors="replace")
 
 
 class Observer(Protocol):
@@ -282,4 +313,4 @@ class exchanging:
         if _observer is not None:
             _observer.goes_on()
         if _heartbeat is not None:
-            _heartbeat.end()
+            _heartbeat.end(finished=kind is None)

@@ -22,8 +22,9 @@ from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.heartbeat import Reading, read_heartbeat
 from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
 from headway.launch.leader_process import Leader, load_ahead
+from headway.supervise.blame import blame, exchanges, last_exchange
 from headway.supervise.crew import Crew
-from headway.supervise.endings import Decision, Ending, frames_of_dump
+from headway.supervise.endings import Decision, Ending
 from headway.supervise.ownership import OwnerLock
 from headway.supervise.processes import STOPPED, ProcessState, ask_for_stacks, end_all, process_state, reap_orphans
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line
@@ -36,8 +37,6 @@ _LOAD_AHEAD_SECONDS = 30.0
 _TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 #: After the death of a worker, for the agent to hear of it before the others are killed: what they say then is noise.
 _HURRY_SECONDS = 0.4
-#: What `faulthandler` begins the stack with when a process dies of an error of its own.
-_OF_DEATH = "Fatal Python error"
 
 
 @dataclass
@@ -177,8 +176,10 @@ class WatchedAttempt:
                 if found is not None and found.kind == "died":
                     others = "; the others are ended" if self.config.parallel.workers > 1 else ""
                     self._say(f"worker {found.rank} {found.what}{others}")
+                    # Nobody waits for these: who still runs will have written long before `_hurry`.
+                    self._write_stacks([rank for rank in self._workers.readings if rank != found.rank], seconds=0.0)
             if found is not None and (found.kind != "died" or now > found_at + _TELL_SECONDS):
-                return self._blame(found)
+                return self._blamed(found)
             if found is not None and now > found_at + _HURRY_SECONDS:
                 self._hurry()
 
@@ -207,8 +208,9 @@ class WatchedAttempt:
             return None if self._signals else found  # told to stop, they may end in any way
         if found.kind == "waits" or (found.kind == "slow" and self.config.supervise.slow_worker == "warn"):
             self._write_stacks([found.rank])
-            self._say(f"warning: worker {found.rank} {found.what}")
-            self._facts.setdefault("warnings", []).append({"rank": found.rank, "what": found.what})
+            what = found.what + last_exchange(self._workers.readings[found.rank])
+            self._say(f"warning: worker {found.rank} {what}")
+            self._facts.setdefault("warnings", []).append({"rank": found.rank, "what": what})
             return None
         self._write_stacks(list(self._workers.readings), wake=True)
         return found
@@ -253,14 +255,14 @@ class WatchedAttempt:
             clear_line()
             notice(text)
 
-    def _write_stacks(self, ranks: list[int], wake: bool = False) -> None:
+    def _write_stacks(self, ranks: list[int], wake: bool = False, seconds: float = _STACK_SECONDS) -> None:
         """Have workers write what they are doing to `stack-<rank>.txt`; a stopped one must be continued for that."""
         assert self.record is not None, "begun"
         workers = [(self._workers.readings[rank].pid, self._workers.states.get(rank), rank) for rank in ranks]
         stopped = [(pid, rank) for pid, state, rank in workers if state is not None and state.state == STOPPED]
         going = [(pid, rank) for pid, state, rank in workers if state is not None and state.state != STOPPED]
         folder = self.record.directory
-        ask_for_stacks({pid: folder / f"stack-{rank}.txt" for pid, rank in going}, _STACK_SECONDS)
+        ask_for_stacks({pid: folder / f"stack-{rank}.txt" for pid, rank in going}, seconds)
         if wake:
             ask_for_stacks({pid: folder / f"stack-{rank}.txt" for pid, rank in stopped}, _STACK_SECONDS, stopped=True)
 
@@ -286,39 +288,10 @@ class WatchedAttempt:
         """Ctrl-C came twice: nothing is to be waited for."""
         return self._signals.count(signal.SIGINT) > 1
 
-    def _blame(self, found: Finding) -> Ending:
+    def _blamed(self, found: Finding) -> Ending:
         """The ending that the watchdog has brought about."""
-        reading = self._workers.readings[found.rank]
-        assert self.record is not None and found.kind != "waits", "begun, and more than a warning"
-        waiting = [rank for rank in self._workers.readings if rank not in found.suspects]
-        facts: dict[str, Any] = {
-            "host": self.record.owner.host,
-            "phase": str(reading.phase),
-            "waits_for": reading.waits_for or None,
-            "silent_seconds": round(found.seconds, 3) or None,
-            "suspects": list(found.suspects) if len(found.suspects) > 1 else None,
-            "waiting_workers": waiting or None,
-        }
-        stack = self.record.directory / f"stack-{found.rank}.txt"
-        dump = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
-        if found.kind == "died" and _OF_DEATH not in dump:
-            dump = ""  # a warning's, of what it did long before
-        frames = frames_of_dump(dump)
-        others = f"; workers {', '.join(map(str, waiting))} waited for it" if waiting and found.kind != "died" else ""
-        after = f" after step {reading.step}, in phase '{reading.phase}'" if found.kind == "died" else ""
-        what = f"worker {found.rank} on {self.record.owner.host} {found.what}{after}{others}"
-        return Ending(
-            found.kind,
-            what,
-            1,
-            where=str(stack if dump else self.record.worker_log(found.rank)),
-            fix="run the same command again: it goes on from the newest checkpoint",
-            rank=found.rank,
-            step=reading.step,
-            signal=found.signal,
-            frames=frames,
-            facts=facts,
-        )
+        assert self.record is not None, "begun"
+        return blame(found, self._workers.readings, self.record)
 
     def _ended(self, leader: Leader, found: Finding | None) -> Ending:
         """The ending that the leader's end tells."""
@@ -341,17 +314,18 @@ class WatchedAttempt:
             what = f"stopped by {stopping} before a checkpoint could be saved; the newest one is intact"
             return Ending("preempted", what, 75, str(self.config.run_directory), "run the same command again")
         if found is not None and told is None:
-            return self._blame(found)
+            return self._blamed(found)
         if told is not None and told.get("signal") is None:
             self._keep_traceback(told)
             deliberate = told.get("frames") is None  # its words say all that there is to know
-            return _error("error", told, None if deliberate else f"worker {told['rank']} crashed: {told['what']}")
+            crash = _error("error", told, None if deliberate else f"worker {told['rank']} crashed: {told['what']}")
+            return replace(crash, facts={"exchanges": exchanges(self._workers.readings)})
         rank, number = (told or {}).get("rank", 0), (told or {}).get("signal") or (-code if code < 0 else None)
         how = "nobody can say how" if lost and not number else in_words(-number if number else code)
         if self.record is None or rank not in self._workers.readings:
             what = f"worker {rank} died ({how}) before its first step"
             return Ending("died", what, 1, str(self.config.run_directory), _AGAIN, rank=rank, signal=number)
-        ending = self._blame(Finding("died", rank, f"died ({how})", signal=number, suspects=(rank,)))
+        ending = self._blamed(Finding("died", rank, f"died ({how})", signal=number, suspects=(rank,)))
         return replace(ending, exit_code=code if code > 1 else 1)
 
     def _not_begun(self) -> Ending:

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -54,7 +54,11 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         _report(folder, error_record(error, rank))
         sys.exit(error.exit_code)
     except Exception as error:
-        say(traceback.format_exc().rstrip())
+        text = traceback.format_exc().rstrip()
+        say(text)
+        if _stacks is not None:
+            with suppress(OSError):  # a full disk must not hide what went wrong
+                print(text, file=_stacks, flush=True)
         # Often this only says that another worker is gone. The first one to end has all others stopped, so let the one
         # that met the reason write it down.
         time.sleep(1.0)

@@ -158,8 +158,6 @@ class Watchdog:
         reading, state = readings[rank], states.get(rank)
         silent = now - reading.beat_seconds
         where = f"in phase '{reading.phase}' after step {reading.step}"
-        if reading.waits_for:
-            where += f", waiting for others (exchange {reading.collectives}: {reading.waits_for})"
         if state is not None and state.state == UNINTERRUPTIBLE:
             where += ", in an uninterruptible call of the kernel"
         what = f"gave no sign of life for {silent:.0f} s, {where}"

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,12 @@ import pytest
 from headway.config import load_config
 from headway.core.errors import CheckpointError
 from headway.core.heartbeat import Heartbeat, Phase
+from headway.core.waiting import wait_until
 from headway.launch import watched
 from headway.launch.attempt import Wishes
 from headway.launch.watched import WatchedAttempt
 from headway.supervise.crew import Crew
+from headway.supervise.processes import DEAD, process_state
 from headway.supervise.watchdog import Finding
 
 
@@ -67,9 +70,37 @@ def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: WatchedAtt
     stack = record.directory / "stack-0.txt"
     begin = "Fatal Python error: Segmentation fault\n\nCurrent thread" if own else "Thread"
     stack.write_text(f'{begin} 0x1 (most recent call first):\n  File "{Path.cwd()}/mine.py", line 7 in load\n')
-    ending = attempt._blame(Finding("died", 0, "died (signal 9)", signal=9))
+    ending = attempt._blamed(Finding("died", 0, "died (signal 9)", signal=9))
     assert bool(ending.frames) == own and (ending.where == str(stack)) == own
     attempt.record = None
+
+
+def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(tiny: Callable[..., Path]) -> None:
+    config = load_config(tiny(), ["parallel.workers=2"])
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+    folder = attempt.begin(None).directory
+    script = (
+        "import os, pathlib, sys, time\n"
+        "from headway.launch.worker import report_to\n"
+        "report_to(pathlib.Path(sys.argv[1]), int(sys.argv[2]))\n"
+        "def waits_without_end(): pathlib.Path(sys.argv[1], 'waits').touch() or time.sleep(100)\n"
+        "os.kill(os.getpid(), 9) if sys.argv[2] == '1' else waits_without_end()\n"
+    )
+    survivor, dead = (subprocess.Popen([sys.executable, "-c", script, str(folder), rank]) for rank in "01")
+    try:
+        wait_until(lambda: (state := process_state(dead.pid)) is not None and state.state == DEAD, 60)
+        wait_until((folder / "waits").exists, 60)
+        leader: Any = SimpleNamespace(
+            pid=-1, code=1, poll=survivor.poll, listen=lambda seconds: time.sleep(seconds) or []
+        )
+        ending = attempt._watch(leader, None)
+        assert survivor.poll() == -signal.SIGKILL
+    finally:
+        survivor.kill()
+        survivor.wait()
+        dead.wait()
+    assert (ending.kind, ending.rank, ending.signal) == ("died", 1, 9)
+    assert "in waits_without_end" in (folder / "stack-0.txt").read_text()
 
 
 TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import HeadwayError
+from headway.launch import worker
 from headway.launch.worker import first_record, reasons_in, report_to
 
 
@@ -20,3 +21,13 @@ def test_a_worker_that_cannot_be_watched_says_so_at_once(tmp_path: Path) -> None
         report_to(tmp_path, 0)
     left = first_record(tmp_path)
     assert left is not None and "cannot be watched" in left["what"]
+
+
+def test_a_worker_that_an_exception_ends_leaves_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a lost connection to a worker that has died; the agent may end it before it has told anything."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with (tmp_path / "stack-1.txt").open("w") as stacks:
+        monkeypatch.setattr(worker, "_stacks", stacks)
+        with pytest.raises(SystemExit), reasons_in(tmp_path, 1):
+            raise RuntimeError("connection closed by peer")
+        assert "RuntimeError: connection closed by peer" in (tmp_path / "stack-1.txt").read_text()

@@ -7,12 +7,14 @@ import mmap
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headway.config.supervise import SuperviseConfig
+from headway.core import heartbeat
 from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.core.waiting import wait_until
 from headway.supervise.processes import DEAD, STOPPED, TRACED, ProcessState
@@ -57,6 +59,14 @@ def test_a_page_says_what_was_told_last(tmp_path: Path, monkeypatch: pytest.Monk
     found = read_heartbeat(tmp_path / "heartbeat-0")
     assert found is not None and found.own_seconds >= before and found.steps_seconds > 0
     assert (found.step, found.first_step, found.collectives, found.waits_for) == (8, 7, 1, "")
+    assert found.begun == found.finished == (2, "between stages")
+    # One that an error has ended is no longer waited in, and was not finished.
+    monkeypatch.setattr(heartbeat, "_heartbeat", heart)
+    with suppress(RuntimeError), heartbeat.exchanging("gather of numbers", everyone=True):
+        raise RuntimeError("connection closed by peer")
+    found = read_heartbeat(tmp_path / "heartbeat-0")
+    assert found is not None and (found.begun, found.waits_for) == ((3, "gather of numbers"), "")
+    assert found.finished == (2, "between stages")
     assert read_heartbeat(tmp_path / "nobody") is None
 
 
