@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from headway.core.object_storage import kind_of
@@ -34,3 +37,10 @@ def error_of(library: str, name: str, **facts: object) -> Exception:
 )
 def test_kinds(error: Exception, kind: str) -> None:
     assert kind_of(error)[0] == kind
+
+
+def test_what_libraries_log_is_not_told_twice() -> None:
+    """gcsfs logs failed requests with tracebacks; in a process of its own, since pytest looks after all logs."""
+    code = "import logging, headway.core.object_storage; logging.getLogger('gcsfs').error('x')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr == ""
