@@ -4,9 +4,9 @@ Every answer is one that the documentation of the API describes (https://cloud.g
 
 - objects, their fields, and a new generation with every write: `json_api/v1/objects`, `metadata#generation-number`;
 - listing by prefix, delimiter and page: `json_api/v1/objects/list`;
-- reading all or a range of an object (200, 206, 416): `json_api/v1/objects/get`, `range_header`;
-- uploads whole, with metadata (`multipart/related`), and in pieces, of which multiples of 256 KiB are kept and the rest
-  is asked for again (308 and `Range`): `json_api/v1/objects/insert`, `performing-resumable-uploads`;
+- reading all or a range of an object (200, 206): `json_api/v1/objects/get`, `range_header`;
+- uploads whole, with metadata (`multipart/related`), and in pieces, of which multiples of 256 KiB are kept and the
+  rest is asked for again (308 and `Range`): `json_api/v1/objects/insert`, `performing-resumable-uploads`;
 - `ifGenerationMatch`, 0 for "there must be none" (412): `request-preconditions`; and the other refusals (401, 404,
   499): `json_api/v1/status-codes`.
 
@@ -32,7 +32,6 @@ _WORDS = {
     401: ("required", "Anonymous caller does not have storage.objects.get access to the Google Cloud Storage object."),
     404: ("notFound", "Not Found"),
     412: ("conditionNotMet", "At least one of the pre-conditions you specified did not hold."),
-    416: ("requestedRangeNotSatisfiable", "Request range not satisfiable"),
     499: ("clientClosedRequest", "Client Closed Request"),
 }
 
@@ -50,13 +49,6 @@ class _Object:
     updated: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
 
 
-@dataclass
-class _Upload:
-    key: tuple[str, str]
-    condition: list[str]
-    came: bytearray = field(default_factory=bytearray)
-
-
 class GcsServer:
     """Serves `bucket` to everybody, `private` to nobody; other buckets are not there."""
 
@@ -68,7 +60,7 @@ class GcsServer:
         self.ranges: list[str] = []
         """`Range` or `Content-Range` of every request that had one."""
         self._objects: dict[tuple[str, str], _Object] = {}
-        self._uploads: dict[str, _Upload] = {}
+        self._uploads: dict[str, tuple[tuple[str, str], list[str], bytearray]] = {}
         self._generations, self._lock = count(1_700_000_000_000_000), threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": self}))
         self._server.daemon_threads = True
@@ -88,7 +80,7 @@ class GcsServer:
         """Status, headers and content for a request."""
         url = urlsplit(request.path)
         ranges = request.headers.get("Range") or request.headers.get("Content-Range") or ""
-        found = re.fullmatch(r"(/upload|/download)?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?", url.path)
+        found = re.fullmatch(r"(/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+))?", url.path)
         with self._lock:
             self.ranges += [ranges] if ranges else []
             if found is None or found[2] not in (self.bucket, self.private):
@@ -100,9 +92,7 @@ class GcsServer:
                 return self._upload(request, query, body)
             if name:
                 return self._object(request.command, (found[2], name), query, ranges)
-            if url.path.endswith("/o"):
-                return 200, {}, json.dumps(self._listing(found[2], query)).encode()
-            return 200, {}, json.dumps({"kind": "storage#bucket", "name": found[2]}).encode()
+            return 200, {}, json.dumps(self._listing(found[2], query)).encode()
 
     def _object(self, method: str, key: tuple[str, str], query: Any, wanted: str) -> tuple[int, dict[str, str], bytes]:
         if key not in self._objects:
@@ -117,8 +107,6 @@ class GcsServer:
             return 200, {}, content
         first, last = wanted.removeprefix("bytes=").split("-")
         begin, end = int(first), min(int(last) + 1, len(content)) if last else len(content)
-        if begin >= len(content):
-            raise _Refused(416)
         return 206, {"Content-Range": f"bytes {begin}-{end - 1}/{len(content)}"}, content[begin:end]
 
     def _listing(self, bucket: str, query: Any) -> dict[str, Any]:
@@ -148,29 +136,28 @@ class GcsServer:
             content = re.split(rb"\r?\n\r?\n", media, maxsplit=1)[1].removesuffix(b"--" + mark[1].encode() + b"--")
             name = json.loads(re.split(rb"\r?\n\r?\n", metadata, maxsplit=1)[1])["name"]
             return self._write((bucket, name), condition, content.removesuffix(b"\n").removesuffix(b"\r"))
-        self._check((bucket, query["name"][0]), condition)
-        number = f"upload-{next(self._generations)}"
-        self._uploads[number] = _Upload((bucket, query["name"][0]), condition)
+        key, number = (bucket, query["name"][0]), f"upload-{next(self._generations)}"
+        self._check(key, condition)
+        self._uploads[number] = (key, condition, bytearray())
         where = f"{self.endpoint}{urlsplit(request.path).path}?uploadType=resumable&upload_id={number}"
         return 200, {"Location": where}, b""
 
     def _piece(self, request: _Handler, number: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        upload = self._uploads.get(number)
-        if upload is None:
+        if number not in self._uploads:
             raise _Refused(404)
+        key, condition, came = self._uploads[number]
         if request.command == "DELETE":
             del self._uploads[number]
             raise _Refused(499)
-        span = re.fullmatch(r"bytes (?:\*|(\d+)-\d+)/(\*|\d+)", request.headers["Content-Range"])
+        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", request.headers["Content-Range"])
         assert span is not None
-        offset, total = int(span[1] or len(upload.came)), span[2]
-        if offset <= len(upload.came):  # what it has already is passed over
-            upload.came += body[len(upload.came) - offset :]
-        if total == str(len(upload.came)):
+        if int(span[1]) <= len(came):  # what it has already is passed over
+            came += body[len(came) - int(span[1]) :]
+        if len(came) == int(span[2]):
             del self._uploads[number]
-            return self._write(upload.key, upload.condition, bytes(upload.came))
-        del upload.came[len(upload.came) // _PIECE * _PIECE :]
-        return 308, {"Range": f"bytes=0-{len(upload.came) - 1}"} if upload.came else {}, b""
+            return self._write(key, condition, bytes(came))
+        del came[len(came) // _PIECE * _PIECE :]
+        return 308, {"Range": f"bytes=0-{len(came) - 1}"} if came else {}, b""
 
     def _check(self, key: tuple[str, str], condition: list[str]) -> None:
         there = self._objects.get(key)

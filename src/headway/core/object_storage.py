@@ -33,8 +33,8 @@ _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCred
 _NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google", "gcsfs")
 
 # gcsfs logs a failed request with a traceback, and Python prints that where no log was asked for. The error is raised
-# too, and told by whoever uses the store.
-logging.getLogger("gcsfs").addHandler(logging.NullHandler())
+# too, and told by whoever uses the store. Its warnings stay.
+logging.getLogger("gcsfs").addFilter(lambda record: not record.exc_info)
 
 
 def scheme_of(path: str) -> str | None:
