@@ -278,6 +278,9 @@ class Objects:
         if kind == "unreachable":
             fix = "check the network, checkpoint.remote.url and checkpoint.remote.options"
             return UnreachableError(f"the store cannot be reached: {reason}", where=url, fix=fix)
+        if kind == "missing":  # a missing object is an answer: this is about what objects are in
+            what = f"there is no such bucket, container or folder: {reason}"
+            return CheckpointError(what, where=url, fix="make it, or check checkpoint.remote.url")
         return CheckpointError(f"the store cannot be used: {reason}", where=url, fix="check checkpoint.remote.url")
 
 

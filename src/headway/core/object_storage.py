@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +31,10 @@ _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 # By name, since the packages that define them need not be there.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
 _NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google", "gcsfs")
+
+# gcsfs logs a failed request with a traceback, and Python prints that where no log was asked for. The error is raised
+# too, and told by whoever uses the store. Its warnings stay.
+logging.getLogger("gcsfs").addFilter(lambda record: not record.exc_info)
 
 
 def scheme_of(path: str) -> str | None:

@@ -222,3 +222,14 @@ def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(config.run_directory))
     assert tier.steps() == [0]
     after_save.close(30)
+
+
+def test_a_bucket_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Objects("memory://nothing/x")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError("https://storage.googleapis.com/upload/storage/v1/b/nothing/o")  # as gcsfs says it
+
+    monkeypatch.setattr(type(place._files), "pipe_file", refuse)
+    with pytest.raises(CheckpointError, match="there is no such bucket"):
+        place.create("a", b"")

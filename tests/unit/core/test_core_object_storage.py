@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from headway.core.object_storage import kind_of
@@ -34,3 +37,18 @@ def error_of(library: str, name: str, **facts: object) -> Exception:
 )
 def test_kinds(error: Exception, kind: str) -> None:
     assert kind_of(error)[0] == kind
+
+
+def test_what_gcsfs_logs_of_an_error_is_not_told_twice() -> None:
+    """In a process of its own, since pytest looks after all logs."""
+    code = """
+import logging, headway.core.object_storage
+log = logging.getLogger("gcsfs")
+log.warning("kept")
+try:
+    raise ValueError("told by others")
+except ValueError:
+    log.exception("not kept")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr == "kept\n"

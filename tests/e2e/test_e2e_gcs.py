@@ -1,0 +1,157 @@
+"""Corpus, store and checkpoints in Google Cloud Storage: with `gcsfs`, where that is there, and a server that answers
+as its JSON API does (tests/gcs_server.py)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gcs_server import GcsServer
+from headway.checkpoint.bring import newest_of_tiers
+from headway.checkpoint.format import step_name
+from headway.checkpoint.objects import PART_BYTES, Objects
+from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
+from headway.checkpoint.store import CheckpointStore
+from headway.core.errors import CheckpointError, ConfigError
+from object_storage import store_files
+from states import equal, make_state, save
+from support import headway, state_hash, write_config, write_corpus
+
+# Or gcsfs asks over gRPC first, which this server does not speak, of what kind the bucket is.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+pytest.importorskip("gcsfs")
+
+
+OPTIONS = {"token": "anon"}
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[GcsServer]:
+    server = GcsServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(module_server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
+    import gcsfs
+
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", module_server.endpoint)
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    return module_server
+
+
+@pytest.fixture
+def url(server: GcsServer, tmp_path: Path) -> str:
+    """A folder of this test's own."""
+    return f"gs://{server.bucket}/{tmp_path.name}"
+
+
+def test_one_of_many_makes_an_object(url: str) -> None:
+    """What fencing rests on."""
+    place = Objects(url, OPTIONS)
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: place.create("claim", b"%d" % n), range(8)))
+    assert sum(made) == 1 and place.read("claim") == b"%d" % made.index(True)
+    before = place.facts("claim")
+    place.write("claim", b"x")
+    after = place.facts("claim")
+    assert before and after and before.version != after.version
+    place.remove(["claim", "nothing"])
+    assert place.read("claim") is None and place.facts("claim") is None and place.folders() == []
+
+
+def test_what_is_wrong_is_said(server: GcsServer) -> None:
+    other = Objects(f"gs://{server.private}/x", OPTIONS)
+    for ask in (lambda: other.read("a"), other.folders, lambda: other.create("a", b"")):
+        with pytest.raises(ConfigError, match="does not let us in: Anonymous caller does not have"):
+            ask()
+    with pytest.raises(CheckpointError, match="there is no such bucket"):
+        Objects("gs://nothing/x", OPTIONS).create("a", b"")
+
+
+def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_path: Path) -> None:
+    run, place = tmp_path / "runs" / "tiny", Objects(f"{url}/tiny", OPTIONS)
+    run.mkdir(parents=True)
+    here = CheckpointStore(run / "checkpoints", max_shard_bytes=100, keep=9)
+    files = [save(here, step) for step in (1, 2)][1].files
+    first = RemoteTier.find(place, run).take(run, 1)
+    assert first.publish(run / "checkpoints" / step_name(1), journal_of(run, 1))
+    second = RemoteTier.find(place, run).take(run, 2)
+    with pytest.raises(FencedError, match="attempt 1 no longer owns"):
+        first.publish(run / "checkpoints" / step_name(2), journal_of(run, 2))
+    assert second.publish(run / "checkpoints" / step_name(2), journal_of(run, 2))
+    assert [manifest.step for manifest in second.manifests()] == [1, 2]
+    second.discard(1)
+    assert second.steps() == [2]
+    assert place.at("run-001").at(step_name(2)).folders() == sorted([*files, "manifest.json"])
+    shutil.rmtree(run)
+    run.mkdir()
+    found = newest_of_tiers(here, lambda: RemoteTier.find(place, run).take(run, 3))
+    assert found is not None and found.step == 2 and equal(here.load(found), make_state(2))
+
+
+def test_an_upload_goes_on_by_the_versions_that_the_store_gave(
+    url: str, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "tiny"
+    files = list(save(CheckpointStore(run / "checkpoints", max_shard_bytes=100), 1).files)
+    folder, tier = run / "checkpoints" / step_name(1), RemoteTier.find(Objects(url, OPTIONS), run).take(run, 1)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setenv("HEADWAY_FAULTS", "crash@upload.manifest")
+        tier.publish(folder, journal_of(run, 1))
+    tier.objects.write(f"{step_name(1)}/{files[-1]}", (folder / files[-1]).read_bytes())
+    before = server.uploads
+    assert len(files) > 2 and tier.publish(folder, journal_of(run, 1))
+    assert server.uploads - before == 3, "the file that somebody wrote since, the manifest and the hint"
+
+
+def test_large_files_go_in_pieces_and_come_from_where_a_download_was_cut_off(
+    url: str, server: GcsServer, tmp_path: Path
+) -> None:
+    large, copy, place = tmp_path / "large", tmp_path / "copy", Objects(url, OPTIONS)
+    large.write_bytes(os.urandom(2**20) * 51)
+    server.ranges.clear()
+    place.put("large", large)
+    copy.write_bytes(large.read_bytes()[:1000])
+    before = len(server.ranges)
+    place.fetch("large", copy, large.stat().st_size)
+    assert copy.read_bytes() == large.read_bytes()
+    sent, brought = server.ranges[:before], server.ranges[before:]
+    assert len(sent) == 2, "gcsfs sends pieces of 50 MiB"
+    assert brought[0] == f"bytes=1000-{PART_BYTES + 999}" and len(brought) == 4
+
+
+@pytest.mark.slow
+def test_a_run_on_a_machine_that_is_gone_goes_on_from_gcs(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSSPEC_GS_TOKEN", "anon")  # or credentials are looked for, seconds long in each process
+    place = Objects(url, OPTIONS)
+    place.put("corpus.jsonl", write_corpus(tmp_path))
+    config = write_config(
+        tmp_path,
+        data={"sources": [f"{url}/corpus.jsonl"]},
+        checkpoint={"every": "2 steps", "remote": {"url": f"{url}/checkpoints", "every": "2 steps"}},
+    )
+    prepared = headway("data", "prepare", config)
+    assert prepared.returncode == 0, prepared.stderr
+    whole = headway("train", config, "name=whole", "checkpoint.remote=null")
+    assert whole.returncode == 0, whole.stderr
+    for relative, path in store_files(tmp_path / "store"):
+        place.put(f"store/{relative}", path)
+    shutil.rmtree(tmp_path / "store")
+    remote = [f"data.remote={url}/store", "name=killed"]
+    killed = headway("train", config, *remote, faults="kill@step=7")
+    assert "died (signal 9)" in killed.stderr, killed.stderr
+    shutil.rmtree(tmp_path / "runs" / "killed")
+    again = headway("train", config, *remote)
+    assert again.returncode == 0 and "resuming from" in again.stderr, again.stderr
+    assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
+    verified = headway("checkpoints", "verify", f"{url}/checkpoints/killed")
+    assert verified.returncode == 0, verified.stderr
