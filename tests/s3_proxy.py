@@ -10,13 +10,20 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+_REFUSALS = {
+    "403": "RequestTimeTooSkewed",
+    "412": "PreconditionFailed",
+    "503": "ServiceUnavailable",
+}
+
 
 class S3Proxy:
     """Passes requests on, unless a rule says otherwise.
 
     Rules are functions of (method, path with query, body) that return None (no say in it) or an action: `"503"`,
-    `"cut"` (close the connection in the middle of what is sent), `"slow"` (a second late), `"lost"` (carried out, but
-    the answer is lost), `"stale"` (the answer to the same request when it was first made).
+    `"403"`, `"412"` (refuse it), `"cut"` (close the connection in the middle of what is sent), `"slow"` (a second
+    late), `"lost"` (carried out, but the answer is lost), `"stale"` (the answer to the same request when it was first
+    made).
     """
 
     def __init__(self, target: str) -> None:
@@ -71,8 +78,9 @@ class S3Proxy:
         action = next((found for rule in self.rules if (found := rule(method, path, body))), None)
         if action is not None:
             self.done[action] += 1
-        if action == "503":
-            self._answer(request, 503, [], b"<Error><Code>ServiceUnavailable</Code></Error>")
+        if action in _REFUSALS:
+            said = f"<Error><Code>{_REFUSALS[action]}</Code></Error>".encode()
+            self._answer(request, int(action), [], b"" if method == "HEAD" else said)
             return
         if action == "slow":
             time.sleep(1.0)

@@ -15,7 +15,7 @@ from headway.checkpoint import objects
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.format import Manifest, step_name
-from headway.checkpoint.objects import Objects, UnreachableError
+from headway.checkpoint.objects import GivenUp, Objects, UnreachableError
 from headway.checkpoint.registry import Registry
 from headway.checkpoint.remote import RESTARTED_FILE, FencedError, RemoteTier, journal_of, read_claim
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -142,6 +142,54 @@ def test_503_slowness_and_lost_answers_are_outlived(place: Objects, run: Path, p
     run.mkdir()
     found = newest(place, run)
     assert found is not None and equal(local(run).load(found), make_state(1))
+
+
+def test_a_put_that_is_refused_for_no_reason_is_tried_again(place: Objects, run: Path, proxy: S3Proxy) -> None:
+    """Taken for another's, it would cost a claim, or every upload of the attempt; some stores do it while they heal."""
+    save(local(run), 1)
+    proxy.rules = [once(("PUT", "owners", "412"), ("PUT", "manifest.json", "412"), times=2)]
+    tier = RemoteTier.find(place, run).take(run, 1)
+    assert tier.claim is not None and tier.claim.number == 1
+    assert send(tier, run, 1) and proxy.done["412"] == 4 and tier.manifest(1) is not None
+    place.patience_seconds, proxy.rules = 0.0, [once(("PUT", "owners", "412"), times=99)]
+    with pytest.raises(UnreachableError, match="refuses to write what is not there"):
+        RemoteTier.find(place, run).take(run, 2)
+
+
+def test_what_the_attempt_before_has_just_published_ends_no_uploads(
+    place: Objects, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had looked whose the tier is when it was still its own."""
+    other = run.with_name("other")
+    save(local(run), 1), save(local(run), 2), save(local(other), 1), save(local(other), 2, seed=7)
+    (other / "checkpoints" / step_name(1) / "manifest.json").write_bytes(
+        (other / "checkpoints" / step_name(1) / "manifest.json").read_bytes() + b"\n"
+    )
+    tier, create, late = RemoteTier.find(place, run).take(run, 1), Objects.create, [1, 2]
+
+    def too_late(self: Objects, name: str, content: bytes) -> bool:
+        if late:
+            self.write(name, (other / "checkpoints" / step_name(late.pop(0)) / "manifest.json").read_bytes())
+        return create(self, name, content)
+
+    monkeypatch.setattr(Objects, "create", too_late)
+    assert send(tier, run, 1), "the same state is there"
+    with pytest.raises(CheckpointError, match="has just published step-00000002"):
+        send(tier, run, 2)
+    assert tier.manifest(2) is None and send(tier, run, 2), "another one is withdrawn"
+
+
+def test_who_gives_up_waiting_withdraws_nothing(place: Objects, run: Path, proxy: S3Proxy) -> None:
+    """That a manifest could not be read in time does not tell that it is damaged."""
+    save(local(run), 1)
+    tier = RemoteTier.find(place, run).take(run, 1)
+    assert send(tier, run, 1)
+    proxy.rules = [lambda method, path, body: "503" if method != "DELETE" and "manifest" in path else None]
+    place.stopping.set()
+    with pytest.raises(GivenUp):
+        send(tier, run, 1)
+    proxy.rules = []
+    assert tier.manifest(1) is not None
 
 
 def test_a_stale_listing_hides_nothing_and_revives_nothing(place: Objects, run: Path, proxy: S3Proxy) -> None:

@@ -17,9 +17,9 @@ from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.left_out import LEFT_OUT, Ranges, is_outdated, ranges_of
-from headway.checkpoint.objects import UnreachableError
+from headway.checkpoint.objects import GivenUp, NoAnswer
 from headway.checkpoint.pruning import Pruner, candidate_of
-from headway.checkpoint.registry import LOCAL, Registry
+from headway.checkpoint.registry import LOCAL, REMOTE, Registry
 from headway.checkpoint.remote import UPLOADS, FencedError, RemoteTier, place_of, read_claim
 from headway.checkpoint.retention import Candidate, Every, Rules, outdated
 from headway.checkpoint.uploader import Uploader
@@ -30,7 +30,6 @@ from headway.core.files import fingerprint
 if TYPE_CHECKING:
     from headway.config import Batches, Config
 
-REMOTE = "remote"
 #: How long the end of a run that is not finished (it may be in the grace period of a preemption) waits for an upload.
 LEAVING_SECONDS = 20.0
 #: One request to a store is tried again for so long before the upload of a checkpoint is given up.
@@ -210,17 +209,18 @@ class AfterSave:
             or crossed(every, self._last_ordered, now, self._batches)
         ):
             self._last_ordered = now
-            self._uploader.submit(folder, manifest)
+            self._uploader.submit(folder, manifest, manifest.step == self._last_step)
 
     def _send_newest(self, uploader: Uploader) -> None:
         """What the interval has left out so far: the state in which a run ends is the one to go on from."""
         folders = checkpoint_folders(self.directory)
         newest = max(folders, default=None)
+        self._finished = newest is not None and newest == self._last_step
         if newest is None or uploader.has(newest):
             return
         manifest = read_manifest(folders[newest])
         self._last_ordered = (manifest.step, float(manifest.context.get("time") or time.time()))
-        uploader.submit(folders[newest], manifest)
+        uploader.submit(folders[newest], manifest, self._finished)
 
     def _sent(self, tier: RemoteTier, manifest: Manifest) -> None:
         """Index what is there now, and remove what has become too old there."""
@@ -244,7 +244,7 @@ class AfterSave:
         """Remove a remote checkpoint; whether that could be done."""
         try:
             tier.discard(step)
-        except FencedError:
+        except (FencedError, GivenUp):
             raise
         except CheckpointError as error:
             warning(f"the old checkpoint of step {step} cannot be removed from {tier.url}: {error.what}")
@@ -284,7 +284,7 @@ class AfterSave:
             for step in tier.steps():
                 if step < newest and _is_remains(tier, step):
                     tier.discard(step)
-        except FencedError:
+        except (FencedError, GivenUp):
             raise
         except CheckpointError as error:
             warning(f"what is left of unfinished uploads cannot be removed from {tier.url}: {error.what}")
@@ -302,7 +302,7 @@ def _is_remains(tier: RemoteTier, step: int) -> bool:
     try:
         if tier.manifest(step) is not None:
             return False
-    except UnreachableError:
+    except NoAnswer:
         raise
     except CheckpointError:
         return False

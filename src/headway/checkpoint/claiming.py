@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest
+from headway.checkpoint.registry import REMOTE, Registry
 from headway.checkpoint.remote import RemoteTier, place_of, read_claim
 from headway.core.errors import CheckpointError, ConfigError
 
@@ -40,6 +41,17 @@ def claim_tier(remote: RemoteConfig, run: Path, attempt: int, identity: str, **o
     tier = find_tier(remote, run, **options)
     refuse_other_runs(tier, run, identity)
     return tier.take(run, attempt)
+
+
+def is_sent(remote: RemoteConfig, run: Path, manifest: Manifest) -> bool:
+    """Whether a checkpoint is in the run's remote tier, as far as the index knows: the store is not asked."""
+    tier = f"{remote.url.rstrip('/')}/{run.resolve().name}/"
+    return any(
+        place.tier == REMOTE and place.place.startswith(tier)
+        for entry in Registry(run).entries()
+        if (entry.step, entry.state_sha256) == (manifest.step, manifest.state_sha256)
+        for place in entry.places
+    )
 
 
 def refuse_other_runs(tier: RemoteTier, run: Path, identity: str) -> None:

@@ -33,11 +33,15 @@ _S3 = ("s3", "s3a")
 T = TypeVar("T")
 
 
-class UnreachableError(CheckpointError):
+class NoAnswer(CheckpointError):
+    """What was asked is not known: nothing may be done that takes an object for damaged or gone."""
+
+
+class UnreachableError(NoAnswer):
     """A store does not answer, or not as it should, for a reason that may pass."""
 
 
-class GivenUp(CheckpointError):
+class GivenUp(NoAnswer):
     """Waiting for a store was ended because the program ends."""
 
 
@@ -210,10 +214,13 @@ class Objects:
                     self._files.pipe_file(self._path(name), content, mode="create")
                 return True
             except OSError as error:
-                if isinstance(error, FileExistsError) or "precondition" in str(error).lower().replace("-", ""):
-                    # Our own, when the answer to an earlier try was lost on the way.
-                    return self.read(name) == content
-                raise
+                if not isinstance(error, FileExistsError) and "precondition" not in str(error).lower().replace("-", ""):
+                    raise
+                there = self.read(name)
+                if there is None:  # taken for another's, it would cost a claim or all uploads that follow
+                    raise ConnectionError("it refuses to write what is not there, as if it were") from error
+                # Our own, when the answer to an earlier try was lost on the way.
+                return there == content
 
         return self._again(name, send)
 

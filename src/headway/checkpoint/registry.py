@@ -19,7 +19,7 @@ from headway.checkpoint.format import Manifest
 from headway.core.console import warning
 
 FILE_NAME = "checkpoints.sqlite"
-LOCAL = "local"
+LOCAL, REMOTE = "local", "remote"
 
 #: Bumped when the tables change: an index of another version is made anew.
 _VERSION = 1

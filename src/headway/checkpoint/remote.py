@@ -27,7 +27,7 @@ from typing import Any
 
 from headway.checkpoint.file_hash import is_as_written
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
-from headway.checkpoint.objects import Objects, UnreachableError
+from headway.checkpoint.objects import NoAnswer, Objects
 from headway.checkpoint.sealed_objects import SealedObjects
 from headway.checkpoint.sealing import SEALED, VARIABLE, encryption_key, key_to_encrypt_with
 from headway.core.console import warning
@@ -178,7 +178,7 @@ class RemoteTier:
         for step in self.steps() if steps is None else steps:
             try:
                 manifest = self.manifest(step)
-            except UnreachableError:
+            except NoAnswer:
                 raise
             except CheckpointError as error:
                 yield step, error
@@ -237,9 +237,12 @@ class RemoteTier:
             warning(f"{self.objects.url_of(name)} replaces what was set aside there")
             self.objects.remove([f"{name}/{_ASIDE}"])
         if not self.objects.create(f"{name}/{MANIFEST}", content):
-            raise FencedError(
-                f"another process has just published {name}", where=self.url, fix="see which one has the run"
-            )
+            self.assert_owner()
+            # An attempt before, which had looked whose the tier is when it was still its own.
+            if not self._is_there(manifest):
+                raise CheckpointError(
+                    f"another process has just published {name}", where=self.url, fix="none is needed: it is withdrawn"
+                )
         self._hint(manifest.step)
         journal.unlink(missing_ok=True)
         return True
@@ -253,7 +256,7 @@ class RemoteTier:
             if there.state_sha256 == manifest.state_sha256:
                 return True
             why = "it holds another state"
-        except UnreachableError:
+        except NoAnswer:
             raise
         except CheckpointError as error:
             why = error.what
@@ -268,7 +271,7 @@ class RemoteTier:
         folder = self.objects.at(step_name(step))
         try:
             known = self.manifest(step)
-        except UnreachableError:
+        except NoAnswer:
             raise
         except CheckpointError:
             known = None

@@ -24,6 +24,7 @@ from headway.core.format import format_bytes, format_seconds
 class _Order:
     folder: Path
     manifest: Manifest
+    last: bool
 
 
 class Uploader:
@@ -61,8 +62,12 @@ class Uploader:
         self._thread = threading.Thread(target=self._work, name="headway-upload", daemon=True)
         self._thread.start()
 
-    def submit(self, folder: Path, manifest: Manifest) -> None:
-        """Send a checkpoint when the one before is done; it takes the place of one that still waits."""
+    def submit(self, folder: Path, manifest: Manifest, last: bool = False) -> None:
+        """Send a checkpoint when the one before is done; it takes the place of one that still waits.
+
+        Args:
+            last: The run is finished with it.
+        """
         with self._condition:
             if self._closed or self._fenced:
                 return
@@ -70,7 +75,7 @@ class Uploader:
                 write_log(
                     f"step {self._waiting.manifest.step} is not uploaded: step {manifest.step} came before its turn"
                 )
-            self._waiting = _Order(folder, manifest)
+            self._waiting = _Order(folder, manifest, last)
             self._condition.notify_all()
 
     def pinned(self) -> set[int]:
@@ -161,7 +166,7 @@ class Uploader:
             if order is self._void:  # its folder may be gone meanwhile
                 write_log(f"step {step} is not uploaded, and need not be, since the run went back: {why}")
             else:
-                self._failed(step, why)
+                self._failed(order, why)
 
     def _follow(self, tier: RemoteTier, manifest: Manifest) -> None:
         """What is to be done once a checkpoint is there; that it is stays true, whatever becomes of it."""
@@ -173,7 +178,10 @@ class Uploader:
             why = error.what if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
             warning(f"after the upload of step {manifest.step}: {why}")
 
-    def _failed(self, step: int, why: str) -> None:
+    def _failed(self, order: _Order, why: str) -> None:
         self.failures += 1
-        self._tell(step, None)
-        warning(f"step {step} is not uploaded: {why}; training goes on, and the next checkpoint is tried")
+        self._tell(order.manifest.step, None)
+        follows = "training goes on, and the next checkpoint is tried"
+        if order.last:
+            follows = "the run is finished, and the same command sends it when the store can be used"
+        warning(f"step {order.manifest.step} is not uploaded: {why}; {follows}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from headway.checkpoint.outcomes import Outcome, Upload, WriterDied
 from headway.checkpoint.publish import Publisher
 from headway.checkpoint.sharing import share_out
 from headway.checkpoint.staging import Slot
+from headway.core.console import warning
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.format import format_seconds
@@ -31,6 +33,8 @@ _Found = TypeVar("_Found")
 
 #: How often it is looked whether a process that is waited for gets on.
 _LOOK_SECONDS = 1.0
+#: More than who sends takes to leave by itself, where the run is not finished, and less than machines give.
+_LEAVING_SECONDS = 25.0
 
 
 class CheckpointWriter:
@@ -211,14 +215,15 @@ class CheckpointWriter:
             self._gather(None)
         return wanted
 
-    def close(self, write_held: bool = False) -> None:
+    def close(self, write_held: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
         """Finish what was handed over and let go of all resources. Safe to call twice.
 
         Args:
             write_held: Have the newest state written that was held, as if this worker had died. Where there are others,
                 this does not wait for it: all of them have to end before it is known which state all have.
+            hurried: Whether the machine or a person wants an end: what is still being sent is left to the next attempt.
         """
-        finished = None
+        finished, until = None, math.inf
         while self._process is not finished and self._process is not None:  # it may die and have a successor
             finished = self._process
             finished.finish(tell_end=not write_held)
@@ -231,6 +236,11 @@ class CheckpointWriter:
                     sends = not (self._outstanding or write_held)
                 if sends:  # what is saved may take long to be sent; who sends it has limits of its own
                     beat(Phase.END)
+                    until = min(until, time.monotonic() + _LEAVING_SECONDS if hurried() else math.inf)
+                if time.monotonic() > until and not finished.ended:
+                    warning("told to stop: the newest checkpoint is not uploaded; the same command goes on with it")
+                    finished.kill()
+                    break
         for slot in self._slots:
             slot.close()
 

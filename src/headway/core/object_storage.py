@@ -21,8 +21,8 @@ _PACKAGES = {
     **dict.fromkeys(WEB, ("aiohttp", "remote")),
 }
 _CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE); for a public bucket storage_options: "
-    "{anon: true}",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and see that the clock is right here; for"
+    " a public bucket storage_options: {anon: true}",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`; for a public bucket "
     "storage_options: {token: anon}",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_CONNECTION_STRING)",

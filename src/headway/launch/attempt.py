@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headway.checkpoint.claiming import find_tier, refuse_other_runs
+from headway.checkpoint.claiming import find_tier, is_sent, refuse_other_runs
 from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.objects import UnreachableError
@@ -336,7 +336,10 @@ def _concluding(attempt: Attempt) -> Iterator[None]:
 
 
 def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> bool:
-    """Whether a run has all its steps, in a checkpoint that verifies, by this config and with this data; says so."""
+    """Whether a run has all its steps, in a checkpoint that verifies, by this config and with this data; says so.
+
+    Where the remote tier does not have it yet, one more attempt sends it.
+    """
     run = RunDirectory(config.run_directory)
     if wishes.restart or not run.config_path.exists() or changes(load_resolved(run.config_path), config):
         return False
@@ -353,6 +356,10 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes)
     if any(found.manifest.context.get(kind) != value for kind, value in fingerprints.items()):
         return False
     notice(f"{run.path} is finished: all {config.train.steps:,} steps are done")
+    remote = config.checkpoint.remote
+    if remote is not None and not is_sent(remote, run.path, found.manifest):
+        notice(f"its last checkpoint is not known to be at {remote.url}; it is sent")
+        return False
     return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +83,7 @@ def train_loop(job: Job) -> None:
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)
     watch, clock = Stopwatch(job, feed), SaveClock.of(job)
     _forget_peak(job.world.device)
-    with signals, feed, _observed(job):
+    with signals, feed, _observed(job, lambda: signals.stop):
         if _gives_up(job):  # checkpoints of older versions, or with a lower limit than before
             raise _diverged(job, resumed=True)
         if state.cursor.step == 0 and config.health.rolls_back:
@@ -142,7 +142,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 @contextmanager
-def _observed(job: Job) -> Iterator[None]:
+def _observed(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
     """Callbacks around all steps; whatever ends them, what was handed over is saved before."""
     crashed = True
     try:
@@ -155,7 +155,7 @@ def _observed(job: Job) -> Iterator[None]:
         raise
     finally:
         beat(Phase.END)
-        job.writer.close(write_held=crashed)
+        job.writer.close(write_held=crashed, hurried=stopped)
         _tell_outcomes(job)
         for callback in job.callbacks:
             callback.on_end(job)

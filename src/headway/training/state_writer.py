@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from headway.checkpoint.outcomes import Outcome, Upload
@@ -48,7 +48,7 @@ class StateWriter(Protocol):
         """Return when all that was handed over is on disk."""
         ...
 
-    def close(self, write_held: bool = False) -> None:
+    def close(self, write_held: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
         """Finish, and let go of all resources."""
         ...
 
@@ -88,5 +88,5 @@ class NoWriter:
     def wait(self) -> None:
         """Nothing is under way."""
 
-    def close(self, write_held: bool = False) -> None:
+    def close(self, write_held: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
         """Nothing was opened."""

@@ -90,6 +90,23 @@ def test_closing_saves_what_was_handed_over(settings: WriterSettings) -> None:
     assert [o.error for o in writer.outcomes()] == [None] and CheckpointStore(settings.directory).verify(1).good
 
 
+def test_who_is_told_to_stop_does_not_wait_for_a_store(
+    settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finished run waits for its last upload, which may take long, and a machine that goes does not wait."""
+    monkeypatch.setattr("headway.checkpoint.writer._LEAVING_SECONDS", 0.5)
+    monkeypatch.setenv("HEADWAY_FAULTS", "freeze@upload.manifest")
+    remote = {"url": f"file://{tmp_path}/remote"}
+    run = settings.directory.parent
+    config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=1), checkpoint={"remote": remote})
+    writer = CheckpointWriter(replace(settings, after_save=AfterSave.settings(config, 1)))
+    submit(writer, 1)
+    writer.wait()
+    assert not list(tmp_path.glob("remote/**/manifest.json"))
+    writer.close(hurried=lambda: True)
+    assert "told to stop: the newest checkpoint is not uploaded" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("fault", ["kill@checkpoint.shard", "kill@checkpoint.rename", "eio@checkpoint.shard"])
 def test_a_save_that_fails_is_told_and_the_next_one_is_tried(
     settings: WriterSettings, monkeypatch: pytest.MonkeyPatch, fault: str

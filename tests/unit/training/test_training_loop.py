@@ -150,7 +150,7 @@ def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, 
             events.append("feed")
 
     @contextmanager
-    def observed(_: Any) -> Iterator[None]:
+    def observed(*_: Any) -> Iterator[None]:
         events.append("loop")
         raise KeyError
         yield
