@@ -80,6 +80,12 @@ def test_a_run_is_proven_whatever_died_on_the_way(run: Path) -> None:
     assert json.loads(counted.stdout)["epochs"] == proof["epochs"]
 
 
+def _not_taken_back(lines: list[dict[str, Any]]) -> None:
+    """As if nobody had told the ledger that attempt 3 went back to step 6."""
+    again = {"kind": "commit", "attempt": 3, "first_step": 6}
+    lines[:] = [line for line in lines if line["kind"] != "rollback" and not again.items() <= line.items()]
+
+
 def _gap(lines: list[dict[str, Any]]) -> None:
     del lines[1]
 
@@ -119,6 +125,7 @@ def _plan(lines: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (_not_taken_back, "attempt 3 did steps 6 to 7 again, which the ledger still has from before"),
         (_gap, "gap or an overlap before step 4"),
         (_overlap, "gap or an overlap before step 1"),
         (_end, "step-00000010 is not in the ledger, which ends at step 8"),

@@ -17,7 +17,8 @@ def test_a_campaign_comes_out_as_if_nothing_had_happened(tiny: Callable[..., Pat
     config = tiny(train={"steps": 24, "lanes": 2}, determinism="elastic", checkpoint=mine)
     output, remote = tmp_path / "chaos", tmp_path / "remote"
     plan = ("--kills", "10", "--workers", "1,2", "--seed", SEED)
-    done = headway("chaos", config, *plan, "--output", output, "--remote", f"file://{remote}", timeout=900)
+    limits = ("--max-recovery", "10 min", "--max-overhead", "5min")
+    done = headway("chaos", config, *plan, *limits, "--output", output, "--remote", f"file://{remote}", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((output / "chaos.json").read_text())
     assert record["passed"] and record["mismatches"] == 0
@@ -32,6 +33,7 @@ def test_a_campaign_comes_out_as_if_nothing_had_happened(tiny: Callable[..., Pat
     assert own and 0 < max(own) < max(recoveries), "a part of every recovery is the start of a process"
     assert set(record["controls"]) == {"moments", "one bit of a weight", "cursor", "seed"}
     assert not any(record["controls"].values())
+    assert record["max_recovery_seconds"] == 600 and record["max_overhead_seconds"] == 300 and not record["too_slow"]
     assert not (tmp_path / "runs").exists(), "the config's own run directory is not touched"
     assert not (tmp_path / "mine").exists(), "nor is its remote tier"
     (campaign,) = remote.iterdir()
@@ -48,5 +50,7 @@ def test_what_a_config_does_not_promise_is_not_tested(tiny: Callable[..., Path])
     assert refused.returncode == 2 and "the folder is not empty" in refused.stderr, "kills of before would be counted"
     refused = headway("chaos", tiny(), "train.steps=3")
     assert refused.returncode == 2 and "train.steps=4 at least" in refused.stderr
+    refused = headway("chaos", tiny(), "--max-recovery", "10")
+    assert refused.returncode == 2 and "this is a time" in refused.stderr and "--max-recovery 10s" in refused.stderr
     refused = headway("chaos", tiny(), "--workers", "one")
     assert refused.returncode == 2 and "--workers 1,2,4" in refused.stderr

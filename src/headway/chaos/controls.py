@@ -1,7 +1,7 @@
 """Runs that must not come out right: a campaign that finds nothing wrong with them would find nothing at all.
 
 Each loses something on the way that a resume needs, as a bug would: what is lost is taken out of the newest checkpoint,
-with hashes that agree, so that nothing but the comparison with the undisturbed run can tell.
+with hashes that agree, so that nothing but what the run does from there on can tell.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.store import CheckpointStore
 from headway.core.types import StateTensors
+
+#: The control whose run goes on from a step before that of its weights, so that it uses rows twice.
+CURSOR = "cursor"
 
 
 def forge(run: Path, control: str) -> None:
@@ -23,33 +26,36 @@ def forge(run: Path, control: str) -> None:
     store = CheckpointStore(run / "checkpoints", keep=1_000_000)
     info = store.list()[-1]
     state = {name: tensor.clone() for name, tensor in store.load(info).items()}
-    cursor = CONTROLS[control](state, info)
-    store.save(info.step, state, cursor, info.context)
+    step = CONTROLS[control](state, info.step)
+    if step != info.step:
+        store.discard(info.step)
+    store.save(step, state, info.cursor, info.context)
 
 
-def _without_moments(state: StateTensors, info: CheckpointInfo) -> dict[str, int]:
+def _without_moments(state: StateTensors, step: int) -> int:
     for name, tensor in state.items():
         if name.startswith("optimizer.") and tensor.is_floating_point():
             tensor.zero_()
-    return info.cursor
+    return step
 
 
-def _without_a_weight(state: StateTensors, info: CheckpointInfo) -> dict[str, int]:
+def _without_a_weight(state: StateTensors, step: int) -> int:
     """The lowest bit of one element."""
     import torch
 
     name = min(name for name, tensor in state.items() if name.startswith("model.") and tensor.numel())
     state[name].view(-1).view(torch.uint8)[0] ^= 1
-    return info.cursor
+    return step
 
 
-def _without_a_count(state: StateTensors, info: CheckpointInfo) -> dict[str, int]:
-    return {**info.cursor, "skipped_steps": info.cursor.get("skipped_steps", 0) + 1}
+def _without_a_step(state: StateTensors, step: int) -> int:
+    """The cursor is one step behind the weights; in the end it is where it should be, and only they are not."""
+    return step - 1
 
 
-#: What is lost -> how.
-CONTROLS: dict[str, Callable[[StateTensors, CheckpointInfo], dict[str, int]]] = {
+#: What is lost -> how; gives the step that the checkpoint says it is of.
+CONTROLS: dict[str, Callable[[StateTensors, int], int]] = {
     "moments": _without_moments,
     "one bit of a weight": _without_a_weight,
-    "cursor": _without_a_count,
+    CURSOR: _without_a_step,
 }

@@ -21,6 +21,10 @@ from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
 from headway.launch.trainings import refuse_as_worker, stoppable
 
+#: What is measured, in words.
+_RECOVERY = "from a kill to the next new step"
+_OVERHEAD = "until new workers are started, and to find and load a checkpoint"
+
 
 @dataclass
 class CampaignResult:
@@ -35,11 +39,15 @@ class CampaignResult:
     seconds: float = 0.0
     stopped: bool = False
     """Before its end, by Ctrl-C or SIGTERM; what had come to its end is here."""
+    max_recovery_seconds: float | None = None
+    """The longest that any of `recoveries` may be; None where they are only told."""
+    max_overhead_seconds: float | None = None
+    """The longest that any of `own` may be."""
 
     @property
     def failed(self) -> bool:
-        """Whether some run did not come out as if nothing had happened, or a control did."""
-        return any(trial.problems for trial in self.trials) or any(self.controls.values())
+        """Whether some run did not come out as if nothing had happened or took too long to go on, or a control did."""
+        return any(trial.problems for trial in self.trials) or any(self.controls.values()) or bool(self.too_slow)
 
     @property
     def passed(self) -> bool:
@@ -67,6 +75,17 @@ class CampaignResult:
         return sorted(seconds for trial in self.trials for seconds in trial.own_seconds)
 
     @property
+    def too_slow(self) -> list[str]:
+        """What is not within the limits that were given, one line for each; a limit has to have something to judge."""
+        recovery = [(seconds, trial.number) for trial in self.trials for seconds in trial.recovery_seconds]
+        overhead = [(seconds, trial.number) for trial in self.trials for seconds in trial.own_seconds]
+        found = (
+            _beyond(self.max_recovery_seconds, recovery, _RECOVERY, self.stopped),
+            _beyond(self.max_overhead_seconds, overhead, _OVERHEAD, self.stopped),
+        )
+        return [problem for problem in found if problem is not None]
+
+    @property
     def disks_lost(self) -> int:
         """How often runs went on from the remote tier alone."""
         return sum(trial.disks_lost for trial in self.trials)
@@ -78,6 +97,7 @@ class CampaignResult:
             "kills": sum(self.kills.values()),
             "mismatches": self.mismatches,
             "kills_by_kind": dict(self.kills),
+            "too_slow": self.too_slow,
             **vars(self),
             "trials": [{**vars(trial), "kills": dict(trial.kills)} for trial in self.trials],
         }
@@ -154,7 +174,7 @@ def run_campaign(
             _disturb(result, runs, plan_campaign(shape, seed), kills)
             for control in (*CONTROLS, SEED) if controls else ():
                 notice(f"a run that loses on purpose: {control}")
-                result.controls[control] = runs.control(control, result.expected, worker_counts[0])
+                result.controls[control] = runs.control(control, worker_counts[0])
     except KeyboardInterrupt:
         result.stopped = True
     result.seconds = time.monotonic() - start
@@ -222,19 +242,37 @@ def _lines(result: CampaignResult) -> Iterator[str]:
     if result.recoveries:
         seconds = result.recoveries
         yield (
-            f"from a kill to the next new step: median {statistics.median(seconds):.1f} s,"
+            f"{_RECOVERY}: median {statistics.median(seconds):.1f} s,"
             f" longest {seconds[-1]:.1f} s ({counted(len(seconds), 'kill')})"
         )
     if result.own:
-        yield (
-            f"of that until new workers are started, and to find and load a checkpoint: median"
-            f" {statistics.median(result.own):.2f} s, longest {result.own[-1]:.2f} s"
-        )
+        yield (f"of that {_OVERHEAD}: median {statistics.median(result.own):.2f} s, longest {result.own[-1]:.2f} s")
     for trial in result.trials:
         yield from (f"FAIL  run {trial.number}: {problem}" for problem in trial.problems)
+    yield from (f"FAIL  {problem}" for problem in result.too_slow)
     for control, problem in result.controls.items():
         yield f"FAIL  {problem}" if problem else f"ok    a run that lost its {control} was found out"
     yield "FAILED" if result.failed else "stopped before its end" if result.stopped else "passed"
+
+
+def _beyond(limit: float | None, took: Sequence[tuple[float, int]], what: str, stopped: bool) -> str | None:
+    """What is wrong with what was measured.
+
+    Args:
+        limit: In seconds; None for none.
+        took: Seconds, and the number of the run.
+        what: Was measured, in words.
+        stopped: There may be nothing yet.
+    """
+    if limit is None or (stopped and not took):
+        return None
+    if not took:
+        return f"{what}: nothing was measured, so the limit of {format_seconds(limit)} was not tested"
+    (longest, number), over = max(took), sum(seconds > limit for seconds, _ in took)
+    if not over:
+        return None
+    slow = f"{over} of {len(took)} took longer than {format_seconds(limit)}"
+    return f"{what}: {slow}, the longest {longest:.2f} s in run {number}"
 
 
 def _listed(counts: Sequence[int]) -> str:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.chaos.campaign import Leg, Trial
-from headway.chaos.controls import forge
+from headway.chaos.controls import CURSOR, forge
+from headway.checkpoint.compare import compare
 from headway.checkpoint.places import remote_manifests
-from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.core.errors import HeadwayError
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
@@ -78,12 +79,12 @@ class Runs:
         """
         leg = Leg(workers, (), None)
         code = self._command("reference", leg)
-        found = self._final_state(self._folder / "reference")
+        found = self._last("reference")
         if code != 0 or found is None:
             raise self._useless("reference", code)
         for problem in self._other_workers(self._folder / "reference", [(1, workers)]):
             raise HeadwayError(f"the run without kills shows nothing: {problem}")
-        return found
+        return found.state_sha256
 
     def _useless(self, name: str, code: int) -> HeadwayError:
         which = "the run without kills" if name == "reference" else "a run"
@@ -108,31 +109,45 @@ class Runs:
                 result.problems.append(f"ended with exit code {code}")
             wanted.append((max((found.number for found in open_run(run).attempts), default=0), leg.workers))
         self._count_kills(run, result)
-        result.state_sha256 = self._final_state(run)
+        last = self._last(name)
+        result.state_sha256 = last.state_sha256 if last else None
         if result.state_sha256 != expected:
             result.problems.append(f"the last state is {result.state_sha256}, not {expected}")
         result.problems += self._other_workers(run, wanted)
         result.problems += self._damage(run)
-        result.problems += [f"ledger: {problem}" for problem in prove(run).problems]
+        result.problems += self._ledger_problems(run, result.disks_lost)
         result.seconds = time.monotonic() - start
         return result
 
-    def control(self, control: str, expected: str, workers: int) -> str | None:
+    def control(self, control: str, workers: int) -> str | None:
         """A run that loses something half-way (`controls`), or has another seed from there on; None if it is found out.
 
-        Otherwise what was wrong with it.
+        Otherwise what was wrong with it. It is to be found out by weights and moments: that a cursor says something
+        else is not worth much. Where rows were used twice the ledger has to tell, too.
         """
         name = f"control-{control.replace(' ', '-')}"
-        self._command(name, Leg(workers, ("kill@update=" + str(self._steps // 2),), None), "supervise.max_failures=0")
+        run = self._folder / name
+        self._kill(name, workers, self._steps // 2)
+        if control == CURSOR and (newest := CheckpointStore(run / "checkpoints").list()):
+            # Once more, in its first step: now the ledger surely knows of the checkpoint that is to be forged.
+            self._kill(name, workers, newest[-1].step)
         if control == SEED:
             code = self._command(name, Leg(workers, (), None), "seed=987654321", "--accept-changes")
         else:
-            forge(self._folder / name, control)
+            forge(run, control)
             code = self._command(name, Leg(workers, (), None))
-        found = self._final_state(self._folder / name)
-        if code != 0 or found is None:
+        found, undisturbed = self._last(name), self._last("reference")
+        if code != 0 or found is None or undisturbed is None:
             return f"the control '{control}' ended with exit code {code}, so it shows nothing"
-        return f"the control '{control}' came out as if nothing had been lost" if found == expected else None
+        if not compare(undisturbed.path, found.path).differences:
+            return f"the control '{control}' came out with the weights and moments of a run that has lost nothing"
+        if control == CURSOR and not self._ledger_problems(run):
+            return f"the control '{control}' used rows twice, and the ledger does not tell"
+        return None
+
+    def _kill(self, name: str, workers: int, step: int) -> None:
+        """Train until a worker is killed in the step after so many, and leave it at that."""
+        self._command(name, Leg(workers, (f"kill@update={step}",), None), "supervise.max_failures=0")
 
     def _command(self, name: str, leg: Leg, *more: str) -> int:
         """One leg; returns the exit code, negative for a signal."""
@@ -181,9 +196,20 @@ class Runs:
         shutil.rmtree(lost, ignore_errors=True)
         return True
 
-    def _final_state(self, run: Path) -> str | None:
-        found = [info for info in CheckpointStore(run / "checkpoints").list() if info.step == self._steps]
-        return found[0].state_sha256 if found else None
+    def _last(self, name: str) -> CheckpointInfo | None:
+        """The checkpoint of a run's last step."""
+        found = CheckpointStore(self._folder / name / "checkpoints").list()
+        return next((info for info in found if info.step == self._steps), None)
+
+    def _ledger_problems(self, run: Path, disks_lost: int = 0) -> list[str]:
+        """What the ledger tells of rows that were lost or repeated. What is in it is in a checkpoint: steps are taken
+        back only where that is gone, or where it was decided that their rows are left out."""
+        proof = prove(run)
+        taken_back = [] if disks_lost or proof.left_out else proof.rollbacks
+        return [
+            *(f"ledger: {problem}" for problem in proof.problems),
+            *(f"ledger: steps were taken back that are in a checkpoint: {rollback.reason}" for rollback in taken_back),
+        ]
 
     def _other_workers(self, run: Path, wanted: Sequence[tuple[int, int]]) -> list[str]:
         """Checkpoints made by another number of workers than was asked for, which would show nothing of that number.

@@ -42,13 +42,16 @@ class Rules:
     keep_every: Every | None = None
     keep_best: int = 0
     keep_metric: str = "evaluation/loss"
+    keep_mode: str = "min"
+    """`min` or `max`: which metric is best."""
     keep_for_seconds: int | None = None
 
     @classmethod
     def of(cls, config: RetentionConfig) -> Rules:
         """The rules of a config."""
         age = config.keep_for.amount if config.keep_for is not None else None
-        return cls(config.keep, Every.of(config.keep_every), config.keep_best, config.keep_metric, age)
+        best = config.keep_best, config.keep_metric, config.keep_mode
+        return cls(config.keep, Every.of(config.keep_every), *best, age)
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Rules:
@@ -97,7 +100,8 @@ def kept(candidates: Iterable[Candidate], rules: Rules, now: float) -> dict[int,
     if rules.keep_every is not None:
         keep(_first_of_each(good, rules.keep_every.amount, rules.keep_every.unit), f"one every {rules.keep_every}")
     if rules.keep_best:
-        keep(_best(good, rules.keep_best), f"among the best {rules.keep_best} by {rules.keep_metric}")
+        by = rules.keep_metric + (" (highest)" if rules.keep_mode == "max" else "")
+        keep(_best(good, rules.keep_best, rules.keep_mode), f"among the best {rules.keep_best} by {by}")
     if rules.keep_for_seconds is not None:
         oldest = now - rules.keep_for_seconds
         keep((c for c in good if c.time >= oldest), f"younger than {format_seconds(rules.keep_for_seconds)}")
@@ -128,7 +132,8 @@ def _first_of_each(good: Sequence[Candidate], amount: int, unit: str) -> list[Ca
     return [*first.values(), *unknown]
 
 
-def _best(good: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Lowest first; of equal ones the newer."""
-    known = [c for c in good if c.metric is not None and math.isfinite(c.metric)]
-    return sorted(known, key=lambda c: (c.metric, -c.step))[:count]
+def _best(good: Sequence[Candidate], count: int, mode: str) -> list[Candidate]:
+    """The lowest first, or the highest; of equal ones the newer."""
+    sign = -1.0 if mode == "max" else 1.0
+    known = [(sign * c.metric, -c.step, c) for c in good if c.metric is not None and math.isfinite(c.metric)]
+    return [candidate for _, _, candidate in sorted(known, key=lambda one: one[:2])[:count]]

@@ -14,18 +14,19 @@ HELP = """Kill a training again and again, and check that it comes out as if not
 Trains the config once without a disturbance, then in many runs with kills (SIGKILL) of workers, of the processes that \
 write checkpoints and of the supervisor, in every phase of a step and of a save, on changing numbers of workers. The \
 SHA-256 of weights, moments and cursor must be the same, the ledger must prove that no row was lost or repeated, and \
-every checkpoint must verify. Runs that lose something on purpose must be found out. The config's own run directory is \
-not touched.
+every checkpoint must verify. Runs that lose something on purpose must be found out. How long it takes from a kill to \
+the next new step is told, and judged where a limit is given. The config's own run directory is not touched.
 
 [bold]Examples[/bold]
 
 headway chaos configs/elastic.yaml train.steps=40 --kills 20
 headway chaos configs/elastic.yaml train.steps=40 --kills 500 --workers 1,2,4 --seed 7 --output chaos
 headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucket/chaos
+headway chaos configs/elastic.yaml train.steps=40 --max-recovery 10s --max-overhead 2s
 
 Ctrl-C ends a campaign, which then tells what has come of it so far.
 
-Exit codes: 0 all equal, 1 a difference, 2 usage or config, 130 stopped before its end.
+Exit codes: 0 all equal, 1 a difference, or a limit that was not kept, 2 usage or config, 130 stopped before its end.
 """
 
 
@@ -52,6 +53,25 @@ def chaos(
             show_default=False,
         ),
     ] = None,
+    max_recovery: Annotated[
+        str | None,
+        typer.Option(
+            "--max-recovery",
+            metavar="TIME",
+            help="Recovery time objective: the longest, as in 10s, that it may take from a kill to the next new step.",
+            show_default=False,
+        ),
+    ] = None,
+    max_overhead: Annotated[
+        str | None,
+        typer.Option(
+            "--max-overhead",
+            metavar="TIME",
+            help="The longest that Headway's own part of it may take: until new workers are started, and to find and"
+            " load a checkpoint.",
+            show_default=False,
+        ),
+    ] = None,
     controls: Annotated[bool, typer.Option(help="Also make sure that losses are found out.")] = True,
     output: Annotated[
         Path | None,
@@ -73,6 +93,7 @@ def chaos(
         counts = []
     if not counts or min(counts) < 1:
         raise ConfigError(f"'{workers}' is no list of numbers of workers", where="--workers", fix="--workers 1,2,4")
+    limits = _seconds(max_recovery, "--max-recovery", "10s"), _seconds(max_overhead, "--max-overhead", "2s")
     loaded = load(config, overrides)
     # What was killed last may still be writing when a temporary folder goes.
     kept = (
@@ -84,6 +105,7 @@ def chaos(
         result = run_campaign(
             loaded, Path(folder), kills=kills, seed=seed, worker_counts=counts, controls=controls, remote=remote
         )
+    result.max_recovery_seconds, result.max_overhead_seconds = limits
     if output:
         with writing(output / "chaos.json"):
             write_json(output / "chaos.json", result.record())
@@ -95,3 +117,14 @@ def chaos(
         raise KeyboardInterrupt
     if not result.passed:
         raise typer.Exit(1)
+
+
+def _seconds(text: str | None, option: str, example: str) -> int | None:
+    """A time as it is written in a config."""
+    from headway.config.units import parse_seconds
+    from headway.core.errors import ConfigError
+
+    try:
+        return None if text is None else parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(str(error), where=option, fix=f"{option} {example}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -20,6 +21,12 @@ _URL = re.compile(r"^([a-z][a-z0-9+.-]*)://.", re.IGNORECASE)
 _SECRETS = ("secret", "password", "account_key", "connection_string", "sas_token", "aws_secret_access_key")
 
 
+#: What an evaluation records.
+EVALUATED = ("evaluation/loss", "evaluation/perplexity")
+#: What is recorded when a checkpoint has been made, or once in an attempt.
+_NOT_AT_CHECKPOINTS = ("checkpoint/", "goodput/")
+
+
 class RetentionConfig(Section):
     """What is kept of all checkpoints in one place: whatever any of the rules keeps."""
 
@@ -28,9 +35,12 @@ class RetentionConfig(Section):
     keep_every: Interval | None = None
     """Kept for ever besides: the first checkpoint at or after each multiple of `10k steps`, `1B tokens`, `6 h`."""
     keep_best: Annotated[int, Field(ge=0)] = 0
-    """Kept besides: so many with the lowest `keep_metric`."""
+    """Kept besides: so many with the best `keep_metric`."""
     keep_metric: str = "evaluation/loss"
-    """Name of a metric, recorded at the very step of a checkpoint; lower is better."""
+    """Name of a metric, recorded at the very step of a checkpoint: `evaluation/loss`, `evaluation/perplexity`, or one
+    that steps have."""
+    keep_mode: Literal["min", "max"] = "min"
+    """Which `keep_metric` is best: the lowest (`min`), or the highest."""
     keep_for: Duration | None = None
     """Kept besides: all that are younger than this, for example `2 days`."""
 
@@ -122,7 +132,23 @@ def checkpoint_problems(config: Config) -> Iterator[ConfigError]:
 
 def _best_without_values(config: Config, rules: RetentionConfig, key: str) -> Iterator[ConfigError]:
     """The best by an evaluation can only be told where checkpoints are made at steps that are evaluated."""
-    if not rules.keep_best or not rules.keep_metric.startswith("evaluation/"):
+    if not rules.keep_best:
+        return
+    if rules.keep_metric.startswith(_NOT_AT_CHECKPOINTS):
+        yield ConfigError(
+            f"{key}.keep_best goes by {rules.keep_metric}, which is not known of a step when its checkpoint is made",
+            where=f"{key}.keep_metric",
+            fix=f"{key}.keep_metric={EVALUATED[0]}, or a metric that steps have",
+        )
+    if not rules.keep_metric.startswith("evaluation/"):
+        return  # steps have others too: those of the model, and what callbacks add
+    if rules.keep_metric not in EVALUATED:
+        near = get_close_matches(rules.keep_metric, EVALUATED, n=1) or EVALUATED
+        yield ConfigError(
+            f"{key}.keep_best goes by {rules.keep_metric}, but an evaluation gives {' and '.join(EVALUATED)}",
+            where=f"{key}.keep_metric",
+            fix=f"{key}.keep_metric={near[0]}",
+        )
         return
     evaluated, saved = config.evaluation.every, config.checkpoint.every
     if evaluated is None:

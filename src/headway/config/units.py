@@ -179,6 +179,15 @@ def _is_a_time(interval: Interval) -> Interval:
     return interval
 
 
+def parse_seconds(text: str) -> int:
+    """Whole seconds from "10 s", "2 min" or "1 h".
+
+    Raises:
+        ValueError: that is no time, or less than a second.
+    """
+    return _is_a_time(Interval.parse(text)).amount
+
+
 def _is_no_time(interval: Interval) -> Interval:
     if interval.unit == "seconds":
         raise ValueError("this is a function of the step; give steps or tokens, not a time")

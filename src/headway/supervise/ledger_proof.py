@@ -206,8 +206,12 @@ def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
             continue
         if commit.attempt < newest:
             yield f"{steps} are said to be of attempt {commit.attempt}, after ones of attempt {newest}"
-        newest = max(newest, commit.attempt)
         first, last = attempt.first_step, attempt.last_step
+        if newest < commit.attempt and first is not None and first < commit.first_step:
+            # Going back would have struck what earlier attempts did of these.
+            again = f"steps {first:,} to {commit.first_step - 1:,}"
+            yield f"attempt {commit.attempt} did {again} again, which the ledger still has from before"
+        newest = max(newest, commit.attempt)
         if (first is not None and commit.first_step < first) or (last is not None and commit.last_step > last):
             yield f"{steps} are said to be of attempt {commit.attempt}, which did steps {first} to {(last or 0) - 1}"
 

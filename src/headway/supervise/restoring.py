@@ -113,6 +113,10 @@ def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[
         pruner = Pruner(run.checkpoints, rules, config.train.batches if config else None)
         folders = checkpoint_folders(run.checkpoints)
         candidates = _verified_from_the_top(pruner.candidates(), folders)
+        if rules.keep_best and not any(c.metric is not None for c in candidates):
+            console.warning(
+                f"no checkpoint has the metric '{rules.keep_metric}', so none is kept for being among the best"
+            )
         stay = kept(candidates, rules, time.time())
         go = [c.step for c in candidates if c.step not in stay]
         if not any(c.good for c in candidates):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.fence import OwnerUnknown
 from headway.checkpoint.format import hash_tensors, state_hash_of
 from headway.checkpoint.outcomes import Outcome, Upload
+from headway.config.checkpoint import EVALUATED
 from headway.core.console import warning
 from headway.core.files import append_json_line
 from headway.parallel.blocks import gather_whole
@@ -20,6 +22,7 @@ from headway.training.callbacks import Callback
 from headway.training.evaluate import Evaluation
 
 if TYPE_CHECKING:
+    from headway.config import CheckpointConfig
     from headway.training.loop import Job
 
 
@@ -50,7 +53,7 @@ class Recorder(Callback):
         self._log = MetricsLog(self._path, self._attempt)
         work = job.config.train.batches.rows_before
         self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour, work)
-        self._has_steps = False
+        self._has_steps = self._has_trained = False
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """One record and perhaps one line."""
@@ -61,6 +64,9 @@ class Recorder(Callback):
         price = job.config.telemetry.usd_per_hour
         if price is not None:
             metrics["cost/spent_usd"] = self._spent_usd + price * (time.monotonic() - self._made) / 3600
+        if not self._has_trained and "train/loss" in metrics:  # a step that is left out has no others
+            self._has_trained = True
+            _warn_of_unknown_best(job.config.checkpoint, step, metrics)
         self._write(step, metrics)
         self._line.step(step, metrics)
 
@@ -110,6 +116,21 @@ class Recorder(Callback):
         with suppress(OwnerUnknown):  # a record that an older attempt slips in does not count
             self._may_write()
         self._log.write(step, values)
+
+
+def _warn_of_unknown_best(checkpoint: CheckpointConfig, step: int, metrics: Mapping[str, float]) -> None:
+    """Say which checkpoints are not kept as was meant. Which metrics steps have, only a step tells: models and
+    callbacks have some of their own. (An evaluation's the config has looked at.)"""
+    remote = [("checkpoint.remote", checkpoint.remote)] if checkpoint.remote is not None else []
+    for key, rules in [("checkpoint", checkpoint), *remote]:
+        name = rules.keep_metric
+        if not rules.keep_best or name in (*metrics, *EVALUATED):
+            continue
+        near = get_close_matches(name, (*metrics, *EVALUATED), n=1)
+        meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(metrics))}"
+        warning(
+            f"{key}.keep_best goes by {name}, which step {step} does not have, so no checkpoint is kept by it; {meant}"
+        )
 
 
 class StateHashes(Callback):

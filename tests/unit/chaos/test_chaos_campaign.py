@@ -23,14 +23,18 @@ from headway.chaos.campaign import (
     STAGED,
     STEP_PHASES,
     UPLOAD_POINTS,
+    Leg,
     Shape,
     Trial,
     plan_campaign,
 )
 from headway.chaos.report import CampaignResult, render, run_campaign
 from headway.chaos.trial import Runs, TrialResult
+from headway.checkpoint.store import CheckpointStore
 from headway.config import load_config
 from headway.core import faults
+from headway.supervise.ledger import Rollback
+from states import equal, make_state, save
 
 SHAPE = Shape(steps=40, save_every=5, evaluate_every=6, micro_batches={1: 4, 2: 2, 4: 1}, worker_counts=(1, 2, 4))
 
@@ -139,6 +143,89 @@ def test_a_campaign_fails_when_a_state_differs_or_a_control_is_not_found_out() -
     assert not result("b", None).passed and result("b", None).mismatches == 1
     assert not result("a", "the control 'moments' came out as if nothing had been lost").passed
     assert "FAIL" in render(result("b", None)) and result("b", None).record()["kills"] == 3
+
+
+def test_limits_are_judged_where_they_are_given() -> None:
+    trials = [
+        TrialResult(number, (1,), Counter({"kill@update": 1}), state_sha256="a", recovery_seconds=took, own_seconds=own)
+        for number, took, own in ((1, [2.0, 11.5], [0.5]), (2, [10.0, 12.25], [2.5]))
+    ]
+    told = CampaignResult(0, "a", trials)
+    assert told.passed and "longest 12.2 s" in render(told) and told.record()["too_slow"] == []
+    kept = CampaignResult(0, "a", trials, max_recovery_seconds=13, max_overhead_seconds=3)
+    assert kept.passed and kept.record()["max_overhead_seconds"] == 3
+    slow = CampaignResult(0, "a", trials, max_recovery_seconds=10, max_overhead_seconds=2)
+    assert slow.failed and not slow.record()["passed"]
+    recovery, overhead = slow.record()["too_slow"]
+    assert recovery == (
+        "from a kill to the next new step: 2 of 4 took longer than 10 s, the longest 12.25 s in run 2"
+    ), "10 s are within 10 s"
+    assert overhead.startswith("until new workers are started") and "1 of 2 took longer than 2.0 s" in overhead
+    assert f"FAIL  {recovery}" in render(slow) and render(slow).endswith("FAILED")
+    one_within = CampaignResult(0, "a", trials, max_recovery_seconds=13, max_overhead_seconds=2)
+    assert one_within.too_slow == [overhead] and one_within.failed
+
+
+def test_a_limit_that_nothing_was_measured_for_was_not_kept() -> None:
+    of_writers = [TrialResult(1, (1,), Counter({"kill@checkpoint.shard": 3}), state_sha256="a", recovery_seconds=[1.0])]
+    (problem,) = CampaignResult(0, "a", of_writers, max_recovery_seconds=10, max_overhead_seconds=2).too_slow
+    assert "nothing was measured, so the limit of 2.0 s was not tested" in problem
+    assert not CampaignResult(0, "a", [], stopped=True, max_recovery_seconds=10).failed
+
+
+def controlled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str, end: Callable[[Path], object]) -> Any:
+    """What is said of a control whose run comes to its end by `end`; the undisturbed run is there."""
+    save(CheckpointStore(tmp_path / "reference" / "checkpoints"), 4)
+    runs, run = Runs(tmp_path / "config.yaml", [], tmp_path, 4), tmp_path / f"control-{control}"
+
+    def command(name: str, leg: Leg, *more: str) -> int:
+        if leg.orders:
+            save(CheckpointStore(run / "checkpoints"), 2)
+        else:
+            end(run)
+        return 0
+
+    monkeypatch.setattr(runs, "_command", command)
+    return runs.control(control, 1)
+
+
+def test_what_tells_of_a_loss_is_not_the_cursor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights and moments beside another cursor have another name, and yet nothing was lost."""
+
+    def end(run: Path) -> None:
+        store = CheckpointStore(run / "checkpoints")
+        store.save(4, make_state(4), {"step": 4, "skipped_steps": 1}, {"attempt": 2, "world_size": 1})
+
+    said = controlled(tmp_path, monkeypatch, "moments", end)
+    assert said == "the control 'moments' came out with the weights and moments of a run that has lost nothing"
+
+
+@pytest.mark.parametrize(("rollbacks", "left_out", "told"), [(1, [], True), (0, [], False), (1, [(1, 2)], False)])
+def test_where_rows_are_used_twice_the_ledger_has_to_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollbacks: int, left_out: list[tuple[int, int]], told: bool
+) -> None:
+    proof = SimpleNamespace(problems=[], left_out=left_out, rollbacks=[Rollback(1, "why", ())] * rollbacks)
+    monkeypatch.setattr("headway.chaos.trial.prove", lambda run: proof)
+
+    def end(run: Path) -> None:
+        store = CheckpointStore(run / "checkpoints")
+        (info,) = store.list()
+        assert info.step == 1 and equal(store.load(info), make_state(2)), "behind its weights"
+        save(store, 4, seed=5)
+
+    said = controlled(tmp_path, monkeypatch, "cursor", end)
+    assert said == (None if told else "the control 'cursor' used rows twice, and the ledger does not tell")
+
+
+def test_a_lost_disk_is_why_steps_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = SimpleNamespace(problems=["a gap"], left_out=[], rollbacks=[Rollback(1, "why", ())])
+    monkeypatch.setattr("headway.chaos.trial.prove", lambda run: proof)
+    runs = Runs(tmp_path / "config.yaml", [], tmp_path, 4)
+    assert runs._ledger_problems(tmp_path, disks_lost=1) == ["ledger: a gap"]
+    assert runs._ledger_problems(tmp_path) == [
+        "ledger: a gap",
+        "ledger: steps were taken back that are in a checkpoint: why",
+    ]
 
 
 def test_one_is_singular_and_none_is_said() -> None:

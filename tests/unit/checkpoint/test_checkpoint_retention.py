@@ -25,7 +25,7 @@ from headway.checkpoint.registry import Place, Registry, on_network
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
-from states import names, save
+from states import make_state, names, save
 
 NOW = 1_000_000.0
 
@@ -53,6 +53,12 @@ def test_each_rule_keeps_what_it_says() -> None:
     reasons = kept([*scored, Candidate(50, NOW)], Rules(keep=1, keep_best=2), NOW)
     assert sorted(reasons) == [200, 500, 600]
     assert reasons[600] == "the newest" and reasons[500] == "among the best 2 by evaluation/loss"
+    reasons = kept([*scored, Candidate(50, NOW)], Rules(keep=1, keep_best=2, keep_mode="max"), NOW)
+    assert sorted(reasons) == [100, 600], "of 600, which is the newest and the best, the first reason is told"
+    assert reasons[100] == "among the best 2 by evaluation/loss (highest)"
+    equal = [Candidate(step, NOW, metric=0.5) for step in (1, 2, 3, 4)]
+    for mode in ("min", "max"):
+        assert sorted(kept(equal, Rules(keep=1, keep_best=2, keep_mode=mode), NOW)) == [3, 4], "of equal ones the newer"
 
 
 def test_what_is_pinned_or_cannot_be_read_is_not_taken_for_old() -> None:
@@ -111,6 +117,7 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
         Rules,
         keep=st.integers(1, 3),
         keep_best=st.integers(0, 2),
+        keep_mode=st.sampled_from(["min", "max"]),
         keep_every=st.sampled_from([None, Every(7, "steps"), Every(9, "tokens"), Every(60, "seconds")]),
         keep_for_seconds=st.sampled_from([None, 3600]),
     ),
@@ -152,6 +159,30 @@ def test_the_best_are_found_by_what_was_recorded(tmp_path: Path, monkeypatch: py
     assert latest_evaluation(run, 1) == {"step": 1, "evaluation/loss": 3.0} and latest_evaluation(run, 0) is None
 
 
+def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    best = {"keep": 1, "keep_best": 1, "keep_metric": "accuracy", "keep_mode": "max"}
+    config = Config(
+        name=run.name,
+        runs=tmp_path,
+        train=TrainConfig(steps=4),
+        checkpoint={**best, "remote": {"url": f"file://{tmp_path}/remote", **best, "keep_mode": "min"}},
+    )
+    assert config.checkpoint.remote is not None
+    run.mkdir()
+    tier = claim_tier(config.checkpoint.remote, run, 1, "")
+    after = AfterSave(json.loads(json.dumps(AfterSave.settings(config, 1))))
+    store = CheckpointStore(run / "checkpoints", after_save=after)
+    for step, accuracy in enumerate([0.3, 0.9, 0.1, 0.5], start=1):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "attempt": 1, "time": 0, "accuracy": accuracy}) + "\n")
+        store.save(step, make_state(step), {"step": step}, {"attempt": 1, "world_size": 1, **after.context(step)})
+        assert after.wait(30)
+    after.close(30)
+    assert names(run / "checkpoints") == ["step-00000002", "step-00000004"]
+    assert [manifest.step for manifest in tier.manifests()] == [3, 4], "each tier has its own rules"
+
+
 @pytest.mark.parametrize(
     ("interval", "before", "now", "due"),
     [
@@ -180,8 +211,9 @@ def settings(run: Path, **checkpoint: Any) -> dict[str, Any]:
 
 
 def test_rules_survive_the_way_to_another_process(tmp_path: Path) -> None:
-    keys = {"keep": 2, "keep_every": "5k steps", "keep_best": 1, "keep_metric": "x", "keep_for": "1 h"}
-    expected = Rules(2, Every(5000, "steps"), 1, "x", 3600)
+    best = {"keep_best": 1, "keep_metric": "x", "keep_mode": "max"}
+    keys = {"keep": 2, "keep_every": "5k steps", **best, "keep_for": "1 h"}
+    expected = Rules(2, Every(5000, "steps"), 1, "x", "max", 3600)
     assert Rules.of(RetentionConfig(**keys)) == expected
     record = settings(tmp_path, **keys, remote={"url": "s3://b", "every": "1k tokens", **keys})
     assert Rules.parse(record["rules"]) == Rules.parse(record["remote"]["rules"]) == expected

@@ -46,6 +46,13 @@ def test_all_keys_survive_a_dump(tmp_path: Path) -> None:
         ({"remote": {"every": "1 h"}}, "checkpoint.remote.url is missing"),
         ({"failures_per_day": 1}, "is for checkpoint.every=auto only"),
         ({"keep_best": 1}, "only the last step is evaluated"),
+        ({"keep_best": 1, "keep_mode": "highest"}, "checkpoint.keep_mode"),
+        (
+            {"keep_best": 1, "keep_metric": "checkpoint/write_seconds"},
+            "not known of a step when its checkpoint is made",
+        ),
+        ({"keep_best": 1, "keep_metric": "goodput/ratio"}, "not known of a step when its checkpoint is made"),
+        ({"keep_best": 1, "keep_metric": "evaluation/los"}, "an evaluation gives evaluation/loss and evaluation/perp"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, checkpoint: object, problem: str) -> None:
@@ -62,3 +69,5 @@ def test_the_best_need_checkpoints_where_there_are_evaluations(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"checkpoint\.remote\.keep_best needs"):
         load(tmp_path, {"every": "30 steps", "remote": {"url": "s3://b", "keep_best": 1}}, evaluation=evaluation)
     load(tmp_path, {"keep_best": 1, "keep_metric": "train/loss"})
+    load(tmp_path, {"keep_best": 1, "keep_metric": "accuracy", "keep_mode": "max"})  # a callback may add it
+    assert Config().checkpoint.keep_mode == "min"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import Interval
-from headway.config.units import Amount, parse_count
+from headway.config.units import Amount, parse_count, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -105,3 +105,10 @@ def test_what_is_no_interval(value: Any) -> None:
 @given(st.integers(1, 10**15), st.sampled_from(["steps", "tokens", "seconds"]))
 def test_an_interval_reads_back_what_it_prints(amount: int, unit: Any) -> None:
     assert Interval.parse(str(Interval(amount, unit))) == Interval(amount, unit)
+
+
+def test_a_time_on_the_command_line_is_written_as_in_a_config() -> None:
+    assert [parse_seconds(text) for text in ("10s", "10 s", "2 min", "1h")] == [10, 10, 120, 3600]
+    for text in ("10", "10 steps", "0s", "1.5s", "soon"):
+        with pytest.raises(ValueError, match=r"time|second|quantity"):
+            parse_seconds(text)

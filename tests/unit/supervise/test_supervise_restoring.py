@@ -18,7 +18,7 @@ from headway.checkpoint.remote import RemoteTier, journal_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.store import CheckpointStore
 from headway.cli import checkpoints as verb
-from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved
+from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved, override
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
 from headway.supervise.ledger import Ledger
@@ -162,6 +162,21 @@ def test_prune_by_the_rules_of_the_run_or_a_number(run: RunDirectory) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
     stay, gone = prune(run, Rules(keep=1))
     assert gone == [] and set(stay) == {3, 4}, "4 is damaged, so 3 is the newest that counts"
+
+
+def test_prune_keeps_the_best_by_the_rule_of_the_run(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, accuracy in enumerate([0.2, 0.9, 0.4, 0.3], start=1):
+        with run.metrics_path.open("a") as file:
+            file.write(json.dumps({"step": step, "attempt": 1, "time": 0, "accuracy": accuracy}) + "\n")
+    rules = ["keep=1", "keep_best=1", "keep_metric=accuracy", "keep_mode=max"]
+    config = override(load_resolved(run.config_path), [f"checkpoint.{rule}" for rule in rules])
+    run.config_path.write_text(dump_config(config))
+    found, _ = invoke("prune", run.path, "--dry-run")
+    assert found["kept"] == {"2": "among the best 1 by accuracy (highest)", "4": "the newest"}
+    assert set(prune(run, Rules(keep=1, keep_best=1, keep_metric="accuracy"), dry_run=True)[0]) == {1, 4}
+    assert capsys.readouterr().err == ""
+    stay, _ = prune(run, Rules(keep=1, keep_best=1, keep_metric="acuracy"), dry_run=True)
+    assert set(stay) == {4} and "no checkpoint has the metric 'acuracy'" in capsys.readouterr().err
 
 
 def test_copies_are_verified_and_made_once(run: RunDirectory, tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""What the first worker writes down, and says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.config import Config, TrainConfig
+from headway.training.recorders import Recorder
+
+
+def said_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: list[dict[str, float]], **checkpoint: Any
+) -> str:
+    """What is said while steps with these metrics are recorded."""
+    config = Config(train=TrainConfig(steps=9), checkpoint=checkpoint)
+    feed = SimpleNamespace(metrics=lambda step: {"data/share/a": 1.0})
+    job: Any = SimpleNamespace(config=config, total_steps=9, task=SimpleNamespace(feed=feed))
+    recorder = Recorder(tmp_path / "metrics.jsonl", 1)
+    recorder.on_start(job)
+    for step, metrics in enumerate(steps, start=1):
+        recorder.on_step(job, step, metrics)
+    recorder._log.close()
+    return capsys.readouterr().err
+
+
+def test_a_metric_that_no_step_has_is_told_at_the_first_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = {"train/loss": 1.0, "train/grad_norm": 2.0}
+    remote = {"url": f"file://{tmp_path}/remote", "keep_best": 1, "keep_metric": "accurcy", "keep_mode": "max"}
+    said = said_of(
+        tmp_path, capsys, [dict(step), dict(step)], keep_best=1, keep_metric="val_loss", every="1 steps", remote=remote
+    )
+    assert said.count("checkpoint.keep_best goes by val_loss, which step 1 does not have") == 1
+    assert "did you mean evaluation/loss?" in said
+    assert "checkpoint.remote.keep_best goes by accurcy" in said
+    assert "; it has data/share/a, train/grad_norm, train/loss" in said
+    left_out = {"train/left_out_steps": 1.0}
+    said = said_of(tmp_path, capsys, [left_out, dict(step)], keep_best=1, keep_metric="val_loss")
+    assert "which step 2 does not have" in said and "which step 1" not in said, "a step that is left out has no metrics"
+
+
+def test_a_metric_that_steps_have_is_no_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = {"train/loss": 1.0, "accuracy": 0.5}
+    for checkpoint in (
+        {"keep_best": 1, "keep_metric": "accuracy", "keep_mode": "max"},
+        {"keep_best": 1, "keep_metric": "data/share/a"},
+        {"keep_best": 0, "keep_metric": "nothing"},
+    ):
+        assert "keep_best" not in said_of(tmp_path, capsys, [dict(step)], **checkpoint)
