@@ -319,7 +319,7 @@ def _recorders(
                 attempt.number,
                 _spent_usd(run, attempt, config.telemetry.usd_per_hour),
                 load_seconds if start is not None else None,
-                attempt.assert_current,
+                partial(attempt.fence.assert_held, patience_seconds=0.0),  # every step's record asks
             ),
             LedgerKeeper(ledger, attempt.number, run.checkpoints, attempt.assert_current),
         ]
