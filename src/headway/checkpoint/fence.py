@@ -109,12 +109,15 @@ class Fence:
         """Its JSON form."""
         return {"run": str(self.run), "owner": asdict(self.owner)}
 
-    def assert_held(self, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    def assert_held(self, patience_seconds: float | None = None) -> None:
         """Make sure that the run still has this owner.
+
+        Args:
+            patience_seconds: How long a fault of the file system is waited out, if not for the usual time.
 
         Raises:
             Fenced: it has another one, or was moved away.
             OwnerUnknown: that cannot be read for a while. Nothing may be published then, but the run is not lost.
         """
-        if _read_patiently(self.run, patience_seconds) != self.owner:
+        if _read_patiently(self.run, _PATIENCE_SECONDS if patience_seconds is None else patience_seconds) != self.owner:
             raise fenced(self.run, self.owner.attempt)
