@@ -56,7 +56,7 @@ class WriteProcess:
 
     def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
         fence = Fence.parse(settings["fence"]) if settings["fence"] else None
-        self._may_write = fence.assert_held if fence else lambda: None
+        self._may_write: Callable[[], None] = fence.assert_held if fence else lambda: None
         self._run = fence.run if fence else None
         follows = settings["after_save"] if settings["rank"] == 0 else None
         self._answers, self._worker = answers, os.getppid()

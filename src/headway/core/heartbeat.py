@@ -169,9 +169,7 @@ def _page_in_memory(path: Path) -> mmap.mmap | None:
         return None
     file = os.memfd_create("headway-heartbeat")
     try:
-        if (
-            os.stat("/proc/self/fd").st_uid != os.geteuid()
-        ):  # only root could follow the link (proc(5), PR_SET_DUMPABLE)
+        if Path("/proc/self/fd").stat().st_uid != os.geteuid():  # only root could follow it (PR_SET_DUMPABLE)
             raise PermissionError
         os.ftruncate(file, _FILE_BYTES)
         page = mmap.mmap(file, _FILE_BYTES)

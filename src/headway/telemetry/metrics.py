@@ -51,8 +51,8 @@ _TAIL_BYTES = 256 * 1024
 class MetricsLog:
     """Appends records; every line reaches the operating system at once, so killing the process loses none.
 
-    While that does not go (the disk is full, say, or hangs) records wait in memory: training goes on without checkpoints
-    then, and is not to end for want of metrics, nor to wait for them.
+    While that does not go (the disk is full, say, or hangs) records wait in memory: training goes on without
+    checkpoints then, and is not to end for want of metrics, nor to wait for them.
 
     Args:
         path: The file; created with its folder when it is not there, continued otherwise.
