@@ -226,7 +226,7 @@ def test_a_disk_that_fails_for_good(
     assert "step 16/16" in said and "Traceback" not in said
     for step in (8, 12, 16):
         assert f"training goes on without a checkpoint of step {step}: " in said
-    error = said[said.index("error: ") :]
+    error = said[said.index("\nerror: ") + 1 :]
     assert error.startswith("error: the checkpoint of step 16 cannot be written") and why in error and "fix:" in error
     assert "records are missing" in said and "why attempt 1 ended cannot be written down" in said
     assert "the checkpoint of step 16 cannot be written" in alerts(tmp_path)

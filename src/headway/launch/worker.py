@@ -122,6 +122,8 @@ def _report(folder: Path, record: dict[str, Any]) -> None:
     except OSError as error:
         if spare := os.environ.get(SPARE_VARIABLE):  # of the machine, whatever has become of the run's disk
             with suppress(OSError):
+                if record["rank"]:  # at the first end the agent looks for reasons, and the first worker's says most
+                    time.sleep(1.0)
                 write_json(Path(spare), {"message": record["what"], "timestamp": int(time.time()), RECORD_KEY: record})
                 return
         say(f"worker {record['rank']} cannot leave its reason: {error}: {record}")
