@@ -1,4 +1,4 @@
-"""A loop around Headway's own model and PyTorch's optimizer that does nothing besides: what `overhead.py` holds against.
+"""A loop around Headway's own model and PyTorch's optimizer that does nothing besides, for `overhead.py`.
 
 Forward, backward, clipping and update of the same rows from the same weights. It is a contender like those of
 `speed.py`, which gives it its job; by itself it does nothing.

@@ -65,10 +65,10 @@ def _parse(content: bytes) -> Owner | None:
         return None
 
 
-def _read_patiently(run: Path) -> Owner | None:
+def _read_patiently(run: Path, seconds: float) -> Owner | None:
     """As `read_owner`, but a disk that answers with an error has not said that there is no owner."""
     path = run / OWNER_FILE
-    until = time.monotonic() + _PATIENCE_SECONDS
+    until = time.monotonic() + seconds
     while True:
         try:
             return _parse(path.read_bytes())
@@ -109,12 +109,15 @@ class Fence:
         """Its JSON form."""
         return {"run": str(self.run), "owner": asdict(self.owner)}
 
-    def assert_held(self) -> None:
+    def assert_held(self, patience_seconds: float | None = None) -> None:
         """Make sure that the run still has this owner.
+
+        Args:
+            patience_seconds: How long a fault of the file system is waited out, if not for the usual time.
 
         Raises:
             Fenced: it has another one, or was moved away.
             OwnerUnknown: that cannot be read for a while. Nothing may be published then, but the run is not lost.
         """
-        if _read_patiently(self.run) != self.owner:
+        if _read_patiently(self.run, _PATIENCE_SECONDS if patience_seconds is None else patience_seconds) != self.owner:
             raise fenced(self.run, self.owner.attempt)

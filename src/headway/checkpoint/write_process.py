@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.checkpoint.after_save import AfterSave
-from headway.checkpoint.fence import Fence, Fenced
+from headway.checkpoint.fence import Fence, Fenced, OwnerUnknown
 from headway.checkpoint.folders import pruning
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.held import HeldStates, Order
@@ -56,7 +56,7 @@ class WriteProcess:
 
     def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
         fence = Fence.parse(settings["fence"]) if settings["fence"] else None
-        self._may_write = fence.assert_held if fence else lambda: None
+        self._may_write: Callable[[], None] = fence.assert_held if fence else lambda: None
         self._run = fence.run if fence else None
         follows = settings["after_save"] if settings["rank"] == 0 else None
         self._answers, self._worker = answers, os.getppid()
@@ -265,7 +265,10 @@ def _failure(rank: int) -> str:
 
 def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]:
     if isinstance(error, HeadwayError):
-        return {"what": error.what, "where": error.where, "fix": error.fix}
+        what = error.what
+        if isinstance(error, OwnerUnknown):  # which tells nothing of checkpoints
+            what = f"the checkpoint of step {step} cannot be written: {what}"
+        return {"what": what, "where": error.where, "fix": error.fix}
     return {
         "what": f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
         "where": str(error.filename) if error.filename else None,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.beside import ProcessBeside, WriterSettings
 from headway.checkpoint.fence import Fenced
@@ -28,8 +28,6 @@ from headway.core.heartbeat import Phase, beat
 
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks
-
-_Found = TypeVar("_Found")
 
 #: How often it is looked whether a process that is waited for gets on.
 _LOOK_SECONDS = 1.0
@@ -169,8 +167,10 @@ class CheckpointWriter:
 
         The first save is as fast as the others if this was called some time before.
         """
-        self._plan(blocks)
+        if self._plan(blocks):
+            self._wait_for_slots()
         slot = self._free_slot()
+        assert slot is not None, "nothing else takes one"
         slot.prepare(self._images, any(block.local.is_cuda for block in blocks.values()))
         return slot
 
@@ -244,16 +244,28 @@ class CheckpointWriter:
         for slot in self._slots:
             slot.close()
 
-    def _plan(self, blocks: StateBlocks) -> None:
-        """Agree on who writes what; again only when somebody's parts have changed."""
+    def _plan(self, blocks: StateBlocks) -> bool:
+        """Agree on who writes what; again only when somebody's parts have changed. Whether some worker has no slot."""
         mine = [Piece.of(name, block) for name, block in blocks.items()]
-        if not any(self._ask_all(mine != self._mine)):
-            return
-        self._mine = mine
-        everyone = self._gather([piece.record() for piece in mine])
-        shares = share_out([[Piece.parse(record) for record in worker] for worker in everyone])
-        self._pieces = shares[self._settings.rank]
-        self._images = plan_images(self._pieces, self._settings.rank, self._settings.max_shard_bytes)
+        with self._changed:
+            lacks_slot = self._free_slot() is None
+        changed, lacking = zip(*self._ask_all((mine != self._mine, lacks_slot)), strict=True)
+        if any(changed):
+            self._mine = mine
+            everyone = self._gather([piece.record() for piece in mine])
+            shares = share_out([[Piece.parse(record) for record in worker] for worker in everyone])
+            self._pieces = shares[self._settings.rank]
+            self._images = plan_images(self._pieces, self._settings.rank, self._settings.max_shard_bytes)
+        return any(lacking)
+
+    def _wait_for_slots(self) -> None:
+        """Return when every worker has a slot. Together: what the others wait for may have failed for the first one,
+        which nobody would tell them."""
+        lacks_slot = True
+        while any(self._ask_all(lacks_slot)):
+            with self._changed:
+                lacks_slot = not self._changed.wait_for(self._free_slot, _LOOK_SECONDS)
+                self._give_up_if_stalled()
 
     def _ask_all(self, said: Any) -> list[Any]:
         """What every worker says. Besides, parts of saves that are over for the first one are given up by the others:
@@ -282,23 +294,12 @@ class CheckpointWriter:
                 self._give_up_if_stalled()
             left = any(self._ask_all(bool(self._outstanding)))
 
-    def _free_slot(self) -> Slot:
+    def _free_slot(self) -> Slot | None:
         """One that nothing is written from, and that does not hold the newest state; further ones only if need be,
-        since each costs as much memory again."""
-
-        def free() -> Slot | None:
-            used = [ordered.slot for ordered in self._outstanding.values()]
-            used += [slot for slot, _ in self._holding[:1]]
-            return next((slot for slot in self._slots if slot not in used), None)
-
-        with self._changed:
-            return self._wait_for(free)
-
-    def _wait_for(self, condition: Callable[[], _Found | None]) -> _Found:
-        """Until something holds; for who has the lock."""
-        while not (found := self._changed.wait_for(condition, _LOOK_SECONDS)):
-            self._give_up_if_stalled()
-        return found
+        since each costs as much memory again. None while there is none; only this thread takes one."""
+        used = [ordered.slot for ordered in self._outstanding.values()]
+        used += [slot for slot, _ in self._holding[:1]]
+        return next((slot for slot in self._slots if slot not in used), None)
 
     def _give_up_if_stalled(self, rescues: bool = False) -> None:
         """A write that hangs must not hold up training: it is given up, and the next state is tried by another process.

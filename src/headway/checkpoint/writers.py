@@ -24,16 +24,20 @@ def open_writer_lock(run: Path, rank: int) -> int:
     Raises:
         OSError: it cannot be made.
     """
-    path = _lock_of(run, rank)
+    path, host = _lock_of(run, rank), host_name().encode()
+    # A successor asks for nothing that a disk which hangs would not let pass, not even to be allowed to write.
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if os.pread(descriptor, len(host) + 1, 0) == host:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            return descriptor
+        os.close(descriptor)
     path.parent.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    host = host_name().encode()
-    # A successor writes nothing: the disk may hang. Where it is full, nothing is known of this process, and no more.
-    with suppress(OSError):
-        if os.pread(descriptor, len(host) + 1, 0) != host:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, host, 0)
+    with suppress(OSError):  # where the disk is full, nothing is known of this process, and no more
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, host, 0)
     return descriptor
 
 

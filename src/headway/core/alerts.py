@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from headway.core import console
 from headway.core.machine import host_name
@@ -31,6 +32,8 @@ class Alerts:
 
     def __init__(self, command: str, run: str, errors: Path) -> None:
         self._command, self._run, self._errors = command, run, errors
+        # Opened while all is well: to open a file on a disk that hangs would wait for it, and it is to be told of.
+        self._stream = self._open() if errors.parent.is_dir() else None
         self._running: list[tuple[subprocess.Popen[bytes], float]] = []
 
     def tell(self, what: str) -> None:
@@ -58,13 +61,15 @@ class Alerts:
     def _start(self) -> subprocess.Popen[bytes]:
         command = ["sh", "-c", _SCRIPT, "headway-alert", self._command]
         quiet = subprocess.DEVNULL
-        place = self._errors
+        self._stream = self._stream or self._open()
+        errors = self._stream or quiet
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=errors, start_new_session=True)
+
+    def _open(self) -> IO[bytes] | None:
         try:
-            place.touch()
+            return self._errors.open("ab", buffering=0)
         except OSError:  # the disk may be what there is to be told of
-            place = Path(os.devnull)
-        with place.open("ab") as errors:
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=errors, start_new_session=True)
+            return None
 
     def close(self) -> None:
         """Wait a little for those that are under way."""
@@ -74,6 +79,8 @@ class Alerts:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _kill(process)
+        if self._stream is not None:
+            self._stream.close()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -18,24 +18,30 @@ from pathlib import Path
 from typing import IO
 
 from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.patience import PatientLog
 
 _CLEAR = "\r\x1b[2K"
 _WARNING = "warning: "
 
-_log: IO[bytes] | None = None
+_log: IO[bytes] | PatientLog | None = None
 _receiver: Callable[[str, bool], None] | None = None
 _alert: Callable[[str], None] | None = None
 _live = ""
 
 
 @contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Also write notices and warnings to a file, for the length of a block; a full disk costs the log and no more."""
+def log_to(path: Path, patiently: bool = False) -> Iterator[None]:
+    """Also write notices and warnings to a file, for the length of a block; a full disk costs the log and no more.
+
+    Args:
+        patiently: Nor does a disk that hangs. That takes a thread, which a process that is to be copied cannot have.
+    """
     global _log
     with ExitStack() as stack:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _log = stack.enter_context(path.open("ab", buffering=0))  # nothing is left to be written when it is closed
+            file = stack.enter_context(path.open("ab", buffering=0))  # nothing is left to be written when it is closed
+            _log = PatientLog(file) if patiently else file
         try:
             yield
         finally:

@@ -2,8 +2,11 @@
 
 A beat is a few stores to memory: no system call, no lock, nothing that waits. The supervisor reads the same page
 whatever the worker is stuck in. A beat takes about 2 microseconds (CPython 3.11), and 1 without a file
-(`open_heartbeat`): that is the look for an ordered fault. Where files cannot be shared in memory (some FUSE and 9p
-mounts), a beat is a write.
+(`open_heartbeat`): that is the look for an ordered fault.
+
+On Linux the page is in no file system: at its path is a link to a file in the worker's memory. A disk that hangs would
+have a store wait for it, and one that breaks would end the worker by SIGBUS. Elsewhere it is a file there, and where
+files cannot be shared in memory (some FUSE and 9p mounts), a beat is a write.
 
 Times are of the monotonic clock, which all processes of a machine share.
 """
@@ -111,21 +114,15 @@ class Heartbeat:
     """The worker's side.
 
     Args:
-        path: The file; made anew. Its bytes are really written, since a page without a place on a full disk would
-            end the process at a store.
+        path: Where it is found; made anew.
 
     Raises:
         OSError: it cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
-        path.write_bytes(bytes(_FILE_BYTES))
-        self._page: mmap.mmap | _WrittenPage
-        with path.open("r+b") as file:
-            try:
-                self._page = mmap.mmap(file.fileno(), _FILE_BYTES)
-            except OSError:
-                self._page = _WrittenPage(path)
+        path.unlink(missing_ok=True)
+        self._page = _page_in_memory(path) or _page_on_disk(path)
         now = time.monotonic_ns()
         self._pid = os.getpid()  # a system call, and a beat makes none
         self._phase, self._step, self._first_step = Phase.START, 0, -1
@@ -188,6 +185,34 @@ class Heartbeat:
         )  # fmt: skip
 
 
+def _page_in_memory(path: Path) -> mmap.mmap | None:
+    """A page that no disk has, and a link to it, which leads nowhere once this process is gone; None where such a page
+    or such a link cannot be made."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    file = os.memfd_create("headway-heartbeat")
+    try:
+        if Path("/proc/self/fd").stat().st_uid != os.geteuid():  # only root could follow it (PR_SET_DUMPABLE)
+            raise PermissionError
+        os.ftruncate(file, _FILE_BYTES)
+        page = mmap.mmap(file, _FILE_BYTES)
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{file}")
+    except OSError:
+        os.close(file)
+        return None
+    return page
+
+
+def _page_on_disk(path: Path) -> mmap.mmap | _WrittenPage:
+    """Its bytes are really written, since a page without a place on a full disk would end the process at a store."""
+    path.write_bytes(bytes(_FILE_BYTES))
+    with path.open("r+b") as file:
+        try:
+            return mmap.mmap(file.fileno(), _FILE_BYTES)
+        except OSError:
+            return _WrittenPage(path)
+
+
 class _WrittenPage:
     """Stands for a page that cannot be shared in memory."""
 
@@ -199,10 +224,14 @@ class _WrittenPage:
             os.pwrite(self._file, content, place.start or 0)
 
 
-def read_heartbeat(path: Path) -> Reading | None:
-    """The supervisor's side; None when there is no page, or no beat in it yet."""
+def read_heartbeat(page: Path | int) -> Reading | None:
+    """The supervisor's side; None when there is no page, or no beat in it yet.
+
+    Args:
+        page: Its path, or a descriptor, which can be read when the worker is gone, too.
+    """
     try:
-        content = path.read_bytes()[: _LAYOUT.size]
+        content = os.pread(page, _LAYOUT.size, 0) if isinstance(page, int) else page.read_bytes()[: _LAYOUT.size]
         magic, pid, phase, step, beat, since, collectives, own, data, first, steps, *exchanges = _LAYOUT.unpack(content)
     except (OSError, struct.error):
         return None

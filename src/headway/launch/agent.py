@@ -19,7 +19,7 @@ from headway.core.garbage import pause_collection, resume_collection
 from headway.core.module_command import module_command
 from headway.core.signals import STOPPING, handled, reset, unignored
 from headway.launch.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
-from headway.launch.worker import first_record
+from headway.launch.worker import RECORD_KEY, first_record
 from headway.supervise.processes import can_be_copied
 from headway.supervise.run_directory import Attempt
 from headway.supervise.watchdog import in_words
@@ -52,7 +52,7 @@ def run_agent(config: Config, attempt: Attempt) -> None:
                 ends_workers_on=(),
             )
     except ChildFailedError as error:
-        told = _told(attempt)
+        told = _told(attempt, error)
         # Whom another worker's death has made crash has less to tell than that death.
         if told is None or (told.exit_code == 1 and first_killed(error)):
             raise _died(error, attempt) from None
@@ -173,15 +173,17 @@ def first_killed(error: ChildFailedError) -> tuple[int, ProcessFailure] | None:
     return min(killed, key=lambda end: end[1].timestamp, default=None)
 
 
-def _told(attempt: Attempt) -> HeadwayError | None:
+def _told(attempt: Attempt, error: ChildFailedError | None = None) -> HeadwayError | None:
     """The error that a worker reported."""
-    first = first_record(attempt.directory)
+    found = [failure.error_file_data for failure in error.failures.values()] if error is not None else []
+    spare = [data[RECORD_KEY] for data in found if isinstance(data, dict) and RECORD_KEY in data]
+    first = first_record(attempt.directory, spare)
     if first is None:
         return None
-    error = WorkerDied(first["what"], where=first["where"] or str(attempt.worker_log(first["rank"])), fix=first["fix"])
-    error.exit_code = first["exit_code"]
-    error.record = first
-    return error
+    told = WorkerDied(first["what"], where=first["where"] or str(attempt.worker_log(first["rank"])), fix=first["fix"])
+    told.exit_code = first["exit_code"]
+    told.record = first
+    return told
 
 
 def _died(error: ChildFailedError, attempt: Attempt) -> WorkerDied:

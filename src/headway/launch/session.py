@@ -113,7 +113,7 @@ def _is_finished(config: Config, task: Task, world: World, wishes: Wishes) -> bo
 
 def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
     """The first worker's log; what others print goes to theirs whole (see `launch.worker`)."""
-    return log_to(attempt.worker_log(0)) if world.is_first else nullcontext()
+    return log_to(attempt.worker_log(0), patiently=True) if world.is_first else nullcontext()
 
 
 @contextmanager
@@ -319,7 +319,7 @@ def _recorders(
                 attempt.number,
                 _spent_usd(run, attempt, config.telemetry.usd_per_hour),
                 load_seconds if start is not None else None,
-                attempt.assert_current,
+                partial(attempt.fence.assert_held, patience_seconds=0.0),  # every step's record asks
             ),
             LedgerKeeper(ledger, attempt.number, run.checkpoints, attempt.assert_current),
         ]

@@ -68,6 +68,7 @@ class WatchedAttempt:
         self._told: dict[str, Any] | None = None
         self._done = False
         self._workers = _Workers()
+        self._pages: dict[int, int] = {}
         self._facts: dict[str, Any] = {}
         self._told_to_wait, self._gone = False, "workers are gone"
 
@@ -113,6 +114,9 @@ class WatchedAttempt:
             left = end_all(leaders, os.getpid() if self._own_process else None, self._still_saving)
             leader.wait(_GIVE_UP_SECONDS)
             leader.channel.end.close()
+            for page in self._pages.values():
+                os.close(page)
+            self._pages.clear()
             if left:
                 warning(f"processes {left} of this attempt do not go; they can no longer publish anything")
 
@@ -142,10 +146,17 @@ class WatchedAttempt:
             )
         if ending.kind not in ("finished", "preempted") and ending.exit_code != INTERRUPTED:
             alert(f"attempt {self.record.number} ended: {ending.what} ({decision.why})")
-        for path in self.record.directory.glob("stack-*.txt"):
+        with suppress(OSError):  # on a broken disk they stay
+            self._clear_away(self.record.directory)
+        self.record.finish(outcome, ending.exit_code, **facts)
+
+    def _clear_away(self, folder: Path) -> None:
+        """What says nothing any more: links to pages of workers that are gone, stacks that nobody has asked for."""
+        for path in folder.glob("heartbeat-*"):
+            path.unlink()
+        for path in folder.glob("stack-*.txt"):
             if not path.stat().st_size:
                 path.unlink()
-        self.record.finish(outcome, ending.exit_code, **facts)
 
     def _watch(self, leader: Leader, lock: OwnerLock | None) -> Ending:
         look_at, found, found_at = 0.0, None, 0.0
@@ -197,7 +208,11 @@ class WatchedAttempt:
         if self.record is None:
             return
         for rank in range(self.config.parallel.workers):
-            reading = read_heartbeat(self.record.directory / f"heartbeat-{rank}")
+            with suppress(OSError):  # it has not begun yet
+                if rank not in self._pages:
+                    # Kept open: what a worker did last is asked for when it is gone, or its disk is.
+                    self._pages[rank] = os.open(self.record.directory / f"heartbeat-{rank}", os.O_RDONLY)
+            reading = read_heartbeat(self._pages[rank]) if rank in self._pages else None
             if reading is not None:
                 self._workers.readings[rank] = reading
                 self._workers.states[rank] = process_state(reading.pid)

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,9 @@ from headway.core.files import write_json
 from headway.core.heartbeat import current_step, open_heartbeat
 from headway.supervise.endings import frames_of
 from headway.supervise.run_directory import attempt_folder, worker_log
+
+#: Where PyTorch's agent looks for a worker's error, in its scratch folder, and what of its content is Headway's.
+SPARE_VARIABLE, RECORD_KEY = "TORCHELASTIC_ERROR_FILE", "headway"
 
 #: Kept open: the signal handler has only its number.
 _stacks: IO[str] | None = None
@@ -96,9 +99,15 @@ def report_to(folder: Path, rank: int) -> None:
     faulthandler.register(signal.SIGURG, _stacks, all_threads=True)
 
 
-def first_record(folder: Path) -> dict[str, Any] | None:
-    """Of what `reasons_in` has left of all workers: a deliberate error rather than the crashes of those that waited."""
-    records = [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
+def first_record(folder: Path, spare: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
+    """Of what `reasons_in` has left of all workers: a deliberate error rather than the crashes of those that waited.
+
+    Args:
+        spare: What they have left with the agent.
+    """
+    records = [dict(record) for record in spare]
+    with suppress(OSError):
+        records += [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
     return min(records, key=lambda record: (record["exit_code"] == 1, record["rank"]), default=None)
 
 
@@ -115,6 +124,12 @@ def _report(folder: Path, record: dict[str, Any]) -> None:
     try:
         write_json(folder / f"error-{record['rank']}.json", record)
     except OSError as error:
+        if spare := os.environ.get(SPARE_VARIABLE):  # of the machine, whatever has become of the run's disk
+            with suppress(OSError):
+                if record["rank"]:  # at the first end the agent looks for reasons, and the first worker's says most
+                    time.sleep(1.0)
+                write_json(Path(spare), {"message": record["what"], "timestamp": int(time.time()), RECORD_KEY: record})
+                return
         say(f"worker {record['rank']} cannot leave its reason: {error}: {record}")
 
 

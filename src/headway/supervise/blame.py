@@ -4,6 +4,7 @@ fields."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from headway.core.heartbeat import Reading
@@ -30,7 +31,9 @@ def blame(found: Finding, readings: Mapping[int, Reading], attempt: Attempt) -> 
         "exchanges": exchanges(readings),
     }
     stack = attempt.directory / f"stack-{found.rank}.txt"
-    dump = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
+    dump = ""
+    with suppress(OSError):  # it was not asked for, or the disk is broken
+        dump = stack.read_text(encoding="utf-8", errors="replace")
     if found.kind == "died" and _OF_DEATH not in dump:
         dump = ""  # a warning's, of what it did long before
     after = f" after step {reading.step}, in phase '{reading.phase}'" if found.kind == "died" else ""

@@ -56,7 +56,7 @@ class LedgerDecision:
 
 
 class UnwritableLedger(CheckpointError):
-    """A line cannot be written, since the disk is full for example."""
+    """A line cannot be written, since the disk is full for example, or it cannot be read what it is to follow."""
 
 
 class Ledger:
@@ -144,7 +144,10 @@ class Ledger:
             UnwritableLedger: the line cannot be written.
             CheckpointError: the steps do not follow on `committed_step`.
         """
-        committed = self.committed_step
+        try:
+            committed = self.committed_step
+        except OSError as error:
+            raise self._unwritable(error) from error
         if not committed == first_step < last_step:
             raise CheckpointError(
                 f"steps {first_step} to {last_step} cannot be committed after step {committed}",
@@ -194,11 +197,14 @@ class Ledger:
         try:
             append_json_line(self.path, {**record, "time": time.time()})
         except OSError as error:
-            raise UnwritableLedger(
-                f"the ledger cannot be written: {error.strerror}",
-                where=str(self.path),
-                fix="make room there, then run the same command again; the checkpoint itself is safe",
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> UnwritableLedger:
+        return UnwritableLedger(
+            f"the ledger cannot be written: {error.strerror or error}",
+            where=str(self.path),
+            fix="make room there, then run the same command again; the checkpoint itself is safe",
+        )
 
     def _broken(self, what: str) -> CheckpointError:
         return CheckpointError(

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError
 from headway.core.files import ends_with_newline, parse_json_lines, read_json_lines
+from headway.core.patience import Patiently
 
 FILE_NAME = "metrics.jsonl"
 #: How many steps were left out until now; in the one record of a step's own that was left out.
@@ -50,8 +51,8 @@ _TAIL_BYTES = 256 * 1024
 class MetricsLog:
     """Appends records; every line reaches the operating system at once, so killing the process loses none.
 
-    While that does not go (the disk is full, say) records wait in memory: training goes on without checkpoints then,
-    and is not to end for want of metrics.
+    While that does not go (the disk is full, say, or hangs) records wait in memory: training goes on without
+    checkpoints then, and is not to end for want of metrics, nor to wait for them.
 
     Args:
         path: The file; created with its folder when it is not there, continued otherwise.
@@ -65,6 +66,8 @@ class MetricsLog:
         self._path, self._attempt = path, attempt
         self._waiting: deque[bytes] = deque()
         self._trouble: str | None = None
+        self._error: str | None = None
+        self._write_waiting = Patiently(self._write_all)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
@@ -83,9 +86,19 @@ class MetricsLog:
         for name, value in values.items():
             record[name] = value if math.isfinite(value) else _word(value)
         self._waiting.append(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
-        self._write_waiting()
+        self._try()
 
-    def _write_waiting(self) -> None:
+    def _try(self) -> None:
+        """Write what waits, and say how that goes where it is news."""
+        trouble = self._error if self._write_waiting() else "the disk does not answer"
+        if trouble is not None and self._trouble is None:
+            warning(f"metrics cannot be written ({trouble}): they are kept in memory, and tried again")
+        elif trouble is None and self._trouble is not None:
+            notice(f"metrics are written again: {self._path}")
+        self._trouble = trouble
+
+    def _write_all(self) -> None:
+        self._error = None
         try:
             while self._waiting:
                 written = self._file.write(self._waiting[0])
@@ -93,23 +106,18 @@ class MetricsLog:
                 if rest:  # the disk has become full in mid-line
                     self._waiting.appendleft(rest)
         except OSError as error:
-            if self._trouble is None:
-                warning(f"metrics cannot be written ({error.strerror}): they are kept in memory, and tried again")
-            self._trouble = error.strerror
-        else:
-            if self._trouble is not None:
-                notice(f"metrics are written again: {self._path}")
-            self._trouble = None
+            self._error = error.strerror or str(error)
 
     def close(self) -> None:
         """Close the file; more than once does no harm."""
         if self._waiting:
-            self._write_waiting()
+            self._try()
         if self._waiting:
             what = "1 record is" if len(self._waiting) == 1 else f"{len(self._waiting):,} records are"
             warning(f"{what} missing in {self._path}: {self._trouble}")
             self._waiting.clear()
-        self._file.close()
+        if self._write_waiting.idle:  # or it would wait for the disk
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

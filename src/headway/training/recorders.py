@@ -157,4 +157,8 @@ class StateHashes(Callback):
         if job.world.is_first:
             hashes = hash_tensors(tensors)
             name = state_hash_of(tensors, hashes, {**job.state.cursor_record(), "step": step})
-            append_json_line(self._path, {"step": step, "state_sha256": name, "tensors": hashes})
+            try:
+                append_json_line(self._path, {"step": step, "state_sha256": name, "tensors": hashes})
+            except OSError as error:
+                why = error.strerror or error
+                warning(f"the hashes of step {step} cannot be written ({why}); training goes on: {self._path}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import CheckpointError, HeadwayError
 from headway.launch import worker
-from headway.launch.worker import first_record, reasons_in, report_to
+from headway.launch.worker import RECORD_KEY, SPARE_VARIABLE, first_record, reasons_in, report_to
 
 
 def test_a_worker_that_cannot_be_watched_says_so_at_once(tmp_path: Path) -> None:
@@ -31,3 +32,15 @@ def test_a_worker_that_an_exception_ends_leaves_its_stack(tmp_path: Path, monkey
         with pytest.raises(SystemExit), reasons_in(tmp_path, 1):
             raise RuntimeError("connection closed by peer")
         assert "RuntimeError: connection closed by peer" in (tmp_path / "stack-1.txt").read_text()
+
+
+def test_a_reason_that_the_disk_of_the_run_does_not_take_is_left_with_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, spare = tmp_path / "file" / "folder", tmp_path / "spare.json"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(SPARE_VARIABLE, str(spare))
+    with pytest.raises(SystemExit) as end, reasons_in(broken, 1):
+        raise CheckpointError("no room")
+    left = first_record(broken, [json.loads(spare.read_bytes())[RECORD_KEY]])
+    assert end.value.code == 4 and left is not None and (left["rank"], left["what"]) == (1, "no room")

@@ -11,7 +11,7 @@ import pytest
 from headway.checkpoint.store import CheckpointStore
 from headway.core import files
 from headway.core.errors import CheckpointError
-from headway.supervise.ledger import Ledger
+from headway.supervise.ledger import Ledger, UnwritableLedger
 from headway.supervise.ledger_keeper import LedgerKeeper
 from states import save
 
@@ -121,3 +121,9 @@ def test_a_full_disk_is_a_clear_error(ledger: Ledger, monkeypatch: pytest.Monkey
         ledger.commit(1, 0, 10, {}, "step-10")
     monkeypatch.setattr("headway.supervise.ledger.append_json_line", files.append_json_line)
     ledger.commit(1, 0, 10, {}, "step-10")
+
+
+def test_a_ledger_that_cannot_be_read_takes_no_line(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").mkdir()
+    with pytest.raises(UnwritableLedger, match="cannot be written: Is a directory"):
+        Ledger(tmp_path / "ledger.jsonl").commit(1, 0, 2, {"a": 2}, "step-00000002")

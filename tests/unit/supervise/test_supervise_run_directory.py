@@ -393,8 +393,12 @@ def test_an_owner_that_cannot_be_read_is_no_other_owner(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = run.begin_attempt("x")
-    monkeypatch.setattr(fence, "_PATIENCE_SECONDS", 0.0)
     fail_reads(monkeypatch, 100)
+    began = time.monotonic()
+    with pytest.raises(fence.OwnerUnknown):  # who asks at every step does not wait
+        attempt.fence.assert_held(patience_seconds=0.0)
+    assert time.monotonic() - began < 2
+    monkeypatch.setattr(fence, "_PATIENCE_SECONDS", 0.0)
     with pytest.raises(fence.OwnerUnknown, match="cannot be read whose run this is"):
         attempt.assert_current()
     recorder = Recorder(tmp_path / "metrics.jsonl", 1, may_write=attempt.assert_current)

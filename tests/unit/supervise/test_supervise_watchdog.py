@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 import subprocess
 import sys
 import time
@@ -68,6 +69,27 @@ def test_a_page_says_what_was_told_last(tmp_path: Path, monkeypatch: pytest.Monk
     assert found is not None and (found.begun, found.waits_for) == ((3, "gather of numbers"), "")
     assert found.finished == (2, "between stages")
     assert read_heartbeat(tmp_path / "nobody") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a file")
+def test_a_page_is_on_no_disk_and_outlives_its_worker(tmp_path: Path) -> None:
+    """A store to a page of a disk that hangs would wait; of one that is broken, it would end the worker."""
+    path = tmp_path / "heartbeat-0"
+    script = (
+        "import pathlib, sys\n"
+        "from headway.core.heartbeat import Heartbeat, Phase\n"
+        "heart = Heartbeat(pathlib.Path(sys.argv[1]))\n"
+        "heart.beat(Phase.DATA, 7)\n"
+        "input()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE) as worker:
+        assert wait_until(lambda: (found := read_heartbeat(path)) is not None and found.step == 7, 60)
+        assert path.readlink().is_relative_to(f"/proc/{worker.pid}")
+        page = os.open(path, os.O_RDONLY)
+        worker.kill()
+    found = read_heartbeat(page)
+    os.close(page)
+    assert found is not None and found.step == 7 and read_heartbeat(path) is None
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -1,0 +1,268 @@
+"""Whole trainings on disks that misbehave: they go on, say so, save again when they can, and end in the same state."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.checkpoint.store import CheckpointStore
+from headway.core.waiting import wait_until
+from headway.supervise.ledger_proof import prove
+from headway.telemetry.metrics import read_metrics
+from support import headway, state_hash, write_config
+
+#: Ends a file system as a cable that is pulled does (`EXT4_IOC_SHUTDOWN`, without writing what is in memory).
+_SHUTDOWN, _NO_FLUSH = 0x8004587D, 2
+BOTH = [1, pytest.param(2, marks=pytest.mark.slow)]
+
+
+class Disk:
+    """A file system of its own on a file, which can be made to fail as disks do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self._image = folder / "disk", folder / "image"
+        self.path.mkdir()
+        with self._image.open("wb") as file:
+            file.truncate(32 * 2**20)
+        quietly("mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(self._image))
+        self.mount()
+
+    def mount(self) -> None:
+        quietly("mount", "-o", "loop,errors=remount-ro", str(self._image), str(self.path))
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        self._device = next(device for device, place, *_ in mounts if place == str(self.path))
+
+    def unmount(self) -> None:
+        quietly("umount", str(self.path))
+
+    def turn_read_only(self) -> None:
+        """By itself, as the kernel does when it no longer trusts a file system."""
+        Path(f"/sys/fs/ext4/{Path(self._device).name}/trigger_fs_error").write_text("1")
+
+    def break_down(self) -> None:
+        """Every call is answered with EIO."""
+        folder = os.open(self.path, os.O_RDONLY)
+        fcntl.ioctl(folder, _SHUTDOWN, struct.pack("I", _NO_FLUSH))
+        os.close(folder)
+
+    def hang(self) -> None:
+        """Writes wait."""
+        quietly("fsfreeze", "--freeze", str(self.path))
+
+    def go_on(self) -> None:
+        quietly("fsfreeze", "--unfreeze", str(self.path))
+
+    def fill(self) -> None:
+        with pytest.raises(OSError), (self.path / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(64 if shutil.disk_usage(self.path).free < 2**16 else 2**14))
+
+    def make_room(self) -> None:
+        (self.path / "filler").unlink()
+
+
+def quietly(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    try:
+        disk = Disk(tmp_path)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("file systems cannot be made and mounted here")
+    yield disk
+    subprocess.run(["fsfreeze", "--unfreeze", str(disk.path)], capture_output=True, check=False)
+    subprocess.run(["umount", "--lazy", str(disk.path)], capture_output=True, check=False)
+
+
+class Training:
+    """`headway train` in a process of its own, whose words are read while it goes."""
+
+    def __init__(self, config: Path, *more: str, faults: str = "slow@step=1") -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headway", "train", str(config), *more],
+            env={**os.environ, "HEADWAY_FAULTS": faults},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        self.said.extend(self._process.stderr)
+
+    def until(self, text: str) -> None:
+        assert wait_until(lambda: any(text in line for line in self.said), 60), self.said
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and all that it has said."""
+        try:
+            code = self._process.wait(120)
+        finally:
+            self._process.kill()
+        self._reader.join()
+        return code, "".join(self.said)
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash of the state at the end of the run that nothing disturbs, with however many workers."""
+    folder = tmp_path_factory.mktemp("whole")
+    data = {"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]}
+    done = headway("train", write_config(folder, data=data, **_sections(folder / "runs")))
+    assert done.returncode == 0, done.stderr
+    return state_hash(folder / "runs" / "tiny")
+
+
+def _sections(runs: Path, **supervise: float) -> dict[str, Any]:
+    return {
+        "runs": str(runs),
+        "determinism": "elastic",
+        "train": {"steps": 16},
+        "checkpoint": {"every": "4 steps"},
+        "supervise": {"max_failures": 0, **supervise},
+        "telemetry": {"report": False, "alert": f"cat >> '{runs.parent.parent}/alerts.jsonl'"},
+    }
+
+
+def words(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def alerts(folder: Path) -> str:
+    lines = (folder / "alerts.jsonl").read_text().splitlines()
+    return "\n".join(json.loads(line)["what"] for line in lines)
+
+
+def assert_sound(run: Path, state: str) -> None:
+    """All steps are recorded once, what is saved is whole, and the end is that of the run that nothing disturbed."""
+    assert state_hash(run) == state
+    assert read_metrics(run).series("train/loss")[0].tolist() == list(range(1, 17))
+    assert_whole(run)
+    assert prove(run).problems == []
+
+
+def assert_whole(run: Path) -> None:
+    store = CheckpointStore(run / "checkpoints")
+    assert store.folders() and all(store.verify(folder).good for folder in store.folders())
+
+
+def test_a_broken_disk_under_some_saves(tiny: Callable[..., Path], tmp_path: Path, whole: str) -> None:
+    """With two workers: under a file of the second one, then under the manifest, which the first one writes."""
+    config = tiny(**_sections(tmp_path / "disk" / "runs"))
+    faults = "eio@checkpoint.shard:2%1,eio@checkpoint.manifest:2%0"
+    done = headway("train", config, "-w", "2", faults=faults)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "disk/runs/tiny"
+    assert read_metrics(run).series("checkpoint/failed_step")[1].tolist() == [8.0, 12.0]
+    for step in (8, 12):
+        said = f"training goes on without a checkpoint of step {step}: "
+        assert said in done.stderr and said in alerts(tmp_path)
+    assert done.stderr.count("Input/output error") == 2 and "the checkpoint of step 4 is untouched" in done.stderr
+    assert len(list(run.glob("attempts/*"))) == 1
+    assert_sound(run, whole)
+
+
+@pytest.mark.parametrize("workers", BOTH)
+def test_a_disk_that_is_full_for_a_while(
+    tiny: Callable[..., Path], tmp_path: Path, disk: Disk, whole: str, workers: int
+) -> None:
+    config = tiny(**_sections(disk.path / "runs"))
+    training = Training(config, "-w", str(workers), "telemetry.state_hash_every=1")
+    run = disk.path / "runs/tiny"
+    assert wait_until(lambda: "commit" in words(run / "ledger.jsonl"), 60)
+    disk.fill()
+    training.until("training goes on without a checkpoint of step")
+    disk.make_room()
+    code, said = training.end()
+    assert code == 0, said
+    assert said.count("No space left on device") >= 3, "metrics, hashes, a checkpoint"
+    assert "the hashes of step" in said and "metrics are written again" in said and "Traceback" not in said
+    assert "without a checkpoint" in alerts(tmp_path) and "metrics cannot be written" in alerts(tmp_path)
+    assert len(read_metrics(run).series("checkpoint/failed_step")[1]) >= 1
+    assert_sound(run, whole)
+
+
+@pytest.mark.parametrize("workers", BOTH)
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        (Disk.turn_read_only, "Read-only file system"),
+        pytest.param(Disk.break_down, "Input/output error", marks=pytest.mark.slow),
+    ],
+)
+def test_a_disk_that_fails_for_good(
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    disk: Disk,
+    whole: str,
+    workers: int,
+    fails: Callable[[Disk], None],
+    why: str,
+) -> None:
+    """It trains to the end, since the disk might come back; what is lost then is said, and the exit code is 4."""
+    config = tiny(**_sections(disk.path / "runs"))
+    training, run = Training(config, "-w", str(workers)), disk.path / "runs/tiny"
+    assert wait_until(lambda: "commit" in words(run / "ledger.jsonl"), 60)
+    os.sync()
+    fails(disk)
+    code, said = training.end()
+    assert code == 4, said
+    assert "step 16/16" in said and "Traceback" not in said
+    for step in (8, 12, 16):
+        assert f"training goes on without a checkpoint of step {step}: " in said
+    error = said[said.index("\nerror: ") + 1 :]
+    assert error.startswith("error: the checkpoint of step 16 cannot be written") and why in error and "fix:" in error
+    assert "records are missing" in said and "why attempt 1 ended cannot be written down" in said
+    assert "the checkpoint of step 16 cannot be written" in alerts(tmp_path)
+    disk.unmount()
+    disk.mount()
+    assert_whole(run)  # what was there before
+    again = headway("train", config, "-w", str(workers))
+    assert again.returncode == 0 and "step-00000004" in again.stderr, again.stderr
+    assert_sound(run, whole)
+
+
+@pytest.mark.parametrize("workers", BOTH)
+def test_a_disk_that_hangs_for_a_while(
+    tiny: Callable[..., Path], tmp_path: Path, disk: Disk, whole: str, workers: int
+) -> None:
+    """Steps go on, though it is longer than a worker may be silent, until there is no room for a further state."""
+    config = tiny(**_sections(disk.path / "runs", hang_seconds=2.5, save_seconds=60.0))
+    training, run = Training(config, "-w", str(workers)), disk.path / "runs/tiny"
+    assert wait_until(lambda: "commit" in words(run / "ledger.jsonl"), 60)
+    disk.hang()
+    training.until("metrics cannot be written (the disk does not answer)")
+    training.until("step 10/16")
+    threading.Timer(3.0, disk.go_on).start()
+    code, said = training.end()
+    assert code == 0, said
+    assert "metrics are written again" in said and "metrics cannot be written" in alerts(tmp_path)
+    assert len(list(run.glob("attempts/*"))) == 1, "nobody was taken for hung"
+    assert_sound(run, whole)
+
+
+def test_a_write_that_hangs_is_given_up(tiny: Callable[..., Path], tmp_path: Path, whole: str) -> None:
+    config = tiny(**_sections(tmp_path / "disk" / "runs", hang_seconds=2.0, save_seconds=3.0))
+    done = headway("train", config, faults="hang@checkpoint.shard:2")
+    assert done.returncode == 0, done.stderr
+    assert "training goes on without a checkpoint of step 8: the disk seems to hang" in done.stderr
+    run = tmp_path / "disk/runs/tiny"
+    assert "the disk seems to hang" in alerts(tmp_path) and len(list(run.glob("attempts/*"))) == 1
+    assert read_metrics(run).series("checkpoint/failed_step")[1].tolist() == [8.0]
+    assert_sound(run, whole)
