@@ -186,7 +186,7 @@ class _Part(nn.Module):
     """One stage as a schedule sees it; the parameters stay the model's, which strategies treat as a whole."""
 
     def __init__(
-        self, forward: StageForward, lane: _Lane, number: int, stages: Sequence[range], seed: Callable[[int], None]
+        self, forward: StageForward, lane: _Lane, number: int, stages: Sequence[range], seed: Callable[[int], object]
     ) -> None:
         super().__init__()
         self._seed = seed

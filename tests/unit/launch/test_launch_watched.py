@@ -84,12 +84,15 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(tiny: Callabl
         "from headway.launch.worker import report_to\n"
         "report_to(pathlib.Path(sys.argv[1]), int(sys.argv[2]))\n"
         "def waits_without_end(): pathlib.Path(sys.argv[1], 'waits').touch() or time.sleep(100)\n"
+        "while sys.argv[2] == '1' and not pathlib.Path(sys.argv[1], 'die').exists(): time.sleep(0.01)\n"
         "os.kill(os.getpid(), 9) if sys.argv[2] == '1' else waits_without_end()\n"
     )
     survivor, dead = (subprocess.Popen([sys.executable, "-c", script, str(folder), rank]) for rank in "01")
     try:
-        wait_until(lambda: (state := process_state(dead.pid)) is not None and state.state == DEAD, 60)
-        wait_until((folder / "waits").exists, 60)
+        assert wait_until(lambda: (folder / "waits").exists() and (folder / "heartbeat-1").exists(), 60)
+        attempt._look()
+        (folder / "die").touch()
+        assert wait_until(lambda: (state := process_state(dead.pid)) is not None and state.state == DEAD, 60)
         leader: Any = SimpleNamespace(
             pid=-1, code=1, poll=survivor.poll, listen=lambda seconds: time.sleep(seconds) or []
         )

@@ -24,7 +24,7 @@ def test_every_stage_and_micro_batch_draws_from_a_stream_of_its_own() -> None:
     """Stages that drew the same masks would make the layers' dropout depend on each other."""
 
     def draw(stage: int, micro_batch: int) -> float:
-        part = _Part(lambda *_: torch.rand(()), lane(), stage, STAGES)
+        part = _Part(lambda *_: torch.rand(()), lane(), stage, STAGES, torch.manual_seed)
         return float(part(torch.zeros(1), torch.tensor([micro_batch])))
 
     drawn = [draw(stage, micro_batch) for stage in range(2) for micro_batch in range(2)]
@@ -40,7 +40,7 @@ def test_a_stage_gets_its_layers_the_micro_batch_and_what_the_stage_before_gave(
         return torch.tensor(1.5)
 
     x = torch.ones(2)
-    first, last = (_Part(forward, lane(), stage, STAGES) for stage in range(2))
+    first, last = (_Part(forward, lane(), stage, STAGES, torch.manual_seed) for stage in range(2))
     assert first(torch.zeros(1), torch.tensor([1])).shape == ()
     assert last(x, torch.tensor([0])).shape == (1,), "a loss that a schedule can pass on"
     assert seen == [(1, None, range(1)), (0, x, range(1, 2))]
