@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -58,6 +59,7 @@ def read_owner(run: Path) -> Owner | None:
         return None
 
 
+@functools.lru_cache(maxsize=4)  # asked for at every step, and nearly always the same
 def _parse(content: bytes) -> Owner | None:
     try:
         return Owner(**json.loads(content))

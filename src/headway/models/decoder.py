@@ -198,6 +198,8 @@ class Decoder(nn.Module):
 
     def take_counts(self) -> torch.Tensor | None:
         """What routers have counted in backward passes since the last call, int64; None without experts."""
+        if not self.shape.experts:  # asked in every step
+            return None
         layers = self._layers_with_experts()
         return take_counts(layers, self.shape.experts) if layers else None
 

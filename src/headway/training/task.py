@@ -123,7 +123,7 @@ def _stage_output(model: nn.Module, batch: MicroBatch, workers: int) -> torch.Te
 
 def count_targets(batch: MicroBatch) -> int:
     """Targets that take part in the loss."""
-    return int((batch["targets"] != IGNORE_TARGET).sum())
+    return int(torch.count_nonzero(batch["targets"] != IGNORE_TARGET))
 
 
 LANGUAGE_MODELLING = Objective(language_model_loss, count_targets, StagedLoss(language_model_stage, _stage_output))

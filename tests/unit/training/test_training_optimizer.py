@@ -19,7 +19,7 @@ from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
 from headway.training.available import refuse_unavailable, slow_precision
 from headway.training.cut_proof import refuse_cuts_that_show
-from headway.training.optimizer import build_optimizer, materialize, set_learning_rate
+from headway.training.optimizer import build_optimizer, materialize, set_learning_rate, update
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.eager import eager
 from headway.training.optimizer.lion import Lion
@@ -403,3 +403,22 @@ def test_state_is_made_with_the_gradients_that_are_there() -> None:
     assert all(p.grad is None for p in others)
     moments = [t for name, t in tensors(state).items() if name.startswith("optimizer.")]
     assert moments and not any(t.any() for t in moments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_by_a_multiple_of_the_gradients_is_that_of_gradients_that_were_multiplied(name: str) -> None:
+    state, other = (make_state(optimizer_config(name)) for _ in range(2))
+    for one, factor in ((state, 1.0), (other, 8.0)):  # a power of two, so nothing is rounded
+        for p in one.model.parameters():
+            p.grad = torch.full_like(p, 0.25).cumsum(0) * factor
+        update(one.optimizer, 0.5 / factor)
+    for mine, theirs in zip(state.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_adamw_takes_no_pass_over_the_gradients_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = make_state(optimizer_config("adamw"))
+    for p in state.model.parameters():
+        p.grad = torch.ones_like(p)
+    monkeypatch.setattr(torch, "_foreach_mul_", None)
+    update(state.optimizer, 0.5)
