@@ -43,7 +43,8 @@ def train(
 
     settings = load(config, overrides, trains=False).data
     wanted = settings.tokenizer
-    trained = train_tokenizer(find_sources(settings.sources), wanted.vocab_size, wanted.training_bytes, wanted.pattern)
+    sources = find_sources(settings.sources)
+    trained, _ = train_tokenizer(sources, wanted.vocab_size, wanted.training_bytes, wanted.pattern)
     _check_trained(trained, wanted.vocab_size)
     with writing(output):
         trained.save(output)

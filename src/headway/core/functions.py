@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from headway.core.errors import ConfigError
 
 
 def load_function(name: str, where: str) -> tuple[Any, Callable[[str], Any]]:
-    """The module and the function of `package.module:function`; modules in the working directory are found too.
+    """The module and the function of `package.module:function`; modules in the working directory are found too, then
+    and later, when a function from there imports others.
 
     Raises:
         ConfigError: the module cannot be imported, or has no such function.
@@ -23,6 +26,7 @@ def load_function(name: str, where: str) -> tuple[Any, Callable[[str], Any]]:
     added = here not in sys.path
     if added:
         sys.path.append(here)
+    module: ModuleType | None = None
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -32,7 +36,7 @@ def load_function(name: str, where: str) -> tuple[Any, Callable[[str], Any]]:
             fix="give package.module:function, importable from the working directory",
         ) from error
     finally:
-        if added:
+        if added and not (getattr(module, "__file__", None) or "").startswith(here + os.sep):
             sys.path.remove(here)
     try:
         function = reduce(getattr, attribute.split("."), module)

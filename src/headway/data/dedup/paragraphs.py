@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 # One or more blank lines, which may hold spaces; what follows a paragraph belongs to it.
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
-_BLANK_END = re.compile(_BLANK.pattern + r"\Z")
 
 
 def split_paragraphs(text: str) -> list[str]:
@@ -60,5 +59,6 @@ def drop_paragraphs(text: str, keep: NDArray[np.bool_]) -> str:
     kept = [paragraph for paragraph, is_kept in zip(paragraphs, keep.tolist(), strict=True) if is_kept]
     if kept and not keep[-1]:
         # The blank lines after the last one led to a paragraph that is gone.
-        kept[-1] = _BLANK_END.sub("", kept[-1])
+        content = kept[-1].rstrip()
+        kept[-1] = content + kept[-1][len(content) :].partition("\n")[0]
     return "".join(kept)

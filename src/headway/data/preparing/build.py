@@ -280,6 +280,9 @@ class _UnitJob:
         if not self._ended:
             if self._verdict is None:
                 result = self._within_budget(piece, result)
+            if result.error is not None:
+                raise result.error
+            if self._verdict is None:
                 if result.failed is not None:
                     raise result.failed.error()
                 self._outcome.survey.add(result)
@@ -303,11 +306,14 @@ class _UnitJob:
             return result
         counted = "read" if budget.unit == "documents" else "read_bytes"
         spent, more = getattr(survey, counted), getattr(result, counted)
-        if spent + more < budget.amount:
+        if result.error is None and spent + more < budget.amount:
+            return result
+        worker = PieceWorker(*prepared(self._recipe, 1, self._builder._tokenizer))
+        within = worker.process(Work(piece, budget=Amount(budget.amount - spent, budget.unit)))
+        if result.error is not None and not within.ended:  # it is not behind the limit
             return result
         self._ended, survey.complete = True, False
-        worker = PieceWorker(*prepared(self._recipe, 1, self._builder._tokenizer))
-        return worker.process(Work(piece, budget=Amount(budget.amount - spent, budget.unit)))
+        return within
 
     def _finish(self) -> None:
         builder, outcome = self._builder, self._outcome

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headway.config.clean import CleanStep
 from headway.config.data import DedupConfig
 from headway.config.units import Amount
+from headway.core.errors import DataError
 from headway.core.faults import fault_point
 from headway.data.reading.documents import BadDocument, text_size
 from headway.data.reading.readers import read_batches
@@ -99,6 +100,10 @@ class PieceResult:
     skipped_list: list[BadDocument] = field(default_factory=list)
     failed: BadDocument | None = None
     """The malformed document before which reading ended, when these are not to be skipped."""
+    ended: bool = False
+    """The budget ended it."""
+    error: DataError | None = None
+    """Why the piece could not be processed; then there is nothing else."""
     kept: Bits | None = None
     """Per document read: whether it went through the cleaning; None when all did."""
     clean: CleanCounts | None = None
@@ -135,11 +140,16 @@ class PieceWorker:
             self._cleaner = Cleaner(recipe.clean)
 
     def process(self, work: Work) -> PieceResult:
-        """Read, clean, survey and encode one piece.
+        """Read, clean, survey and encode one piece. What goes wrong with its data is handed back: only who asked knows
+        whether the piece lies behind a limit."""
+        try:
+            return self._process(work)
+        except DataError as error:
+            if self._cleaner is not None:
+                self._cleaner.take_counts()  # none of its counts is to be the next piece's
+            return PieceResult(error=error)
 
-        Raises:
-            DataError: see `read_batches`.
-        """
+    def _process(self, work: Work) -> PieceResult:
         fault_point("data.encode")
         result = PieceResult()
         parts: dict[str, list[SplitPart]] = {split: [] for split in SPLITS}
@@ -172,7 +182,7 @@ class PieceWorker:
             if left is not None:
                 count = _affordable(sizes, left, result)
                 used_up = _is_used_up(left, result, sizes[:count])
-                ended = used_up or count < len(sizes)
+                result.ended = ended = used_up or count < len(sizes)
                 bad = [document for document in bad if document.after < count + (not used_up)]
             if bad and not self.recipe.skip_bad:
                 result.failed, count, bad, ended = bad[0], bad[0].after, [], True

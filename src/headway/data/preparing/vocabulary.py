@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from headway.config.data import DataConfig
 from headway.core.console import notice
 from headway.core.errors import DataError
 from headway.core.files import atomic_write, canonical_json, fingerprint
+from headway.core.format import format_bytes
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.records import WORK
 from headway.data.preparing.units import units_of
+from headway.data.reading.places import SourceFile, open_file, stamp_of, unreadable
 from headway.data.reading.sources import Source
 from headway.data.store import TokenStore, file_problem
 from headway.data.tokenizing.spec import parse, vocabulary
@@ -27,6 +31,9 @@ _LISTED_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _SETTINGS = ("chat_template", "model_max_length", "padding_side", "truncation_side", "model_input_names")
 #: How a store's vocabulary was trained.
 TRAINED = f"{WORK}/vocabulary"
+# So many times as much text as a vocabulary was trained on would give a far better one.
+_FAR_MORE = 10
+_BLOCK = 2**20
 
 
 def vocabulary_of(
@@ -42,8 +49,9 @@ def vocabulary_of(
 
     A store whose sources have grown keeps the vocabulary that was trained for it: with another one all of it would have
     to be encoded again, and models trained on it would be of no use. So it does while how it is trained and how sources
-    are read stay the same, and something of the input does. With `fresh` it is trained anew (or was, by a preparation
-    that was killed).
+    are read stay the same, and something of the input does, if only as the beginning of a file that has grown. A trial
+    behind a limit that is another now does not count. With `fresh` it is trained anew (or was, by a preparation that
+    was killed).
 
     Raises:
         DataError: the given tokenizer cannot be used, the store's is damaged, or there is no text to train one on.
@@ -53,21 +61,39 @@ def vocabulary_of(
         tokenizer.save(folder / "tokenizer", _settings_beside(tokenizer))
         return tokenizer
     how, files = fingerprint(_how(data)), _files(sources)
+    settings, why = data.tokenizer, "data.tokenizer, or all of the input or how it is read has changed"
     # The store's comes before one that was begun: what `fresh` asked for, and a kill ended, is not asked for any more.
-    if present is not None and _was_trained(present, how) and _shares_input(present, data, sources, hashes):
-        tokenizer = _load_kept(present)
-        tokenizer.save(folder / "tokenizer")
-        _remember(folder, how, files, tokenizer, kept=True)
-        return tokenizer
+    if present is not None and _was_trained(present, how):
+        record = _record(present.path)
+        if _was_a_trial(record, settings.training_bytes, sources):
+            why = f"the store's has seen {format_bytes(record['seen'])} of text, before a limit that is another now"
+        elif _shares_input(present, data, sources, hashes):
+            return _kept(present, folder, {**record, "files": files, "kept": True}, settings.training_bytes, sources)
     begun = _begun(folder, how, files, fresh)
     if begun is not None:
         return begun
     if present is not None:
-        notice("a new vocabulary is trained: data.tokenizer, or all of the input or how it is read has changed")
-    settings = data.tokenizer
-    tokenizer = train_tokenizer(sources, settings.vocab_size, settings.training_bytes, settings.pattern)
+        notice(f"a new vocabulary is trained: {why}")
+    tokenizer, seen = train_tokenizer(sources, settings.vocab_size, settings.training_bytes, settings.pattern)
     tokenizer.save(folder / "tokenizer")
-    _remember(folder, how, files, tokenizer, kept=False)
+    text = {"seen": seen, "input": _bytes(sources), "limits": _limits(sources)}
+    _remember(folder, {"how": how, "files": files, "fingerprint": tokenizer.fingerprint, "kept": False, **text})
+    return tokenizer
+
+
+def _kept(
+    present: TokenStore, folder: Path, record: dict[str, Any], training_bytes: int, sources: Sequence[Source]
+) -> Tokenizer:
+    """The vocabulary of the store that is there."""
+    tokenizer = _load_kept(present)
+    tokenizer.save(folder / "tokenizer")
+    _remember(folder, record)
+    seen, before = record.get("seen", training_bytes), record.get("input", 0)
+    if seen * _FAR_MORE <= training_bytes and 0 < before * _FAR_MORE <= _bytes(sources):
+        notice(
+            f"the store keeps its vocabulary, trained on {format_bytes(seen)} of text when there was far less input: "
+            "--force trains another"
+        )
     return tokenizer
 
 
@@ -117,6 +143,22 @@ def _was_trained(present: TokenStore, how: str) -> bool:
     return record.get("how") == how and record.get("fingerprint") == present.tokenizer_fingerprint
 
 
+def _was_a_trial(record: Mapping[str, Any], training_bytes: int, sources: Sequence[Source]) -> bool:
+    """Whether a vocabulary was trained on little text, because a source had a limit that is another now."""
+    names, limits = {source.name for source in sources}, _limits(sources)
+    before = record.get("limits", {}).items()
+    is_other = any(name in names and limits.get(name) != limit for name, limit in before)
+    return is_other and bool(record["seen"] * _FAR_MORE <= training_bytes)
+
+
+def _limits(sources: Sequence[Source]) -> dict[str, str]:
+    return {source.name: str(source.limit) for source in sources if source.limit is not None}
+
+
+def _bytes(sources: Sequence[Source]) -> int:
+    return sum(source.bytes for source in sources)
+
+
 def _load_kept(present: TokenStore) -> Tokenizer:
     file = present.tokenizer_folder / "tokenizer.json"
     problem = file_problem(file, None, present.tokenizer_fingerprint)
@@ -141,16 +183,16 @@ def _files(sources: Sequence[Source]) -> str:
             [
                 s.field,
                 s.template,
+                str(s.limit),
                 s.location if s.stream else "",
-                [[f.name, f.format, f.bytes, f.version] for f in s.files],
+                [[f.name, f.format, f.bytes, stamp_of(f) if f.local else f.version] for f in s.files],
             ]
             for s in sources
         ]
     )
 
 
-def _remember(folder: Path, how: str, files: str, tokenizer: Tokenizer, *, kept: bool) -> None:
-    record = {"how": how, "files": files, "fingerprint": tokenizer.fingerprint, "kept": kept}
+def _remember(folder: Path, record: dict[str, Any]) -> None:
     with atomic_write(folder / TRAINED, "w") as file:
         json.dump(record, file)
 
@@ -180,7 +222,36 @@ def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Sourc
         for unit in units_of(number, source, data.shard_bytes):
             if any(_reading(source.field, source.template, file) in before for file in hashes.of(unit)):
                 return True
-    return False
+    return _has_grown_file(described, sources)
+
+
+def _has_grown_file(described: Sequence[dict[str, Any]], sources: Sequence[Source]) -> bool:
+    """Whether a file is there that begins with what the present store was made from."""
+    before = defaultdict(list)
+    for source in described:
+        for file in source["files"]:
+            if "sha256" in file and "span" not in file:
+                key = (source["field"], source.get("template"), file["path"], file["format"], file.get("compression"))
+                before[key].append(file)
+    return any(
+        0 < file["bytes"] < now.bytes and _hash_beginning(now, file["bytes"]) == file["sha256"]
+        for source in sources
+        for now in source.files
+        for file in before[source.field, source.template, now.name, now.format, now.compression]
+    )
+
+
+def _hash_beginning(file: SourceFile, size: int) -> str:
+    """SHA-256 of a file's first bytes."""
+    digest = hashlib.sha256()
+    try:
+        with open_file(file, 0, size) as stream:
+            while size and (block := stream.read(min(size, _BLOCK))):
+                digest.update(block)
+                size -= len(block)
+    except OSError as error:
+        raise unreadable(file.location, error) from error
+    return digest.hexdigest()
 
 
 def _reading(field: str, template: str | None, file: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
@@ -16,7 +16,7 @@ from headway.data.reading.places import SourceFile, open_file
 
 #: Compressions by file ending.
 ENDINGS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-_BLOCK = 2**20
+_BLOCK, _INPUT = 2**20, 2**14
 # As far back as `zstd --long=31` reaches, with which large dumps are written; memory is taken as a file asks for it.
 _ZSTD_WINDOW = 2**31
 # What a truncated or damaged compressed stream raises while it is read.
@@ -37,11 +37,11 @@ def open_content(file: SourceFile, start: int = 0, end: int | None = None) -> It
         if file.compression == "gzip":
             yield cast(BinaryIO, gzip.GzipFile(fileobj=raw, mode="rb"))
         elif file.compression == "bz2":
-            yield cast(BinaryIO, bz2.BZ2File(raw, "rb"))
+            yield _joined(raw, bz2.BZ2Decompressor)
         elif file.compression == "xz":
-            yield cast(BinaryIO, lzma.LZMAFile(raw, "rb"))  # noqa: SIM115
+            yield _joined(raw, lzma.LZMADecompressor, padding=b"\0")
         elif library is not None:
-            yield cast(BinaryIO, io.BufferedReader(_ZstdStream(raw, library), _BLOCK))
+            yield _joined(raw, lambda: _ZstdFrame(library))
         else:
             yield raw
 
@@ -87,31 +87,81 @@ def _zstandard(name: str) -> Any:
     return zstandard
 
 
-class _ZstdStream(io.RawIOBase):
-    """Decompressed bytes of a zstd file; unlike the library's own reader it tells a cut file from a whole one."""
+def _joined(file: BinaryIO, new: Callable[[], Any], padding: bytes = b"") -> BinaryIO:
+    return cast(BinaryIO, io.BufferedReader(_Members(file, new, padding), _BLOCK))
 
-    def __init__(self, file: BinaryIO, library: Any) -> None:
+
+class _Members(io.RawIOBase):
+    """Decompressed bytes of a file of members, one after the other.
+
+    The standard library's readers take what they cannot read behind the first member for junk that nobody wants, so
+    that damage where a member begins would cost all that follow without a word; zstandard's takes a cut file for a
+    whole one.
+
+    Args:
+        file: The compressed bytes.
+        new: Makes what decompresses one member.
+        padding: The byte that may stand between members, and behind the last one.
+    """
+
+    def __init__(self, file: BinaryIO, new: Callable[[], Any], padding: bytes) -> None:
         super().__init__()
-        self._library, self._file = library, file
-        self._frame: Any = None
-        self._ready = memoryview(b"")
+        self._file, self._new, self._padding = file, new, padding
+        self._member = new()
+        self._input, self._ready = b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            data = (self._frame.unused_data if self._frame and self._frame.eof else b"") or self._file.read(2**14)
-            if not data:
-                if self._frame and not self._frame.eof:
-                    raise EOFError("the compressed file ends too early")
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = self._library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
-            try:
-                self._ready = memoryview(self._frame.decompress(data))
-            except self._library.ZstdError as error:
-                raise OSError(str(error)) from None
+        while not self._ready and self._go_on():
+            pass
         count = min(len(buffer), len(self._ready))
         buffer[:count], self._ready = self._ready[:count], self._ready[count:]
         return count
+
+    def _go_on(self) -> bool:
+        """Decompress a little more; false at the end of the file."""
+        data = b""
+        if self._member is None or self._member.needs_input:
+            data = self._input or self._file.read(_INPUT)
+            if not data and self._member is not None:
+                raise EOFError("the compressed file ends too early")
+            if not data:
+                return False
+        if self._member is None:
+            data = self._input = data.lstrip(self._padding)
+            if not data:
+                return True
+            self._member = self._new()
+        member = self._member
+        self._ready = memoryview(member.decompress(data, _BLOCK))
+        self._member, self._input = (None, member.unused_data) if member.eof else (member, b"")
+        return True
+
+
+class _ZstdFrame:
+    """Decompresses one zstd frame, with the names that the standard library has for it."""
+
+    needs_input = True
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._frame = library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+
+    def decompress(self, data: bytes, _: int) -> bytes:
+        """What the next bytes hold; all of it, for the library keeps nothing back."""
+        try:
+            return bytes(self._frame.decompress(data))
+        except self._library.ZstdError as error:
+            raise OSError(str(error)) from None
+
+    @property
+    def eof(self) -> bool:
+        """Whether the frame has ended."""
+        return bool(self._frame.eof)
+
+    @property
+    def unused_data(self) -> bytes:
+        """What stands behind it."""
+        return bytes(self._frame.unused_data)

@@ -140,7 +140,8 @@ class _LineReader:
         if not self._lines:
             self._first = position
         if position == 0:
-            lines[0] = lines[0].removeprefix(BOM)
+            # Another list: who reads the lines still counts the bytes of the ones that it gave.
+            lines = [lines[0].removeprefix(BOM), *lines[1:]]
         self._done += len(self._lines)
         self._position, self._lines = position, lines
         return self._read_fields() if self._plain else self._read_records()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.core.errors import DataError
 from headway.data.reading.documents import BadDocument
 from headway.data.reading.places import SourceFile
 
@@ -33,6 +34,8 @@ class Piece:
     """What of a stream was malformed."""
     empty: int = 0
     """Documents of a stream without any text."""
+    problem: DataError | None = None
+    """Why nothing of it can be read, for whoever comes to it."""
 
 
 @dataclass(frozen=True)

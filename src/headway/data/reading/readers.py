@@ -30,6 +30,8 @@ def read_batches(piece: Piece) -> Iterator[Batch]:
             is gone, or (a remote one) is not what it was when it was listed.
     """
     file = piece.file
+    if piece.problem is not None:
+        raise piece.problem
     try:
         if piece.texts is not None:
             yield Batch(list(piece.texts), list(piece.bad), piece.empty)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from headway.core.errors import DataError, HeadwayError
-from headway.core.object_storage import WEB, credentials_fix, filesystem, kind_of, scheme_of
+from headway.core.object_storage import WEB, Kind, credentials_fix, filesystem, kind_of, scheme_of
 
 #: Seconds before each repetition of a request that failed for a reason that may pass.
 WAITS = (0.5, 1.0, 2.0)
@@ -29,6 +29,9 @@ _SMALL = 2**20
 _TRIED = {"EndpointConnectionError"}
 _CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "commit_hash")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
+
+# What a store may answer that is asked for a glob as if it were a file; what is wrong, if anything, listing tells.
+_NOT_THERE: tuple[Kind, ...] = ("missing", "credentials", "other")
 
 T = TypeVar("T")
 
@@ -63,7 +66,8 @@ def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFi
     scheme = str(scheme_of(url))
     files.invalidate_cache()  # `fsspec` keeps listings; this one is to be true now
     with _errors(url):
-        info = None if _is_glob(url) else _found(lambda: files.info(path))
+        # A file may have a name that reads like a glob; then it alone is meant, as on a disk.
+        info = _found(lambda: files.info(path), _NOT_THERE if _is_glob(url) else ("missing",))
         if info is None and not _is_glob(url):
             return "nothing", []
         if info is not None and info.get("type") == "file":
@@ -93,7 +97,7 @@ def describe(url: str, options: Mapping[str, Any]) -> RemoteFile:
     files, path = _filesystem(url, options)
     files.invalidate_cache()
     info = _again(url, lambda: files.info(path))
-    return RemoteFile(url, _last_part(url), int(info["size"]), _version(info))
+    return RemoteFile(url, _last_part(url), _size(url, info), _version(info))
 
 
 def open_remote(
@@ -107,11 +111,16 @@ def open_remote(
 
 
 def _remote_file(files: Any, url: str, name: str, info: Mapping[str, Any]) -> RemoteFile:
+    size = _size(url, info)
+    ranges = scheme_of(url) not in WEB or _serves_ranges(files, url, info, size)
+    return RemoteFile(url, name, size, _version(info), ranges)
+
+
+def _size(url: str, info: Mapping[str, Any]) -> int:
     size = info.get("size")
     if size is None:
         raise DataError("the server does not tell the file's length", where=url, fix="download it, and name the copy")
-    ranges = scheme_of(url) not in WEB or _serves_ranges(files, url, info, int(size))
-    return RemoteFile(url, name, int(size), _version(info), ranges)
+    return int(size)
 
 
 def _serves_ranges(files: Any, url: str, info: Mapping[str, Any], size: int) -> bool:
@@ -261,12 +270,12 @@ def _filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         return filesystem(url, options, "reading")
 
 
-def _found(ask: Callable[[], T]) -> T | None:
-    """An answer, or None when there is no such file."""
+def _found(ask: Callable[[], T], none: Collection[Kind]) -> T | None:
+    """An answer, or None when there is no such file, as what goes wrong for these reasons says."""
     try:
         return _patiently(ask)
     except Exception as error:
-        if kind_of(error)[0] == "missing":
+        if kind_of(error)[0] in none:
             return None
         raise
 

@@ -63,6 +63,12 @@ class Source:
     limit: Amount | None = None
     """As much of it is used, from its beginning on."""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of its files, but no more than a limit in bytes; 0 for a stream, of which nobody knows."""
+        size = sum(file.bytes for file in self.files)
+        return size if self.limit is None or self.limit.unit != "bytes" else min(size, self.limit.amount)
+
 
 def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] | None = None) -> list[Source]:
     """The files of all sources, each source's sorted by name; a file that two sources mean belongs to the first.
@@ -171,16 +177,28 @@ def pieces_of(sources: Sequence[Source]) -> Iterator[Piece]:
 
     Raises:
         ConfigError: a file needs an extra that is not installed.
-        DataError: a table is unreadable or has no such column of text, none of a source's first records has the field,
-            or a stream fails.
+        DataError: a table is unreadable or has no such column of text (of a source with a limit reading its piece
+            raises that), none of a source's first records has the field, or a stream fails.
     """
     for number, source in enumerate(sources):
         if source.stream is not None:
             yield from _stream_pieces(number, source)
         _check_first_records(source)
         for file in source.files:
-            for span, size in _spans(source, file):
-                yield Piece(number, file, source.field, span, size, source.template)
+            yield from _file_pieces(number, source, file)
+
+
+def _file_pieces(number: int, source: Source, file: SourceFile) -> Iterator[Piece]:
+    try:
+        spans = list(_spans(source, file))
+    except DataError as error:
+        if source.limit is None:
+            raise
+        # The limit may be reached before it, and what is behind that is nobody's business.
+        yield Piece(number, file, source.field, None, file.bytes, source.template, problem=error)
+        return
+    for span, size in spans:
+        yield Piece(number, file, source.field, span, size, source.template)
 
 
 def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] | None, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -25,11 +26,13 @@ from headway.data.tokenizing.waiting import waiting_for
 
 #: The pattern when none is given: GPT-2's words, but digits and line breaks alone.
 DEFAULT_PATTERN = "headway"
+# Formats in which no text takes more bytes than its record does.
+_PLAIN = ("text", "jsonl", "csv")
 
 
 def train_tokenizer(
     sources: Sequence[Source], vocab_size: int, training_bytes: int, pattern: str | None = None
-) -> Tokenizer:
+) -> tuple[Tokenizer, int]:
     """Train a vocabulary on a sample of the sources: `train_on` the texts of `sample_text`.
 
     Args:
@@ -38,10 +41,13 @@ def train_tokenizer(
         vocab_size: Number of tokens, `<|endoftext|>` and the 256 bytes included; fewer when the text is too short.
         training_bytes: UTF-8 bytes of text to look at.
         pattern: See `train_on`.
+
+    Returns:
+        The tokenizer, and the UTF-8 bytes that it was trained on.
     """
     total = None
     if all(source.stream is None for source in sources):  # of those nobody knows
-        total = min(training_bytes, sum(file.bytes for source in sources for file in source.files))
+        total = min(training_bytes, sum(source.bytes for source in sources))
     bar = Progress("reading text for the tokenizer", total, "B")
     with ExitStack() as waiting:
         waiting.callback(bar.finish)
@@ -53,7 +59,7 @@ def train_tokenizer(
             size = f"{format_bytes(bar.done)} of text"
             waiting.enter_context(waiting_for(f"merging {size} into a vocabulary of {vocab_size:,} tokens"))
 
-        return train_on(texts(), vocab_size, pattern)
+        return train_on(texts(), vocab_size, pattern), int(bar.done)
 
 
 def train_on(texts: Iterable[str], vocab_size: int, pattern: str | None = None) -> Tokenizer:
@@ -133,7 +139,7 @@ def sample_text(sources: Sequence[Source], budget: int) -> Iterator[str]:
 
     Malformed documents are passed over here: preparation reads everything and reports them.
     """
-    smallest_first = sorted(sources, key=lambda source: sum(file.bytes for file in source.files))
+    smallest_first = sorted(sources, key=lambda source: source.bytes)
     for number, source in enumerate(smallest_first):
         # A source that has less than its share leaves the rest to the larger ones after it.
         used = 0
@@ -145,10 +151,16 @@ def sample_text(sources: Sequence[Source], budget: int) -> Iterator[str]:
 
 def _sample_source(source: Source, budget: int) -> Iterator[tuple[str, int]]:
     """Texts of a source within its limit, with their UTF-8 bytes, until the budget is spent."""
-    if source.stream is not None or (source.limit is not None and source.limit.unit == "documents"):
-        # A stream may have no end, and only reading tells where so many documents end.
+    if source.stream is not None or (source.limit is not None and not _is_told_by_files(source, source.limit)):
+        # A stream may have no end, and only reading tells where the limit is.
         return _sample_beginning(source, budget)
     return _sample_evenly(source, budget)
+
+
+def _is_told_by_files(source: Source, limit: Amount) -> bool:
+    """Whether so many bytes of a source's files surely hold no more text than the limit."""
+    plain = all(file.format in _PLAIN and not file.compression for file in source.files)
+    return plain and source.template is None and limit.unit == "bytes"
 
 
 def _sample_beginning(source: Source, budget: int) -> Iterator[tuple[str, int]]:
@@ -174,23 +186,24 @@ def _sample_evenly(source: Source, budget: int) -> Iterator[tuple[str, int]]:
     if not pieces:
         return
     # Small pieces use less than the quota; when all of the source fits, no piece is cut.
-    everything = sum(piece.bytes for piece in pieces) <= budget and not any(p.file.compression for p in pieces)
+    everything = sum(p.bytes for p, _ in pieces) <= budget and not any(p.file.compression for p, _ in pieces)
     quota = budget if everything else max(2**16, math.ceil(budget / len(pieces)))
     for number in permute(np.arange(len(pieces)), len(pieces), key=0):
-        for text, size in _beginning(pieces[number], min(quota, budget)):
+        piece, within = pieces[number]
+        for text, size in _beginning(piece, min(quota, budget, within)):
             yield text, size
             budget -= size
         if budget <= 0:
             return
 
 
-def _within(pieces: Iterator[Piece], limit: Amount | None) -> Iterator[Piece]:
-    """The first pieces, until they have as many bytes as the limit."""
-    size = 0
+def _within(pieces: Iterator[Piece], limit: Amount | None) -> Iterator[tuple[Piece, int]]:
+    """The first pieces, until they have as many bytes as the limit, each with what those before it leave of that."""
+    left = sys.maxsize if limit is None else limit.amount
     for piece in pieces:
-        yield piece
-        size += piece.bytes
-        if limit is not None and size >= limit.amount:
+        yield piece, left
+        left -= piece.bytes
+        if left <= 0:
             return
 
 

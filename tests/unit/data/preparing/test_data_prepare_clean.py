@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -155,6 +156,18 @@ def test_files_without_documents_are_cleaned_and_searched_like_others(
     (tmp_path / "b.jsonl").touch()
     report = prepare(config_for(config, tmp_path / "store"), workers=1)
     assert report.documents == 20 and report.files == 2
+
+
+def test_a_function_that_changes_its_mind_after_the_search_ends_the_preparation(
+    tmp_path: Path, config: Configs, documents: Any, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "fickle", raising=False)
+    code = "calls = []\ndef keep(text):\n    calls.append(text)\n    return len(calls) <= 20\n"
+    (tmp_path / "fickle.py").write_text(code)
+    jsonl(tmp_path / "a.jsonl", documents(20))
+    steps = [{"step": "python", "function": "fickle:keep"}]
+    with pytest.raises(DataError, match="dropped a document that it has kept before"):
+        prepare(config("a.jsonl", clean=steps, dedup={"documents": True}), workers=1)
 
 
 def test_a_file_that_changes_during_the_search_for_duplicates_is_noticed(

@@ -1,19 +1,27 @@
-"""What comes along with a vocabulary that is given."""
+"""What comes along with a vocabulary that is given, and how long a trained one stays."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headway.config import load_config
+from headway.config.data import DataConfig
+from headway.core.errors import DataError
+from headway.data.preparing import prepare as prepare_module
 from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
 from support import write_config, write_corpus
+
+Configs = Callable[..., DataConfig]
+Texts = Callable[..., list[str]]
+Jsonl = Callable[..., Path]
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -69,3 +77,87 @@ def test_what_belongs_to_a_given_tokenizer_comes_along(corpus: Path, tmp_path: P
     assert len(loaded) == ours.vocab_size and loaded.bos_token == "<s>" and loaded.model_max_length == 4096
     assert loaded("red stone")["input_ids"] == ours.encode_batch(["red stone"])[0]
     assert loaded.apply_chat_template([{"role": "user", "content": "red"}], tokenize=False) == "red"
+
+
+def _vocabulary(data: DataConfig, **values: Any) -> str:
+    """That of the store as it is once it has been prepared."""
+    data = data.model_copy(update=values)
+    prepare(data, workers=1)
+    return TokenStore.open(data.store).tokenizer_fingerprint
+
+
+def test_a_trial_behind_a_limit_costs_the_full_run_nothing(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jsonl(tmp_path / "a.jsonl", documents(300))
+    trial, full = ({"path": "a.jsonl", "limit": limit} for limit in ("5 documents", "1 MB"))
+    first = _vocabulary(config([trial]))
+    assert _vocabulary(config([trial])) == first  # its own does
+    then = _vocabulary(config([full]))
+    assert "of text, before a limit that is another now" in capsys.readouterr().err
+    assert then == _vocabulary(config([full], store=tmp_path / "fresh")) != first
+
+
+def test_a_vocabulary_that_has_seen_enough_stays_whatever_the_limit(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl
+) -> None:
+    jsonl(tmp_path / "a.jsonl", documents(300))
+    tokenizer = {"vocab_size": 300, "training_bytes": 5000}
+    less, more = ({"path": "a.jsonl", "limit": limit} for limit in ("10 documents", "200 documents"))
+    first = _vocabulary(config([less], tokenizer=tokenizer))
+    assert _vocabulary(config([more], tokenizer=tokenizer)) == first
+    assert _vocabulary(config([more], tokenizer=tokenizer, store=tmp_path / "fresh")) != first
+
+
+def test_a_growing_file_keeps_the_vocabulary(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = documents(20)
+    jsonl(tmp_path / "a.jsonl", texts)
+    first = _vocabulary(config("a.jsonl"))
+    texts.append("zebra crossing " * 40)
+    jsonl(tmp_path / "a.jsonl", texts)
+    assert _vocabulary(config("a.jsonl")) == first
+    assert "trains another" not in capsys.readouterr().err
+    jsonl(tmp_path / "a.jsonl", [*texts, *documents(300, seed=1)])
+    assert _vocabulary(config("a.jsonl")) == first
+    assert "when there was far less input: --force trains another" in capsys.readouterr().err
+    # What is read otherwise, or begins otherwise, is another file.
+    jsonl(tmp_path / "b.jsonl", texts)
+    second = _vocabulary(config("b.jsonl", store=tmp_path / "second"))
+    jsonl(tmp_path / "b.jsonl", [*texts, "zebra crossing " * 40])
+    template = {"path": "b.jsonl", "template": "{text}!?"}
+    assert _vocabulary(config([template], store=tmp_path / "second")) != second
+    capsys.readouterr()
+    jsonl(tmp_path / "a.jsonl", ["zebra crossing " * 40, *texts, *documents(400, seed=2)])
+    assert _vocabulary(config("a.jsonl")) != first
+    assert "a new vocabulary is trained: data.tokenizer, or all of the input" in capsys.readouterr().err
+
+
+def test_a_file_that_was_empty_has_not_grown(tmp_path: Path, config: Configs) -> None:
+    for name, text in (("a.txt", ""), ("b.txt", "red stone river " * 9)):
+        (tmp_path / name).write_text(text)
+    first = _vocabulary(config("*.txt", validation=0))
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("blue cloud tower " * 9 + name)
+    assert _vocabulary(config("*.txt", validation=0)) != first
+
+
+@pytest.mark.parametrize("change", ["the limit", "the text"])
+def test_a_vocabulary_that_was_begun_for_other_text_is_not_taken(
+    tmp_path: Path, config: Configs, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    jsonl(tmp_path / "a.jsonl", ["red stone river " * 9, "blue cloud tower " * 9])
+    limits = ("1 document", "2 documents") if change == "the limit" else ("2 documents", "2 documents")
+    before, after = (config([{"path": "a.jsonl", "limit": limit}], validation=0) for limit in limits)
+
+    def killed(*_: Any) -> None:
+        raise DataError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="killed"):
+        patch.setattr(prepare_module, "publish", killed)
+        prepare(before, workers=1)
+    begun = Tokenizer.load(tmp_path / ".store.preparing" / "tokenizer").fingerprint
+    if change == "the text":
+        jsonl(tmp_path / "a.jsonl", ["der stone river " * 9, "lube cloud tower " * 9])
+    assert _vocabulary(after) == _vocabulary(after, store=tmp_path / "fresh") != begun

@@ -207,6 +207,16 @@ def test_byte_order_mark_crlf_and_blank_lines(tmp_path: Path) -> None:
     assert (found.texts, found.bad, found.empty) == (["one", "two\r\n"], [], 0)
 
 
+@pytest.mark.parametrize("beyond", range(5))
+def test_a_byte_order_mark_moves_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: int) -> None:
+    monkeypatch.setattr(sources, "PIECE_BYTES", 400)
+    monkeypatch.setattr(json_lines, "_TAIL", 100)
+    texts = ["x" * (400 + beyond - len('\ufeff{"text": ""}\n'.encode())), *(f"{number:080}" for number in range(20))]
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"".join(b'{"text": "%b"}\n' % t.encode() for t in texts))
+    found = read(tmp_path / "a.jsonl")
+    assert (found.texts, found.bad) == (texts, [])
+
+
 def test_empty_documents_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": "x"}\n{"text": ""}\n')
     (tmp_path / "b.csv").write_text('id,text\n1,""\n2,y\n')

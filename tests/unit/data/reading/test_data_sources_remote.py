@@ -145,6 +145,8 @@ def test_what_the_web_does_not_have(web: Web) -> None:
     web.files, web.tell_length = {"/a.jsonl": LINES}, False
     with pytest.raises(DataError, match="does not tell the file's length"):
         find(f"{web.url}/a.jsonl")
+    with pytest.raises(DataError, match="does not tell the file's length"):  # it did when the file was listed
+        remote.describe(f"{web.url}/a.jsonl", {})
 
 
 @pytest.mark.parametrize("failures", [[503], [500, 429, 502]])
@@ -205,6 +207,26 @@ def test_any_file_system_that_fsspec_knows() -> None:
             list(read_batches(pieces[0]))
     finally:
         files.rm("/corpus", recursive=True)
+
+
+def test_a_remote_file_may_have_a_name_that_reads_like_a_glob(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe({f"/odd/{name}.txt": name.encode() for name in ("data1", "data[1]", "data2", "what?", "whats")})
+    try:
+        assert read("memory://odd/data[1].txt").texts == ["data[1]"]
+        assert read("memory://odd/what?.txt").texts == ["what?"]
+        assert read("memory://odd/data[12].txt").texts == ["data1", "data2"]
+        original = type(files).info
+
+        def lists_only(self, path, **options):  # type: ignore[no-untyped-def]
+            if "*" in path:
+                raise PermissionError("Forbidden")  # of a key that is not there, to who may list some keys only
+            return original(self, path, **options)
+
+        monkeypatch.setattr(type(files), "info", lists_only)
+        assert read("memory://odd/wh*.txt").texts == ["what?", "whats"]
+    finally:
+        files.rm("/odd", recursive=True)
 
 
 def test_bad_lines_of_a_remote_file_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

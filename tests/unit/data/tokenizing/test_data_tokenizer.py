@@ -24,7 +24,7 @@ from headway.data.tokenizing.train import train_tokenizer
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "a.txt").write_text("def main():\n    return [number for number in range(10)]\n" * 50)
-    return train_tokenizer(find_sources([SourceConfig(path=str(folder))]), 280, 10**6)
+    return train_tokenizer(find_sources([SourceConfig(path=str(folder))]), 280, 10**6)[0]
 
 
 ODD_TEXTS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +26,10 @@ def test_training_on_a_long_text_sees_the_same_words(tmp_path: Path, monkeypatch
     path = tmp_path / "long.txt"
     path.write_text("red green blue, stone river cloud. " * 200, encoding="utf-8")
     sources = find_sources([SourceConfig(path=str(path))])
-    whole = train_tokenizer(sources, 300, 10**6)
+    whole, seen = train_tokenizer(sources, 300, 10**6)
+    assert seen == path.stat().st_size
     monkeypatch.setattr(module, "PART_CHARACTERS", 16)
-    assert train_tokenizer(sources, 300, 10**6).fingerprint == whole.fingerprint
+    assert train_tokenizer(sources, 300, 10**6)[0].fingerprint == whole.fingerprint
 
 
 def test_training_does_not_depend_on_threads(tmp_path: Path, documents: Callable[..., list[str]]) -> None:
@@ -35,7 +38,7 @@ def test_training_does_not_depend_on_threads(tmp_path: Path, documents: Callable
     script = (
         "from headway.config.data import SourceConfig as S; from headway.data.reading.sources import find_sources;"
         "from headway.data.tokenizing.train import train_tokenizer;"
-        "print(train_tokenizer(find_sources([S(path='a.txt'), S(path='b.txt')]), 600, 10**6).fingerprint)"
+        "print(train_tokenizer(find_sources([S(path='a.txt'), S(path='b.txt')]), 600, 10**6)[0].fingerprint)"
     )
     environments: list[dict[str, str]] = [
         {"RAYON_NUM_THREADS": "1"},
@@ -106,10 +109,44 @@ def test_sample_is_within_the_limit(
     assert max(int(text[:5]) for text in texts if len(text) > 5) == len(texts) - 1
 
 
+@pytest.mark.parametrize(
+    ("name", "template"), [("a.jsonl", None), ("a.csv", None), ("a.csv", "{text}" + 9 * "0"), ("a.jsonl.gz", None)]
+)
+def test_sample_has_no_more_text_than_the_limit(jsonl: Callable[..., Path], name: str, template: str | None) -> None:
+    for part in range(3):
+        texts = [f"{300 * part + number:05d}" + "x" * 50 for number in range(300)]
+        lines = jsonl(Path("lines"), texts).read_bytes()
+        lines = "\n".join(["text", *texts]).encode() if name == "a.csv" else lines
+        Path(f"{part}{name}").write_bytes(gzip.compress(lines) if name.endswith("gz") else lines)
+    values: dict[str, Any] = {"path": f"*{name}", "limit": "20000 bytes", "template": template}
+    found = list(sample_text(find_sources([SourceConfig(**values)]), 10**9))
+    assert 0.7 * 20_000 < sum(map(len, found)) <= 20_000
+    assert max(int(text[:5]) for text in found if len(text) > 5) < 20_000 / 50
+
+
+def test_sample_comes_from_all_over_what_is_within_a_limit(
+    monkeypatch: pytest.MonkeyPatch, jsonl: Callable[..., Path]
+) -> None:
+    from headway.data.reading import sources
+
+    monkeypatch.setattr(sources, "PIECE_BYTES", 2**18)
+    jsonl(Path("a.jsonl"), [f"{number:05d}" + "x" * 1000 for number in range(4000)])
+    found = list(sample_text(find_sources([SourceConfig(path="a.jsonl", limit="2 MB")]), 2**19))
+    numbers = [int(text[:5]) for text in found if len(text) > 5]
+    assert min(numbers) < 300 and 1500 < max(numbers) <= 2**21 / 1000
+
+
+def test_what_a_limit_leaves_of_a_share_goes_to_other_sources() -> None:
+    Path("limited.txt").write_text("l" * 200_000)
+    Path("other.txt").write_text("o" * 150_000)
+    sources = find_sources([SourceConfig(path="limited.txt", limit="1000 bytes"), SourceConfig(path="other.txt")])
+    assert list(map(len, sample_text(sources, 100_000))) == [1000, 99_000]
+
+
 def test_numbers_are_spelled_digit_by_digit(tmp_path: Path) -> None:
     file = tmp_path / "numbers.txt"
     file.write_text(" ".join(["2026", "1024", "65536"] * 200))
-    tokenizer = train_tokenizer(find_sources([SourceConfig(path=str(file))]), 300, 10_000)
+    tokenizer, _ = train_tokenizer(find_sources([SourceConfig(path=str(file))]), 300, 10_000)
     ids = tokenizer.encode_batch(["65536"])[0]
     assert [tokenizer.decode([i]) for i in ids] == list("65536")
 
@@ -123,7 +160,7 @@ def test_special_tokens_in_the_text_are_not_learnt() -> None:
 def test_a_line_break_stands_alone(tmp_path: Path) -> None:
     file = tmp_path / "code.txt"
     file.write_text("if x:\n    pass\n\n    return\n" * 50)
-    tokenizer = train_tokenizer(find_sources([SourceConfig(path=str(file))]), 300, 10_000)
+    tokenizer, _ = train_tokenizer(find_sources([SourceConfig(path=str(file))]), 300, 10_000)
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode_batch(["if x:\n\n    pass\n"])[0]]
     assert [piece for piece in pieces if "\n" in piece] == ["\n"] * 3
 
