@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoint.objects import Objects
+from support import headway, state_hash, write_config, write_corpus
+
 BUCKET = "headway"
 
 
@@ -147,3 +150,30 @@ def free_ports(count: int) -> list[int]:
     finally:
         for one in taken:
             one.close()
+
+
+def lose_a_machine(place: Objects, folder: Path) -> None:
+    """Text, token store and checkpoints are in an object store; a run loses its machine and goes on from there."""
+    url = place.url
+    place.put("corpus.jsonl", write_corpus(folder))
+    config = write_config(
+        folder,
+        data={"sources": [f"{url}/corpus.jsonl"]},
+        checkpoint={"every": "2 steps", "remote": {"url": f"{url}/checkpoints", "every": "2 steps"}},
+    )
+    prepared = headway("data", "prepare", config)
+    assert prepared.returncode == 0, prepared.stderr
+    whole = headway("train", config, "name=whole", "checkpoint.remote=null")
+    assert whole.returncode == 0, whole.stderr
+    for relative, path in store_files(folder / "store"):
+        place.put(f"store/{relative}", path)
+    shutil.rmtree(folder / "store")
+    remote = [f"data.remote={url}/store", "name=killed"]
+    killed = headway("train", config, *remote, faults="kill@step=7")
+    assert "died (signal 9)" in killed.stderr, killed.stderr
+    shutil.rmtree(folder / "runs" / "killed")
+    again = headway("train", config, *remote)
+    assert again.returncode == 0 and "resuming from" in again.stderr, again.stderr
+    assert state_hash(folder / "runs" / "killed") == state_hash(folder / "runs" / "whole")
+    verified = headway("checkpoints", "verify", f"{url}/checkpoints/killed")
+    assert verified.returncode == 0, verified.stderr

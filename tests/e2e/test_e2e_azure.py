@@ -13,8 +13,7 @@ import pytest
 
 from headway.checkpoint.objects import Objects
 from headway.core.errors import CheckpointError, ConfigError
-from object_storage import free_ports, store_files
-from support import headway, state_hash, write_config, write_corpus
+from object_storage import free_ports, lose_a_machine
 
 adlfs = pytest.importorskip("adlfs")
 AZURITE = shutil.which("azurite-blob")
@@ -89,24 +88,4 @@ def test_what_is_wrong_is_said(container: str, account: str) -> None:
 
 
 def test_a_run_on_a_machine_that_is_gone_goes_on_from_azure(container: str, tmp_path: Path) -> None:
-    url = f"{container}/{tmp_path.name}"
-    place = Objects(url)
-    place.put("corpus.jsonl", write_corpus(tmp_path))
-    config = write_config(
-        tmp_path,
-        data={"sources": [f"{url}/corpus.jsonl"]},
-        checkpoint={"every": "2 steps", "remote": {"url": f"{url}/checkpoints", "every": "2 steps"}},
-    )
-    prepared = headway("data", "prepare", config)
-    assert prepared.returncode == 0, prepared.stderr
-    whole = headway("train", config, "name=whole", "checkpoint.remote=null")
-    assert whole.returncode == 0, whole.stderr
-    for relative, path in store_files(tmp_path / "store"):
-        place.put(f"store/{relative}", path)
-    shutil.rmtree(tmp_path / "store")
-    remote = [f"data.remote={url}/store", "name=killed"]
-    assert "died (signal 9)" in headway("train", config, *remote, faults="kill@step=7").stderr
-    shutil.rmtree(tmp_path / "runs" / "killed")
-    again = headway("train", config, *remote)
-    assert again.returncode == 0 and "resuming from" in again.stderr, again.stderr
-    assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
+    lose_a_machine(Objects(f"{container}/{tmp_path.name}"), tmp_path)

@@ -18,9 +18,8 @@ from headway.checkpoint.objects import PART_BYTES, Objects
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
-from object_storage import store_files
+from object_storage import lose_a_machine
 from states import equal, make_state, save
-from support import headway, state_hash, write_config, write_corpus
 
 # Or gcsfs asks over gRPC first, which this server does not speak, of what kind the bucket is.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -132,26 +131,4 @@ def test_a_run_on_a_machine_that_is_gone_goes_on_from_gcs(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FSSPEC_GS_TOKEN", "anon")  # or credentials are looked for, seconds long in each process
-    place = Objects(url, OPTIONS)
-    place.put("corpus.jsonl", write_corpus(tmp_path))
-    config = write_config(
-        tmp_path,
-        data={"sources": [f"{url}/corpus.jsonl"]},
-        checkpoint={"every": "2 steps", "remote": {"url": f"{url}/checkpoints", "every": "2 steps"}},
-    )
-    prepared = headway("data", "prepare", config)
-    assert prepared.returncode == 0, prepared.stderr
-    whole = headway("train", config, "name=whole", "checkpoint.remote=null")
-    assert whole.returncode == 0, whole.stderr
-    for relative, path in store_files(tmp_path / "store"):
-        place.put(f"store/{relative}", path)
-    shutil.rmtree(tmp_path / "store")
-    remote = [f"data.remote={url}/store", "name=killed"]
-    killed = headway("train", config, *remote, faults="kill@step=7")
-    assert "died (signal 9)" in killed.stderr, killed.stderr
-    shutil.rmtree(tmp_path / "runs" / "killed")
-    again = headway("train", config, *remote)
-    assert again.returncode == 0 and "resuming from" in again.stderr, again.stderr
-    assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
-    verified = headway("checkpoints", "verify", f"{url}/checkpoints/killed")
-    assert verified.returncode == 0, verified.stderr
+    lose_a_machine(Objects(url, OPTIONS), tmp_path)
