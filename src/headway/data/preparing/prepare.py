@@ -136,7 +136,7 @@ def prepare(
     count = _worker_count(workers or data.workers, sources)
     with building(path) as folder, _os_errors("the token store cannot be written", path, _DISK_FIX):
         present = None if force else _present(path)
-        hashes = InputHashes(path / _HASHES, folder / _HASHES, fresh=force)
+        hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
         tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
         encoder = choose_encoder(
