@@ -27,6 +27,7 @@ from headway.data.preparing.encode import LISTED, Recipe
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.manifest import inputs_json, manifest_json
 from headway.data.preparing.records import WORK, Records, record_encoder, recorded_encoder
+from headway.data.preparing.settings import settings_json
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
 from headway.data.reading.sources import Source, find_sources
@@ -160,7 +161,7 @@ def prepare(
         outcomes, bound = _built(builder, data, sources, present)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
-        manifest = manifest_json(_settings(data, steps), tokenizer, bound, sources, outcomes, inputs)
+        manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs)
         up_to_date = present is not None and not builder.processed and _is(present, manifest)
         hashes.save((path if up_to_date else folder) / _HASHES)
         if not up_to_date:
@@ -246,23 +247,6 @@ def _present(path: Path) -> TokenStore | None:
 def _is(present: TokenStore, manifest: dict[str, Any]) -> bool:
     """Whether the store that is there is the wanted one; its shards have been looked at."""
     return present.manifest == manifest and not present.problems_beside_shards()
-
-
-def _settings(data: DataConfig, steps: Any) -> dict[str, Any]:
-    """What in the config the store's bytes depend on, besides the input and the tokenizer."""
-    settings: dict[str, Any] = {"validation": data.validation, "bad_documents": data.bad_documents}
-    if data.tokenizer.path is None:
-        settings["tokenizer"] = {
-            "vocab_size": data.tokenizer.vocab_size,
-            "training_bytes": data.tokenizer.training_bytes,
-        }
-    if data.tokenizer.special_tokens_in_text:
-        settings["special_tokens_in_text"] = True
-    if steps:
-        settings["clean"] = steps
-    if data.dedup.wanted:
-        settings["dedup"] = data.dedup.model_dump(mode="json")
-    return settings
 
 
 def _built(
