@@ -108,6 +108,7 @@ def prepare(
     *,
     workers: int | None = None,
     force: bool = False,
+    repair: bool = False,
     iterables: Mapping[str, Any] | None = None,
 ) -> PrepareReport:
     """Make the token store that `data` describes, or bring it up to date.
@@ -119,12 +120,15 @@ def prepare(
         workers: Pieces processed at a time; `data.workers` when not given. The store's bytes do not depend on it. With
             more than one, a script that calls this needs the usual `if __name__ == "__main__":` guard.
         force: Make it anew even when nothing has changed, and train its vocabulary anew.
+        repair: Hash the shards that are there and make those anew that are damaged. Without it only the length of their
+            files is looked at.
         iterables: By name, the documents of sources whose path is `python:`: iterables of texts or of mappings with
             fields, or functions that make one.
 
     Raises:
         ConfigError: an optional package is missing; or the store is elsewhere (`data.remote`), or was imported.
-        DataError: text, tokenizer or disk is not as it should be, or too much would be removed as duplicate.
+        DataError: text, tokenizer or disk is not as it should be, too much would be removed as duplicate, or the
+            present store's manifest cannot be read.
     """
     started = time.monotonic()
     # Renaming must happen beside the folder itself, not beside a link to it.
@@ -156,7 +160,7 @@ def prepare(
             skip_bad=data.bad_documents == "skip",
             clean=tuple(data.clean),
         )
-        records = Records(folder, path, fresh=force)
+        records = Records(folder, path, tokenizer.dtype.itemsize, fresh=force, hashed=repair)
         builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count)
         outcomes, bound = _built(builder, data, sources, present)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
@@ -237,11 +241,12 @@ def _warn_of_empty_files(sources: Sequence[Source]) -> None:
 
 
 def _present(path: Path) -> TokenStore | None:
-    """The store that is there, when it is one that can be used."""
-    try:
-        return TokenStore.open(path)
-    except DataError:
-        return None
+    """The store that is there. What is damaged of it is made anew, and the vocabulary that was trained for it stays.
+
+    Raises:
+        DataError: its manifest cannot be read, so that nobody knows what its vocabulary was.
+    """
+    return TokenStore.open(path, check=False) if (path / MANIFEST).exists() else None
 
 
 def _is(present: TokenStore, manifest: dict[str, Any]) -> bool:
