@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.cli import data_import, data_inspect, data_listing, data_preview
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.cli.data_inspect import StoreArgument, open_store
+
+if TYPE_CHECKING:
+    from headway.data.store import TokenStore
 
 data = typer.Typer(no_args_is_help=True, help="Prepare text for training, and look into what was prepared.")
 
@@ -21,7 +24,12 @@ def prepare(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Pieces at a time; the bytes written do not depend on it.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make it anew even when nothing has changed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Make it anew even when nothing has changed, with a new vocabulary.")
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Also hash the shards that are there, and make damaged ones anew.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be read, and stop.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -37,6 +45,7 @@ def prepare(
     headway data prepare run.yaml --workers 8
     headway data prepare run.yaml data.sources=corpus data.bad_documents=skip
     headway data prepare run.yaml --dry-run
+    headway data prepare run.yaml --repair
     """
     from dataclasses import asdict
 
@@ -54,7 +63,7 @@ def prepare(
     begin_loading_file(settings.tokenizer.path, settings.tokenizer.encoder)
     from headway.data.preparing.prepare import prepare as prepare_store
 
-    report = prepare_store(settings, workers=workers, force=force)
+    report = prepare_store(settings, workers=workers, force=force, repair=repair)
     if report.up_to_date:
         notice("up to date: nothing has changed since the store was made (--force makes it anew)")
     if json:
@@ -83,10 +92,19 @@ def verify(store: StoreArgument, overrides: OverridesArgument = None, json: Json
         raise DataError(
             f"the token store is damaged: {'; '.join(problems)}",
             where=str(opened.path),
-            fix="headway data prepare CONFIG --force",
+            fix=_repair(opened),
         )
     if not json:
         print(f"{opened.path}: sound, fingerprint {opened.fingerprint}")
+
+
+def _repair(store: TokenStore) -> str:
+    """What makes a damaged store whole without touching what is sound of it."""
+    if not store.at_hand:
+        return "remove damaged copies, they come again; upload again what is damaged behind the URL"
+    if "imported" in store.manifest:
+        return "headway data import --force, as it was imported"
+    return "headway data prepare CONFIG --repair"
 
 
 def register(app: typer.Typer) -> None:

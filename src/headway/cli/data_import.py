@@ -66,6 +66,14 @@ def import_(
             show_default=False,
         ),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            help="Of nanogpt's ids, which do not tell it: uint16 or uint32. What the vocabulary needs, if not given.",
+            show_default=False,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a store that is there.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be imported, and stop.")] = False,
     json: JsonOption = False,
@@ -83,6 +91,7 @@ def import_(
         names=name or (),
         validation=validation or (),
         share=validation_share,
+        dtype=dtype,
     )
     if dry_run:
         _list(plan, output, json)

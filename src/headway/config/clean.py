@@ -262,6 +262,15 @@ CleanStep = Annotated[
 ]
 
 
+#: Where word lists and evaluation sets lie does not matter; the hashes of what is there stand for them.
+_PLACES: dict[str, set[str]] = {"c4": {"blocked_words"}, "decontaminate": {"sets"}}
+
+
+def step_settings(step: CleanStep) -> dict[str, Any]:
+    """A step's settings as plain JSON, but for places."""
+    return step.model_dump(mode="json", exclude=_PLACES.get(step.step))
+
+
 def step_list(value: Any) -> Any:
     """Accept a step's name in place of a step: `clean: [unicode]`."""
     values = value if isinstance(value, list) else [value]

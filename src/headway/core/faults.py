@@ -52,8 +52,8 @@ _OF_STEPS = """
 _OTHERS = """
     checkpoint.stage checkpoint.hold checkpoint.shard checkpoint.manifest checkpoint.rename checkpoint.replace
     checkpoint.prune checkpoint.discard upload.file upload.manifest upload.discard bring.part bring.rename
-    data.encode data.piece data.unit data.shard data.publish data.published dedup.prints packing.block import.file
-    remote.block remote.keep remote.rename communication
+    data.encode data.piece data.unit data.shard data.publish data.aside data.published dedup.prints packing.block
+    import.file remote.block remote.keep remote.rename communication
 """
 #: The former are passed with the number of the step, the others without one.
 POINTS = {**dict.fromkeys(_OF_STEPS.split(), True), **dict.fromkeys(_OTHERS.split(), False)}

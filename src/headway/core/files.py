@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.core.errors import ConfigError
+
+# Linux: AT_FDCWD and RENAME_EXCHANGE.
+_HERE, _EXCHANGE = -100, 2
 
 
 def sha256_bytes(data: bytes | memoryview) -> str:
@@ -48,6 +52,16 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Give two files or folders each other's names in one step; whether that was done.
+
+    Only Linux can (renameat2(2)), and not on every file system.
+    """
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = (_HERE, os.fsencode(one), _HERE, os.fsencode(other))
+    return rename is not None and bool(rename(*names, _EXCHANGE) == 0)
 
 
 def is_there(path: Path, folders: int = 1) -> bool:

@@ -58,6 +58,8 @@ class Shard:
 
 
 PREPARE = "headway data prepare CONFIG"
+# Models that were trained on a store need its vocabulary, which nobody can train again once the input has changed.
+_ANEW = f"{PREPARE} --force makes it anew, with data.tokenizer.path=STORE/tokenizer for its old vocabulary"
 
 
 class TokenStore:
@@ -392,7 +394,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError("there is no token store here", where=str(path), fix=PREPARE) from None
     except OSError as error:
         what = f"the manifest of the token store cannot be read: {error!r}"
-        raise DataError(what, where=str(file), fix=PREPARE) from None
+        raise DataError(what, where=str(file), fix="check the file's permissions and the disk") from None
     return parse_manifest(content, str(file))
 
 
@@ -407,11 +409,11 @@ def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
         kind, version = manifest["format"], manifest["version"]
     except (ValueError, KeyError, TypeError) as error:
         what = f"the manifest of the token store cannot be read: {error!r}"
-        raise DataError(what, where=where, fix=PREPARE) from None
+        raise DataError(what, where=where, fix=f"restore it from a copy, or {_ANEW}") from None
     if (kind, version) != (FORMAT, VERSION):
         raise DataError(
             f"this is a store of format {kind} version {version}; this Headway reads {FORMAT} version {VERSION}",
             where=where,
-            fix=f"{PREPARE} --force",
+            fix=_ANEW,
         )
     return dict(manifest)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from headway.checkpoint.folders import checkpoint_folders
 from headway.config import Config, ModelConfig
-from headway.core.console import warning
+from headway.core.console import is_first_worker, warning
 from headway.core.errors import ConfigError
 from headway.core.launched import world_size_from_environment
 
 if TYPE_CHECKING:
+    from headway.config.data import DataConfig
     from headway.data.store import TokenStore
 
 #: `model.max_sequence_length` where nobody has given one, which for a checkpoint's shape means the checkpoint's.
@@ -32,6 +33,7 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
 
     started = world_size_from_environment() is not None  # by an agent, which also says how many are on this machine
     store = open_store(config.data, processes=None if started else config.parallel.workers)
+    _say_what_differs(config.data, store)
     from headway.config.experts import decoder_problems
     from headway.models.build import complete
 
@@ -42,6 +44,21 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
         _refuse_long_rows(config)
         _look_at_tokenizer(config, config.model.from_pretrained, store)
     return config, store
+
+
+def _say_what_differs(data: DataConfig, store: TokenStore) -> None:
+    """Say when the store is not the one that would be prepared from the config.
+
+    A remote or an imported one was prepared with another config, or with none.
+    """
+    from headway.data.preparing.settings import differing_keys
+
+    differing = [] if data.remote or "imported" in store.manifest else differing_keys(data, store.manifest)
+    if differing and is_first_worker():
+        warning(
+            f"{store.path} was prepared with other settings than the config has: {', '.join(differing)};"
+            " it is trained on as it is, and headway data prepare CONFIG brings it up to date"
+        )
 
 
 def _refuse_long_rows(config: Config) -> None:

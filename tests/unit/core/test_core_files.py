@@ -23,6 +23,17 @@ def test_atomic_write_makes_folders_and_replaces(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_folders_change_places_or_nothing_happens(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    (one / "mine").mkdir(parents=True)
+    (other / "yours").mkdir(parents=True)
+    done = files.exchange(one, other)
+    assert [path.name for folder in (one, other) for path in folder.iterdir()] == (
+        ["yours", "mine"] if done else ["mine", "yours"]
+    )
+    assert not files.exchange(one, tmp_path / "absent") and one.is_dir() and not (tmp_path / "absent").exists()
+
+
 def test_a_device_stays_one(tmp_path: Path) -> None:
     """`-o /dev/null` as root, in a container for example."""
     path = tmp_path / "null"

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from headway.cli import data, tokenizer
 from headway.core.errors import ConfigError, DataError
+from headway.data.store import TokenStore
 
 app = typer.Typer()
 data.register(app)
@@ -101,12 +102,19 @@ def test_verify_ends_with_the_data_exit_code(tmp_path: Path, config_file: Path) 
     shard.write_bytes(content)
     with pytest.raises(DataError, match=rf"train/corpus/{shard.name}: its SHA-256") as caught:
         run("data", "verify", config_file)
-    assert caught.value.exit_code == 3
+    assert caught.value.exit_code == 3 and caught.value.fix == "headway data prepare CONFIG --repair"
     result = CliRunner().invoke(app, ["data", "verify", str(config_file), "--json"])
     assert result.exception and json.loads(result.stdout)["problems"]
     shard.unlink()
     with pytest.raises(DataError, match=rf"train/corpus/{shard.name}: missing"):
         run("data", "verify", tmp_path / "stores/small")
+    run("data", "prepare", config_file)
+    assert "sound" in run("data", "verify", config_file).stdout
+    flipped = bytearray(shard.read_bytes())
+    flipped[10] ^= 255
+    shard.write_bytes(flipped)
+    assert "MB/s" in run("data", "prepare", config_file, "--repair").stdout
+    assert "sound" in run("data", "verify", config_file).stdout
 
 
 def test_dry_run_lists_and_writes_nothing(tmp_path: Path, config_file: Path) -> None:
@@ -152,3 +160,14 @@ def test_a_tokenizer_is_not_trained_on_nothing(config_file: Path) -> None:
     assert not Path("nothing").exists()
     (config_file.parent / "corpus" / "a.jsonl").write_text('{"text": "twice twice"}\n')
     assert "tokens instead of 300" in run("tokenizer", "train", config_file, "-o", "little").stderr
+
+
+def test_what_makes_a_damaged_store_whole(config_file: Path) -> None:
+    """Where no preparation can, that is not what is advised."""
+    run("data", "prepare", config_file)
+    store = TokenStore.open(config_file.parent / "stores/small")
+    assert data._repair(store).endswith("prepare CONFIG --repair")
+    store.manifest["imported"] = {}
+    assert "headway data import" in data._repair(store)
+    store.at_hand = False  # as one behind a URL
+    assert "upload" in data._repair(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from headway.config import Config, ModelConfig, load_config
+from headway.config.data import DataConfig
 from headway.core.errors import ConfigError
-from headway.launch.completed import completed
+from headway.data.store import TokenStore
+from headway.launch.completed import _say_what_differs, completed
 from headway.models.build import build_model
 from headway.models.huggingface import export_model
 
@@ -67,6 +70,45 @@ def test_another_tokenizer_than_the_checkpoints_is_refused(
     (Path(config().run_directory) / "checkpoints/step-00000002").mkdir(parents=True)
     completed(config())
     assert "id 27" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ([], None),
+        (["data.validation=0.3", "data.clean=[unicode]"], "data.validation, data.clean"),
+        (["data.sources=[corpus.jsonl, more.jsonl]"], r"data.sources \(the store has corpus\)"),
+    ],
+)
+def test_a_store_that_was_prepared_otherwise_is_told_of(
+    tiny: Callable[..., Path], overrides: list[str], named: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    completed(load_config(tiny(), overrides))
+    said = capsys.readouterr().err
+    if named is None:
+        assert said == ""
+    else:
+        assert re.search(f"was prepared with other settings than the config has: {named};", said)
+
+
+def test_nothing_is_said_of_a_store_that_no_config_made_nor_twice(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = load_config(tiny(), ["data.validation=0.3"]).data
+    store = TokenStore.open(data.store)
+
+    def said(data: DataConfig) -> str:
+        _say_what_differs(data, store)
+        return capsys.readouterr().err
+
+    assert "data.validation" in said(data)
+    assert said(data.model_copy(update={"remote": "s3://bucket/store"})) == ""
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "1")
+        patch.setenv("WORLD_SIZE", "2")
+        assert said(data) == ""
+    store.manifest["imported"] = {"from": "nanogpt"}
+    assert said(data) == ""
 
 
 def test_rows_longer_than_the_checkpoint_is_meant_for_are_refused(config: Callable[..., Config]) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headway.config.clean import CleanStep
+from headway.config.clean import CleanStep, step_settings
 from headway.core.console import warning
 from headway.data.clean.base import Step, utf8_size
 from headway.data.clean.contamination import Decontaminate
@@ -106,15 +106,10 @@ def describe_steps(steps: Sequence[CleanStep]) -> dict[str, Any]:
     """
     described = []
     for config, step in zip(steps, _opened(steps), strict=True):
-        settings = config.model_dump(mode="json", exclude=_PLACES.get(config.step))
-        described.append({**settings, "version": step.version, **step.describe()})
+        described.append({**step_settings(config), "version": step.version, **step.describe()})
         for remark in step.remarks():
             warning(remark)
     return {"steps": described, "unicode": unicodedata.unidata_version} if described else {"steps": []}
-
-
-#: Where things lie does not matter; the hashes of what is there stand for them.
-_PLACES: dict[str, Any] = {"c4": {"blocked_words"}, "decontaminate": {"sets"}}
 
 
 def _opened(steps: Sequence[CleanStep]) -> list[Step]:

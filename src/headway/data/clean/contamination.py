@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,8 +20,12 @@ from headway.data.clean.counts import Drop
 from headway.data.clean.ngrams import Hashes, longer
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import find_sources, pieces_of
+from headway.data.scripts import IDEOGRAPHS, UNSPACED
 
-_WORD = re.compile(r"\w+")
+_ALONE = "".join(f"{chr(first)}-{chr(last)}" for first, last in (*UNSPACED, IDEOGRAPHS))
+_WORD = re.compile(rf"[^\W{_ALONE}]+|\w")
+# The same words where all is ASCII, in less time.
+_ASCII_WORD = re.compile(r"\w+")
 _CACHED_WORDS = 2**18
 
 
@@ -44,21 +49,24 @@ class Overlap:
     """N-grams of the document that the set holds."""
     ngram: str
     """The first of them."""
-    position: int
-    """Where it begins in the text."""
+    context: str
+    """The text around its beginning."""
 
 
 class Decontaminate(Step):
     """Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C: documents that share an n-gram of 13
     words with an evaluation set; an example of fewer words, but at least 8, is looked for whole.
 
-    Words are runs of letters, digits and underscores in lower case, so punctuation and white space do not count. Where
-    the paper cuts 200 characters around an overlap out of a document, here the whole document goes. Memory is 8 bytes
-    for each different n-gram of the sets.
+    Words are runs of letters, digits and underscores in normal form KC and lower case, so punctuation, white space and
+    the form that another step gives a text do not count; where a script puts no spaces between words each character is
+    one. Where the paper cuts 200 characters around an overlap out of a document, here the whole document goes. Memory
+    is 8 bytes for each different n-gram of the sets.
 
     Raises:
         DataError: an evaluation set cannot be read, or holds nothing to look for.
     """
+
+    version = 2
 
     def __init__(self, config: DecontaminateStep) -> None:
         super().__init__()
@@ -83,13 +91,14 @@ class Decontaminate(Step):
             self.counts.reasons[overlap.name] += 1
         reason = "; ".join(f"{o.name}: {o.count} n-grams, the first: {o.ngram}" for o in overlaps)
         if self._config.action == "remove":
-            return Drop("removed", reason, around(text, overlaps[0].position))
-        self.counts.show("found", reason, around(text, overlaps[0].position))
+            return Drop("removed", reason, overlaps[0].context)
+        self.counts.show("found", reason, overlaps[0].context)
         return text
 
     def overlaps(self, text: str) -> list[Overlap]:
         """With which sets the text overlaps, in the order of the config."""
-        words = _WORD.findall(text.lower())
+        text = _normal(text)
+        words = _words(text)
         hits: dict[str, list[tuple[int, int]]] = {}
         for length, grams in _all_grams(self._hashes(words), self._lengths):
             places = self._filters[length].candidates(grams)
@@ -108,9 +117,9 @@ class Decontaminate(Step):
 
     def _overlap(self, text: str, words: Sequence[str], name: str, hits: list[tuple[int, int]]) -> Overlap:
         place, length = min(hits)
-        match = next(islice(_WORD.finditer(text), place, None), None)
+        match = next(islice(_pattern(text).finditer(text), place, None), None)
         ngram = " ".join(words[place : place + length])
-        return Overlap(name, len(hits), ngram, match.start() if match else 0)
+        return Overlap(name, len(hits), ngram, around(text, match.start() if match else 0))
 
     def _hashes(self, words: Sequence[str]) -> Hashes:
         return np.fromiter(map(self._word_hashes.__getitem__, words), np.uint64, len(words))
@@ -122,7 +131,7 @@ class Decontaminate(Step):
         examples = short = 0
         for text in _texts(item):
             digest.update(hashlib.sha256(text.encode()).digest())
-            words = self._hashes(_WORD.findall(text.lower()))
+            words = self._hashes(_words(_normal(text)))
             examples += 1
             length = min(self._config.ngram, len(words))
             if length < self._shortest:
@@ -149,6 +158,22 @@ class Decontaminate(Step):
     def describe(self) -> dict[str, Any]:
         """Names and hashes of the evaluation sets."""
         return {"sets": [list(pair) for pair in zip(self._names, self._digests, strict=True)]}
+
+
+def _normal(text: str) -> str:
+    """One form for what looks the same, whichever one an earlier step or the author of a set chose."""
+    if text.isascii() or unicodedata.is_normalized("NFKC", text):
+        return text
+    return unicodedata.normalize("NFKC", text)
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text in normal form."""
+    return _pattern(text).findall(text.lower())
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return _ASCII_WORD if text.isascii() else _WORD
 
 
 class _Filter:

@@ -16,28 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.feeding.order import mix
+from headway.data.scripts import IDEOGRAPHS, UNSPACED
 
 #: Which characters are letters and what their lower case is comes from Python's Unicode tables.
 UNICODE_VERSION = unicodedata.unidata_version
 
 # Code points below this are looked up; above it are ideographs (planes 2 and 3) and things that are no words.
 _TABLE = 0x20000
-_IDEOGRAPHS = range(0x20000, 0x40000)
 _SPACE = 32
-# Thai and Lao, Burmese, Khmer, kana, ideographs, the last two's half-width forms and supplements.
-_UNSPACED = (
-    (0x0E00, 0x0EFF),
-    (0x1000, 0x109F),
-    (0x1780, 0x17FF),
-    (0x3005, 0x3007),
-    (0x3040, 0x30FF),
-    (0x31F0, 0x31FF),
-    (0x3400, 0x4DBF),
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),
-    (0x1AFF0, 0x1B16F),
-)
 # Bytes of normalised text hashed at a time: the arrays of a block stay in the processor's cache.
 _BLOCK = 1 << 19
 # Longer words (data in base 64, minified code) are hashed one by one.
@@ -63,7 +49,7 @@ def normal_bytes(text: str, encoded: bytes) -> bytes:
     beyond = codes >= _TABLE
     if beyond.any():
         # The two code points after the tables' end stand for an ideograph and for no word.
-        ideograph = beyond & (codes < _IDEOGRAPHS.stop)
+        ideograph = beyond & (codes <= IDEOGRAPHS[1])
         looked_up = np.where(beyond, np.where(ideograph, _TABLE, _TABLE + 1), codes)
         normal, single = np.where(ideograph, codes, lower[looked_up]), alone[looked_up]
     else:
@@ -91,7 +77,7 @@ def _unicode_tables() -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         character = chr(code)
         if unicodedata.category(character)[0] in "LNM":
             lower[code] = ord(character.lower()[0])
-    for first, last in _UNSPACED:
+    for first, last in UNSPACED:
         alone[first : last + 1] = lower[first : last + 1] != _SPACE
     alone[_TABLE] = True
     return lower, alone

@@ -8,13 +8,14 @@ other tokens is never taken for it. The folder appears by one rename; it may be 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,10 @@ def open_plan(
     reasons = []
     for root in (own, shared):
         try:
-            _write(root / relative, job)
+            made = _made(root / relative, job)
         except OSError as error:
             reasons.append(f"{root}: {error.strerror or error}")
             continue
-        made = _read(root / relative)
         if made is not None:
             if reasons:
                 notice(f"the packing of source '{source}' is kept in {root}, since {reasons[0]}")
@@ -110,9 +110,31 @@ class _Job:
                 bar.advance(figures.documents)
 
 
+def _made(folder: Path, job: _Job) -> tuple[Plan, PackingFigures] | None:
+    """The plan in `folder`, made by one of those who want it at a time; None when it cannot be read there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder.parent):
+        made = _read(folder)  # by somebody else, meanwhile
+        if made is None:
+            _write(folder, job)
+            made = _read(folder)
+        return made
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. On file systems that have none for folders (NFS), everybody makes a plan."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _write(folder: Path, job: _Job) -> None:
     """Make the plan block by block in a folder beside `folder` and rename it into place."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     total = PackingFigures()
     try:

@@ -20,13 +20,15 @@ from headway.core.files import expanded
 from headway.data.importing.files import ImportSource, TokenFile, damaged, size_of, unreadable
 
 _HEADER_BYTES = 1024
+# Ids that tell their width: no text has the same token in every second place of so many.
+_TELLING = 32
 #: Magic: the one version that is known, and the type of the ids.
 _HEADERS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
 _OTHER_MAGIC = {20240522: "llm.c's evaluation data", 20240326: "an llm.c model"}
 _HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation)(?:[^a-z]|$)")
 
 
-def find(paths: Sequence[str], dtype: np.dtype[Any]) -> list[ImportSource]:
+def find(paths: Sequence[str], dtype: np.dtype[Any], given: str | None = None) -> list[ImportSource]:
     """One source for each folder, and one for all files that are named by themselves.
 
     A file whose name has the word `val`, `valid` or `validation` is for validation. Files of a source are in the order
@@ -34,31 +36,38 @@ def find(paths: Sequence[str], dtype: np.dtype[Any]) -> list[ImportSource]:
 
     Args:
         paths: Files and folders; a folder stands for all `*.bin` in it.
-        dtype: Type of the ids in files without a header.
+        dtype: Type of the ids in files without a header, as the vocabulary needs it; what cannot be of it is refused.
+        given: The type, `uint16` or `uint32`, that somebody has said they have.
 
     Raises:
-        DataError: a file is missing, cannot be read, or is damaged.
+        ConfigError: another type was given.
+        DataError: a file is missing, cannot be read, or is damaged, or its ids are of another type.
     """
+    if given is not None:
+        if given not in ("uint16", "uint32"):
+            raise ConfigError(f"ids are not of type '{given}'", where="--dtype", fix="uint16 or uint32")
+        dtype = np.dtype(given).newbyteorder("<")
     places = [expanded(path) for path in paths]
     sources = []
     for folder in (place for place in places if place.is_dir()):
         files = [file for file in folder.glob("*.bin") if file.is_file()]
         if not files:
             raise DataError("no *.bin file is in this folder", where=str(folder), fix="check the path")
-        sources.append(_source(folder.resolve().name, files, dtype))
+        sources.append(_source(folder.resolve().name, files, dtype, given is not None))
     single = [place for place in places if not place.is_dir()]
     if single:
-        sources.append(_source(_common_name(single), single, dtype))
+        sources.append(_source(_common_name(single), single, dtype, given is not None))
     return sources
 
 
-def _source(name: str, files: Sequence[Path], dtype: np.dtype[Any]) -> ImportSource:
+def _source(name: str, files: Sequence[Path], dtype: np.dtype[Any], given: bool) -> ImportSource:
     ordered = sorted(files, key=lambda file: file.name)
     held_out = [file for file in ordered if _HELD_OUT.search(file.stem.lower())]
     train = [file for file in ordered if file not in held_out]
-    return ImportSource(
-        name, tuple(open_file(file, dtype) for file in train), tuple(open_file(file, dtype) for file in held_out)
+    of_training, of_validation = (
+        tuple(open_file(file, dtype, given=given) for file in part) for part in (train, held_out)
     )
+    return ImportSource(name, of_training, of_validation)
 
 
 def _common_name(files: Sequence[Path]) -> str:
@@ -71,12 +80,13 @@ def _common_name(files: Sequence[Path]) -> str:
     return name or files[0].resolve().parent.name
 
 
-def open_file(path: Path, dtype: np.dtype[Any]) -> TokenFile:
+def open_file(path: Path, dtype: np.dtype[Any], *, given: bool = False) -> TokenFile:
     """A file, its length checked.
 
     Args:
         path: The file.
         dtype: Type of its ids when it has no header.
+        given: Somebody has said so; otherwise a file that cannot be of that type is refused.
 
     Raises:
         DataError: see `find`.
@@ -84,15 +94,22 @@ def open_file(path: Path, dtype: np.dtype[Any]) -> TokenFile:
     size = size_of(path)
     try:
         with path.open("rb") as opened:
-            head = np.frombuffer(opened.read(_HEADER_BYTES)[:12].ljust(12, b"\0"), dtype="<i4")
+            beginning = opened.read(_HEADER_BYTES)
     except OSError as error:
         raise unreadable(path, error) from None
+    head = np.frombuffer(beginning[:12].ljust(12, b"\0"), dtype="<i4")
     magic, version, count = (int(value) for value in head)
     if magic in _OTHER_MAGIC and size >= _HEADER_BYTES and version in range(1, 10):
         raise DataError(f"this is {_OTHER_MAGIC[magic]}, no text", where=str(path), fix="leave it out")
     if magic not in _HEADERS or size < _HEADER_BYTES:
         if size % dtype.itemsize:
             raise damaged(path, f"{size:,} bytes are no whole number of {dtype.name} ids")
+        if not given and dtype.itemsize == 2 and size % 4 == 0 and _are_wider(beginning):
+            raise DataError(
+                "these are ids of four bytes: the upper half of each is 0; read as ids of two they are another text",
+                where=str(path),
+                fix="--dtype uint32 (or --dtype uint16, if every second id really is 0)",
+            )
         return TokenFile(path, dtype, 0, size // dtype.itemsize)
     known, kind = _HEADERS[magic]
     if version != known:
@@ -106,6 +123,12 @@ def open_file(path: Path, dtype: np.dtype[Any]) -> TokenFile:
         expected = _HEADER_BYTES + count * own.itemsize
         raise damaged(path, f"{size:,} bytes, but by its header it has {expected:,} ({count:,} tokens)")
     return TokenFile(path, own, _HEADER_BYTES, count, goes_on=True)
+
+
+def _are_wider(beginning: bytes) -> bool:
+    """Whether ids of two bytes would be followed by a 0 each, as the lower halves of small ids of four bytes are."""
+    halves = np.frombuffer(beginning[: len(beginning) // 4 * 4], dtype="<u2").reshape(-1, 2)
+    return len(halves) >= _TELLING and bool(halves[:, 0].any()) and not halves[:, 1].any()
 
 
 def refuse_no_training(sources: Sequence[ImportSource]) -> None:

@@ -104,6 +104,7 @@ def plan_import(
     names: Sequence[str] = (),
     validation: Sequence[str] = (),
     share: float | None = None,
+    dtype: str | None = None,
 ) -> ImportPlan:
     """Find the files, and check what can be checked without reading all of them.
 
@@ -115,6 +116,8 @@ def plan_import(
         names: Of the sources: one for each, or one for all files together.
         validation: Files for validation, of the first source.
         share: Hold out this share of the documents; by default `VALIDATION`, unless there are validation files.
+        dtype: Type of the ids, `uint16` or `uint32`, in files that do not say it themselves (nanoGPT's); by default the
+            narrower one that the vocabulary fits.
 
     Raises:
         ConfigError: the wishes contradict each other, or there is no tokenizer.
@@ -129,7 +132,7 @@ def plan_import(
             where=str(paths[0]),
             fix="--tokenizer PATH (a tokenizer.json, SentencePiece .model or .tiktoken file, or a folder with one)",
         )
-    find = _finder(kind, vocabulary)
+    find = _finder(kind, vocabulary, dtype)
     sources = _named(find(paths), names)
     if validation:
         held_out = tuple(file for source in find(validation) for file in (*source.train, *source.validation))
@@ -150,13 +153,15 @@ def plan_import(
     return plan
 
 
-def _finder(kind: str, tokenizer: Tokenizer | None) -> Callable[[Sequence[str]], list[ImportSource]]:
+def _finder(kind: str, tokenizer: Tokenizer | None, given: str | None) -> Callable[[Sequence[str]], list[ImportSource]]:
+    if given is not None and kind != "nanogpt":
+        raise ConfigError(f"{kind}'s files say themselves what their ids are", where="--dtype", fix="leave it out")
     if kind == "megatron":
         return megatron.find
     if kind == "nanogpt":
         assert tokenizer is not None
         dtype = tokenizer.dtype
-        return lambda paths: nanogpt.find(paths, dtype)
+        return lambda paths: nanogpt.find(paths, dtype, given)
     return lambda paths: datatrove.find(paths, tokenizer.dtype if tokenizer is not None else None)
 
 

@@ -6,12 +6,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
-from headway.core.files import sync_folder
+from headway.core.files import exchange, sync_folder
 from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING
@@ -25,9 +25,9 @@ _OWN = {MANIFEST, INPUTS, SKIPPED, "tokenizer", *SPLITS, WORK, KEEPING, PACKING}
 def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
     """A folder beside the store to build a new one in, for this process alone.
 
-    What a killed preparation left there is still there, and a store that a kill took away in the middle of `publish` is
-    put back. Unless it was published, the folder is removed when the block ends; but after an error it stays if it
-    holds finished work, from which the next preparation goes on.
+    What a killed preparation left there is still there; what a kill in the middle of `publish` left is made good.
+    Unless it was published, the folder is removed when the block ends; but after an error it stays if it holds finished
+    work, from which the next preparation goes on.
 
     Args:
         store: Its place.
@@ -47,11 +47,11 @@ def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
         raise DataError(f"cannot write here: {error.strerror}", where=str(folder), fix="set data.store") from None
     try:
         _lock(folder, descriptor, store)
-        if _replaced(store).exists():
-            if store.exists():  # the new one is in place: only the last step was missing
-                _remove_replaced(store)
-            else:
-                _replaced(store).rename(store)
+        if not store.exists() and _replaced(store).exists():
+            _replaced(store).rename(store)
+        if store.exists():  # the new one may be in place, with only the last step missing
+            _hand_on(folder, store)
+            _remove_replaced(_replaced(store), store)
         try:
             yield folder
         except BaseException:
@@ -96,34 +96,67 @@ def _replaced(store: Path) -> Path:
 
 
 def publish(folder: Path, store: Path) -> None:
-    """Put a finished folder in the store's place. A folder cannot be renamed over another, so the old one steps aside
-    first; should a kill fall between the two renames, `building` puts it back.
+    """Put a finished folder in the store's place, in which there is a store at any moment if there was one.
 
     Raises:
         DataError: what is in the store's place is not a token store.
     """
     sync_folder(folder)
-    old = _replaced(store)
-    shutil.rmtree(old, ignore_errors=True)
-    if store.exists():
-        refuse_foreign(store)
-        store.rename(old)
     fault_point("data.publish")
-    folder.rename(store)
-    sync_folder(store.parent)
-    fault_point("data.published")
-    if old.exists():
-        _remove_replaced(store)
+    if not store.exists():
+        folder.rename(store)
+        sync_folder(store.parent)
+        fault_point("data.published")
+        return
+    refuse_foreign(store)
+    with _held(store):
+        old = _changed_places(folder, store)
+        sync_folder(store.parent)
+        fault_point("data.published")
+        _remove_replaced(old, store)
 
 
-def _remove_replaced(store: Path) -> None:
-    """Remove the store that stepped aside, but not what somebody else has laid into its folder: that moves on to the
-    new one's."""
+@contextmanager
+def _held(store: Path) -> Iterator[None]:
+    """Hold the present store's folder: with its new name it could be taken for one that nobody builds in."""
+    descriptor = os.open(store, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _changed_places(folder: Path, store: Path) -> Path:
+    """Put the new store in the old one's place; returns where the old one is then.
+
+    Where the system cannot exchange them the old one steps aside first, since no folder can be renamed over another;
+    should a kill fall between the two renames, `building` puts it back.
+    """
+    if exchange(folder, store):
+        return folder
     old = _replaced(store)
-    for path in old.iterdir():
-        if path.name not in _OWN:
-            path.rename(store / path.name)
     shutil.rmtree(old, ignore_errors=True)
+    store.rename(old)
+    fault_point("data.aside")
+    folder.rename(store)
+    return old
+
+
+def _remove_replaced(old: Path, store: Path) -> None:
+    """Remove the store that was replaced, if it is there, but for what is somebody else's."""
+    if old.exists():
+        _hand_on(old, store)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _hand_on(old: Path, store: Path) -> None:
+    """What somebody else has laid into the folder of a store that was replaced moves on to the new one's."""
+    for path in old.iterdir():
+        # Files of ours that a kill left half written begin with a dot and the name that they would have had.
+        if not any(path.name == name or path.name.startswith(f".{name}.") for name in _OWN):
+            path.rename(store / path.name)
 
 
 def refuse_foreign(store: Path) -> None:

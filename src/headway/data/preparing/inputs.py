@@ -25,6 +25,8 @@ from headway.data.reading.places import SourceFile, open_file, stamp_of, unreada
 _BLOCK = 2**22
 # A file that changed so shortly before it was hashed may change again without its time telling (as in git's index).
 _RACY_NS = 2 * 10**9
+# Input that is hashed between two saves, half a minute's work on a fast disk: what a kill costs at most.
+_SAVED_BYTES = 2**34
 
 
 class InputHashes:
@@ -32,13 +34,15 @@ class InputHashes:
 
     Args:
         memories: Where they may be remembered from earlier preparations.
+        keep: Where to save them now and then on the way.
         fresh: Read every file again, whatever is remembered.
     """
 
-    def __init__(self, *memories: Path, fresh: bool = False) -> None:
+    def __init__(self, *memories: Path, keep: Path | None = None, fresh: bool = False) -> None:
         self._known: dict[str, list[Any]] = {}
         for memory in () if fresh else memories:
             self._known |= _read(memory)
+        self._keep, self._unsaved_bytes = keep, 0
         self._used: dict[str, list[Any]] = {}
         self._racy: set[str] = set()
         self._stamps: dict[str, str] = {}
@@ -112,13 +116,17 @@ class InputHashes:
             self.stay(file)
             if not file.local or now - file.path.stat().st_ctime_ns <= _RACY_NS:
                 self._racy.add(key)
+            self._unsaved_bytes += lines[1] - lines[0] if lines else file.bytes
         self._used[key] = known
+        if self._keep is not None and self._unsaved_bytes >= _SAVED_BYTES:
+            self.save(self._keep)
         return str(known[1])
 
     def save(self, memory: Path) -> None:
         """Remember the hashes that were asked for, and no others."""
+        self._unsaved_bytes = 0
         remembered = {key: known for key, known in self._used.items() if key not in self._racy}
-        if remembered != self._known:
+        if remembered != _read(memory):
             with atomic_write(memory, "w") as file:
                 json.dump(remembered, file)
 

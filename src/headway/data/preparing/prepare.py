@@ -27,6 +27,7 @@ from headway.data.preparing.encode import LISTED, Recipe
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.manifest import inputs_json, manifest_json
 from headway.data.preparing.records import WORK, Records, record_encoder, recorded_encoder
+from headway.data.preparing.settings import settings_json
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
 from headway.data.reading.sources import Source, find_sources
@@ -107,6 +108,7 @@ def prepare(
     *,
     workers: int | None = None,
     force: bool = False,
+    repair: bool = False,
     iterables: Mapping[str, Any] | None = None,
 ) -> PrepareReport:
     """Make the token store that `data` describes, or bring it up to date.
@@ -118,12 +120,15 @@ def prepare(
         workers: Pieces processed at a time; `data.workers` when not given. The store's bytes do not depend on it. With
             more than one, a script that calls this needs the usual `if __name__ == "__main__":` guard.
         force: Make it anew even when nothing has changed, and train its vocabulary anew.
+        repair: Hash the shards that are there and make those anew that are damaged. Without it only the length of their
+            files is looked at.
         iterables: By name, the documents of sources whose path is `python:`: iterables of texts or of mappings with
             fields, or functions that make one.
 
     Raises:
         ConfigError: an optional package is missing; or the store is elsewhere (`data.remote`), or was imported.
-        DataError: text, tokenizer or disk is not as it should be, or too much would be removed as duplicate.
+        DataError: text, tokenizer or disk is not as it should be, too much would be removed as duplicate, or the
+            present store's manifest cannot be read.
     """
     started = time.monotonic()
     # Renaming must happen beside the folder itself, not beside a link to it.
@@ -136,7 +141,7 @@ def prepare(
     count = _worker_count(workers or data.workers, sources)
     with building(path) as folder, _os_errors("the token store cannot be written", path, _DISK_FIX):
         present = None if force else _present(path)
-        hashes = InputHashes(path / _HASHES, folder / _HASHES, fresh=force)
+        hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
         tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
         encoder = choose_encoder(
@@ -155,12 +160,12 @@ def prepare(
             skip_bad=data.bad_documents == "skip",
             clean=tuple(data.clean),
         )
-        records = Records(folder, path, fresh=force)
+        records = Records(folder, path, tokenizer.dtype.itemsize, fresh=force, hashed=repair)
         builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count)
         outcomes, bound = _built(builder, data, sources, present)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
-        manifest = manifest_json(_settings(data, steps), tokenizer, bound, sources, outcomes, inputs)
+        manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs)
         up_to_date = present is not None and not builder.processed and _is(present, manifest)
         hashes.save((path if up_to_date else folder) / _HASHES)
         if not up_to_date:
@@ -236,33 +241,17 @@ def _warn_of_empty_files(sources: Sequence[Source]) -> None:
 
 
 def _present(path: Path) -> TokenStore | None:
-    """The store that is there, when it is one that can be used."""
-    try:
-        return TokenStore.open(path)
-    except DataError:
-        return None
+    """The store that is there. What is damaged of it is made anew, and the vocabulary that was trained for it stays.
+
+    Raises:
+        DataError: its manifest cannot be read, so that nobody knows what its vocabulary was.
+    """
+    return TokenStore.open(path, check=False) if (path / MANIFEST).exists() else None
 
 
 def _is(present: TokenStore, manifest: dict[str, Any]) -> bool:
     """Whether the store that is there is the wanted one; its shards have been looked at."""
     return present.manifest == manifest and not present.problems_beside_shards()
-
-
-def _settings(data: DataConfig, steps: Any) -> dict[str, Any]:
-    """What in the config the store's bytes depend on, besides the input and the tokenizer."""
-    settings: dict[str, Any] = {"validation": data.validation, "bad_documents": data.bad_documents}
-    if data.tokenizer.path is None:
-        settings["tokenizer"] = {
-            "vocab_size": data.tokenizer.vocab_size,
-            "training_bytes": data.tokenizer.training_bytes,
-        }
-    if data.tokenizer.special_tokens_in_text:
-        settings["special_tokens_in_text"] = True
-    if steps:
-        settings["clean"] = steps
-    if data.dedup.wanted:
-        settings["dedup"] = data.dedup.model_dump(mode="json")
-    return settings
 
 
 def _built(

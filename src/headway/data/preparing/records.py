@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import atomic_write, fingerprint, write_json
-from headway.data.preparing.encode import LISTED, SPLITS, PieceResult
-from headway.data.store import INDEX, TOKENS
+from headway.data.preparing.encode import LISTED, PieceResult
+from headway.data.store import INDEX, TOKENS, file_problem
 
 #: Folder of the store for what only preparation needs.
 WORK = ".work"
@@ -112,11 +112,14 @@ class Records:
     Args:
         folder: The store in the making.
         old: The present store.
+        width: Bytes of a token.
         fresh: Take nothing from the present store.
+        hashed: Take no shard whose hash has not been looked at; otherwise the length of its files will do.
     """
 
-    def __init__(self, folder: Path, old: Path, fresh: bool) -> None:
+    def __init__(self, folder: Path, old: Path, width: int, *, fresh: bool = False, hashed: bool = False) -> None:
         self.folder, self._old = folder, None if fresh else old
+        self._width, self._hashed = width, hashed
         self.used: set[str] = set()
         """Files of the store in the making that belong to it, relative to it."""
         self.taken: list[str] = []
@@ -134,14 +137,26 @@ class Records:
             yield from record["skipped_list"] if record else ()
 
     def shards(self, key: str, source: str) -> Shards | None:
-        """The shards of that key, if they are known and their files are there in full length."""
+        """The shards of that key, if they are known and their files are whole."""
         name = f"{WORK}/{key}.shards.json"
         for place in self._places():
             record = _read(place / name)
-            if record is not None and _whole(place, source, record["splits"]):
+            if record is not None and self._whole(place, source, record["splits"]):
                 self._use(place, [name, *_files_of(source, record["splits"])])
                 return Shards(**record)
         return None
+
+    def _whole(self, place: Path, source: str, splits: dict[str, dict[str, Any]]) -> bool:
+        """Whether the files of shards are there as they should be."""
+        for split, entry in splits.items():
+            folder, name = place / split / source, entry["file"]
+            files = (
+                (name, self._width * entry["tokens"], entry["sha256"]),
+                (_index(name), 8 * (entry["documents"] + 1), entry["index_sha256"]),
+            )
+            if any(file_problem(folder / file, size, digest if self._hashed else None) for file, size, digest in files):
+                return False
+        return True
 
     def _find(self, name: str, others: list[str]) -> dict[str, Any] | None:
         for place in self._places():
@@ -217,23 +232,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def _whole(place: Path, source: str, splits: dict[str, dict[str, Any]]) -> bool:
-    """Whether the files of shards are there, with as many documents and tokens as they should have."""
-    for split in SPLITS:
-        entry = splits.get(split)
-        if entry is None:
-            continue
-        file = place / split / source / entry["file"]
-        try:
-            if (place / split / source / _index(entry["file"])).stat().st_size != 8 * (entry["documents"] + 1):
-                return False
-            if file.stat().st_size not in (2 * entry["tokens"], 4 * entry["tokens"]):
-                return False
-        except OSError:
-            return False
-    return True
 
 
 def _link(source: Path, target: Path) -> None:

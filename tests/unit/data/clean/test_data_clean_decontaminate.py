@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,49 @@ def test_case_punctuation_and_white_space_do_not_count(questions: Path, cleaner:
     one = cleaner(step(questions))
     assert one.clean("x " + QUESTION.upper().replace(" ", "\n--") + "!") is None
     assert one.clean("x " + QUESTION.replace("five", "six").replace("brothers", "sisters")) is not None
+
+
+FORMS = "The ﬁrst of its kind weighs ½ of what the second does, at 2² metres a turn, in a café by the Ångström bridge."
+
+
+@pytest.mark.parametrize("steps", [[], ["unicode"], [{"step": "unicode", "form": "NFKC"}]], ids=["", "NFC", "NFKC"])
+@pytest.mark.parametrize("written", ["NFC", "NFD", "NFKC", "NFKD"])
+@pytest.mark.parametrize("stored", ["NFC", "NFD", "NFKC"])
+def test_the_normal_form_does_not_count(
+    tmp_path: Path, cleaner: Make, steps: list[Any], stored: str, written: str
+) -> None:
+    """Neither that of the set, nor that of the text, nor the one that an earlier step gives it."""
+    example = jsonl(tmp_path / "set.jsonl", unicodedata.normalize(stored, FORMS))
+    one = cleaner(*steps, step(example))
+    assert one.clean("So: " + unicodedata.normalize(written, FORMS)) is None
+    (found,) = one.take_counts().steps[-1].examples
+    assert "The first of its kind" in found.text
+
+
+CHINESE = "那是最美好的时代,那是最糟糕的时代;那是智慧的年头,那是愚昧的年头;那是信仰的时期,那是怀疑的时期。"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CHINESE,
+        "ไม่มีใครรู้ว่าเรือลำแรกกลับมาถึงท่าเมื่อไหร่",
+        "だれも最初の船がいつ港に戻ったのか知らなかった",
+        "𠀀𠀁𠀂𠀃𠀄𠀅𠀆𠀇𠀈𠀉𠀊𠀋𠀌𠀍",
+    ],
+    ids=["Chinese", "Thai", "Japanese", "plane 2"],
+)
+def test_scripts_without_spaces_are_read_by_character(tmp_path: Path, cleaner: Make, text: str) -> None:
+    one = cleaner(step(jsonl(tmp_path / "set.jsonl", text)))
+    assert one.clean(f"其他{text}还有别的") is None
+    assert one.clean(f"其他{text[: len(text) // 4]}还有别的") is not None
+    assert one.clean("这里没有什么可以找到的东西,只是一些别的句子而已。") is not None
+
+
+def test_words_of_other_scripts_stay_whole(tmp_path: Path, cleaner: Make) -> None:
+    one = cleaner(step(jsonl(tmp_path / "set.jsonl", "семь восемь девять десять больше меньше столько ещё")))
+    assert one.clean("раз: семь восемь девять десять больше меньше столько ещё раз") is None
+    assert one.clean("раз: семь восемь девять десять больше меньше столько же") is not None
 
 
 def test_short_examples_are_looked_for_whole(questions: Path, cleaner: Make) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -359,7 +363,37 @@ def test_a_kill_leaves_no_plan(tmp_path: Path, cache: Path) -> None:
     assert not half_made[0].exists()
 
 
-def test_workers_may_make_the_same_plan_at_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_start_at_once_make_one_plan(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, real, made = store_of(tmp_path / "store"), packing_plans.plan_rows, []
+    ready = threading.Barrier(4)
+    read = packing_plans._read
+
+    def look(folder: Path) -> Any:
+        found = read(folder)
+        if "looked" not in vars(seen):
+            seen.looked = True
+            ready.wait(10)  # all have found nothing
+        return found
+
+    def plan(*given: Any) -> Any:
+        made.append(threading.get_ident())
+        return real(*given)
+
+    seen = threading.local()
+    monkeypatch.setattr(packing_plans, "_read", look)
+    monkeypatch.setattr(packing_plans, "plan_rows", plan)
+    with ThreadPoolExecutor(4) as pool:
+        blocks = list(pool.map(lambda _: everything(store, "os", 64, "best_fit"), range(4)))
+    assert len(made) == 1 and all(np.array_equal(block.tokens, blocks[0].tokens) for block in blocks)
+
+
+def test_without_locks_workers_may_make_the_same_plan_at_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     store = store_of(tmp_path / "store")
     real, blocks = packing_plans._publish, []
 

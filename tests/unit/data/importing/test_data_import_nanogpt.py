@@ -115,6 +115,41 @@ def test_ids_of_four_bytes_where_the_vocabulary_wants_them(tmp_path: Path, impor
     assert documents_of(store, "train") == [(70_000, 5, 0), (69_999, 0)]
 
 
+@pytest.mark.usefixtures("blocks")
+def test_ids_of_four_bytes_are_not_taken_for_two(
+    tmp_path: Path, ids: Any, ended: Any, imported: Any, documents_of: Any
+) -> None:
+    """Ids of the vocabulary fit two bytes, and as such these would be a 0, the end of a document, behind each."""
+    path = write_flat(tmp_path / "train.bin", after_each(ids), "<u4")
+    for named in (path, tmp_path):
+        with pytest.raises(DataError, match="these are ids of four bytes") as caught:
+            imported("nanogpt", named)
+        assert caught.value.where == str(path) and "--dtype uint32" in str(caught.value.fix)
+    store, _ = imported("nanogpt", path, share=0, dtype="uint32")
+    assert store.manifest["dtype"] == "uint16" and documents_of(store, "train") == ended
+
+
+def test_every_second_token_may_be_the_end(tmp_path: Path, imported: Any) -> None:
+    """In few ids by chance, in more when somebody says so; and no file of an odd number of them has four bytes each."""
+    documents = [[number + 1] for number in range(40)]
+    few, odd, empty = after_each(documents[:20]), [*after_each(documents), 7], [0] * 601 + after_each([[5, 6]])
+    for number, tokens in enumerate((few, odd, empty)):
+        store, _ = imported("nanogpt", write_flat(tmp_path / f"{number}.bin", tokens), share=0, name=f"store{number}")
+        assert store.tokens("train") == [40, 82, 3][number]
+    many = write_flat(tmp_path / "many.bin", after_each(documents))
+    with pytest.raises(DataError, match="four bytes"):
+        imported("nanogpt", many, name="other")
+    store, _ = imported("nanogpt", many, share=0, dtype="uint16", name="other")
+    assert store.tokens("train") == 80
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("megatron", "uint16"), ("datatrove", "uint32"), ("nanogpt", "int8")])
+def test_a_type_that_has_no_meaning_is_refused(tmp_path: Path, vocabulary: Path, kind: str, dtype: str) -> None:
+    with pytest.raises(ConfigError, match="ids") as caught:
+        plan_import(kind, [str(tmp_path)], tokenizer=vocabulary, dtype=dtype)
+    assert caught.value.where == "--dtype"
+
+
 def _large_vocabulary(path: Path) -> Path:
     from tokenizers import Tokenizer as Backend
     from tokenizers import models

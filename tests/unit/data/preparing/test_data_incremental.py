@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from tests.support import store_contents
 
 from headway.config.data import DataConfig
-from headway.core import faults
 from headway.core.errors import ConfigError, DataError
 from headway.data.preparing import prepare as prepare_module
 from headway.data.preparing.build import Builder
@@ -407,25 +405,3 @@ def test_what_is_handed_over_is_prepared_like_a_file(
         prepare(data, iterables={"x": iter(texts)})
     with pytest.raises(ConfigError, match="was not"):
         prepare(data)
-
-
-@pytest.mark.parametrize("fault", ["", "crash@data.publish", "crash@data.published"])
-def test_what_else_lies_in_the_stores_folder_stays_there(
-    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    prepare(config(corpus), workers=1)
-    (tmp_path / "store" / "more.txt").write_text("more text")
-    (tmp_path / "store" / "notes").mkdir()
-    (tmp_path / "store" / "notes" / "report.html").write_text("mine")
-    if fault:
-        monkeypatch.setattr(faults, "_passed", Counter())
-        monkeypatch.setenv("HEADWAY_FAULTS", fault)
-        with pytest.raises(RuntimeError):
-            prepare(config(corpus, validation=0.2), workers=1)
-        monkeypatch.delenv("HEADWAY_FAULTS")
-    prepare(config(corpus, validation=0.1), workers=1)
-    sources = [corpus, str(tmp_path / "store" / "*.txt")]
-    assert not prepare(config(sources, validation=0.1), workers=1).up_to_date
-    assert (tmp_path / "store" / "more.txt").read_text() == "more text"
-    assert (tmp_path / "store" / "notes" / "report.html").read_text() == "mine"
-    assert prepare(config(sources, validation=0.1), workers=1).up_to_date

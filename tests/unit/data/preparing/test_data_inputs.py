@@ -1,18 +1,19 @@
-"""Hashing the input ahead of its use."""
+"""Hashing the input ahead of its use, and remembering the hashes."""
 
 from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from headway.config.data import SourceConfig
+from headway.config.data import DataConfig, SourceConfig
 from headway.core.errors import DataError
 from headway.data.preparing import inputs
 from headway.data.preparing.inputs import InputHashes
+from headway.data.preparing.prepare import prepare
 from headway.data.preparing.units import Unit, units_of
 from headway.data.reading import sources as source_module
 from headway.data.reading.sources import find_sources
@@ -88,3 +89,54 @@ def test_a_file_that_cannot_be_read_is_named(units: list[Unit], monkeypatch: pyt
     with pytest.raises(DataError, match="an input file cannot be read: Input/output error") as caught:
         InputHashes().of(units[0])
     assert caught.value.where == str(units[0].pieces[0].file.path)
+
+
+def test_hashes_are_remembered_when_only_settings_change(
+    tmp_path: Path,
+    config: Callable[..., DataConfig],
+    jsonl: Callable[..., Path],
+    documents: Callable[..., list[str]],
+    hashed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inputs, "_RACY_NS", -1)
+    jsonl(tmp_path / "a.jsonl", documents(20))
+    for number, validation in enumerate((0.1, 0.2, 0.3)):
+        assert not prepare(config("a.jsonl", validation=validation), workers=1).up_to_date
+        assert hashed == ["a.jsonl"], f"hashed again by preparation {number}"
+
+
+def test_hashes_are_saved_on_the_way(
+    tmp_path: Path,
+    config: Callable[..., DataConfig],
+    jsonl: Callable[..., Path],
+    documents: Callable[..., list[str]],
+    hashed: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So what ends in the middle does not begin with hashing everything again."""
+    monkeypatch.setattr(inputs, "_RACY_NS", -1)
+    monkeypatch.setattr(inputs, "_SAVED_BYTES", 1)
+    names = [f"{name}.jsonl" for name in "abcd"]
+    for name in names:
+        jsonl(tmp_path / name, documents(20, seed=ord(name[0])))
+    good = (tmp_path / "c.jsonl").read_text()
+    (tmp_path / "c.jsonl").write_text(good + "{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        prepare(config(names, shard_bytes=100), workers=1)
+    assert {"a.jsonl", "b.jsonl"} < set(hashed)
+    hashed.clear()
+    (tmp_path / "c.jsonl").write_text(good)
+    prepare(config(names, shard_bytes=100), workers=1)
+    assert "c.jsonl" in hashed and not {"a.jsonl", "b.jsonl"} & set(hashed)
+
+
+def test_few_bytes_are_not_saved_each_time(tmp_path: Path, units: list[Unit], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_RACY_NS", -1)
+    size = units[0].bytes
+    monkeypatch.setattr(inputs, "_SAVED_BYTES", 2 * size)
+    hashes = InputHashes(keep=tmp_path / "hashes")
+    hashes.of(units[0])
+    assert not (tmp_path / "hashes").exists()
+    hashes.of(units[1])
+    assert set(inputs._read(tmp_path / "hashes")) == {str(tmp_path / f"{name}.jsonl") for name in "ab"}

@@ -1,0 +1,57 @@
+"""What in a config a prepared store depends on, besides its input: as the manifest has it, and compared with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.config.clean import CleanStep, step_settings
+from headway.config.data import DataConfig, stored_names
+
+# The settings of a manifest that another key of the config stands for than their own.
+_KEYS = {"special_tokens_in_text": "tokenizer.special_tokens_in_text"}
+
+
+def settings_json(data: DataConfig, steps: Any) -> dict[str, Any]:
+    """What the store's bytes depend on, besides the input and the tokenizer.
+
+    Args:
+        data: The config.
+        steps: Its cleaning steps with all that they depend on (`describe_steps`).
+    """
+    settings: dict[str, Any] = {"validation": data.validation, "bad_documents": data.bad_documents}
+    if data.tokenizer.path is None:
+        settings["tokenizer"] = {
+            "vocab_size": data.tokenizer.vocab_size,
+            "training_bytes": data.tokenizer.training_bytes,
+        }
+    if data.tokenizer.special_tokens_in_text:
+        settings["special_tokens_in_text"] = True
+    if steps:
+        settings["clean"] = steps
+    if data.dedup.wanted:
+        settings["dedup"] = data.dedup.model_dump(mode="json")
+    return settings
+
+
+def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
+    """Keys of the config by which `headway data prepare` would make another store than a prepared one is.
+
+    As far as the config and the manifest alone tell: neither files nor word lists nor evaluation sets are looked at.
+    """
+    stored, wanted = manifest["settings"], settings_json(data, None)
+    keys = [key for key in {**wanted, **stored} if key != "clean" and wanted.get(key) != stored.get(key)]
+    found = [f"data.{_KEYS.get(key, key)}" for key in keys]
+    if not _same_steps(data.clean, stored.get("clean", {}).get("steps", [])):
+        found.append("data.clean")
+    names = [source["name"] for source in manifest["sources"]]
+    if names != stored_names(data.sources):
+        found.append(f"data.sources (the store has {', '.join(names)})")
+    return found
+
+
+def _same_steps(steps: list[CleanStep], stored: list[dict[str, Any]]) -> bool:
+    """Whether the store's steps have the config's settings; what else they depend on stands beside those."""
+    asked = [step_settings(step) for step in steps]
+    return len(asked) == len(stored) and all(
+        there == {**there, **mine} for mine, there in zip(asked, stored, strict=True)
+    )

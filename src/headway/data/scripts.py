@@ -1,0 +1,21 @@
+"""Scripts that put no spaces between words, so that each of their characters counts for one."""
+
+from __future__ import annotations
+
+#: First and last code points: Thai and Lao, Burmese, Khmer, kana, ideographs, the last two's half-width forms and
+#: supplements.
+UNSPACED = (
+    (0x0E00, 0x0EFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x3005, 0x3007),
+    (0x3040, 0x30FF),
+    (0x31F0, 0x31FF),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),
+    (0x1AFF0, 0x1B16F),
+)
+#: The same of ideographs in the planes behind them.
+IDEOGRAPHS = (0x20000, 0x3FFFF)

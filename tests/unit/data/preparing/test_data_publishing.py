@@ -1,0 +1,112 @@
+"""A finished store takes the place of the one before it: at no moment is there none, and what is not of it stays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway.config.data import DataConfig
+from headway.core import faults
+from headway.core.errors import DataError
+from headway.core.files import exchange
+from headway.data.preparing import building
+from headway.data.preparing.prepare import prepare
+from headway.data.store import TokenStore
+
+Configs = Callable[..., DataConfig]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, documents: Callable[..., list[str]]) -> Path:
+    """Some small files."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, text in enumerate(documents(20)):
+        (folder / f"{number:02d}.txt").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fault", "exchanges"),
+    [
+        ("", True),
+        ("", False),
+        ("crash@data.publish", True),
+        ("crash@data.aside", False),
+        ("crash@data.published", True),
+        ("crash@data.published", False),
+    ],
+)
+def test_what_else_lies_in_the_stores_folder_stays_there(
+    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch, fault: str, exchanges: bool
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(building, "exchange", lambda one, other: False)
+    prepare(config(corpus), workers=1)
+    (tmp_path / "store" / "more.txt").write_text("more text")
+    (tmp_path / "store" / "notes").mkdir()
+    (tmp_path / "store" / "notes" / "report.html").write_text("mine")
+    if fault:
+        monkeypatch.setattr(faults, "_passed", Counter())
+        monkeypatch.setenv("HEADWAY_FAULTS", fault)
+        with pytest.raises(RuntimeError):
+            prepare(config(corpus, validation=0.2), workers=1)
+        monkeypatch.delenv("HEADWAY_FAULTS")
+    prepare(config(corpus, validation=0.1), workers=1)
+    sources = [corpus, str(tmp_path / "store" / "*.txt")]
+    assert not prepare(config(sources, validation=0.1), workers=1).up_to_date
+    assert (tmp_path / "store" / "more.txt").read_text() == "more text"
+    assert (tmp_path / "store" / "notes" / "report.html").read_text() == "mine"
+    assert prepare(config(sources, validation=0.1), workers=1).up_to_date
+    assert not list(tmp_path.glob(".store.*"))
+
+
+@pytest.fixture
+def exchanging(tmp_path: Path) -> None:
+    """For what is promised where two folders can be exchanged."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    if not exchange(tmp_path / "one", tmp_path / "other"):
+        pytest.skip("folders cannot be exchanged here")
+
+
+@pytest.mark.usefixtures("exchanging")
+def test_the_present_store_never_leaves_its_place(
+    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = prepare(config(corpus), workers=1)
+    monkeypatch.setattr(faults, "_passed", Counter())
+    monkeypatch.setenv("HEADWAY_FAULTS", "crash@data.aside")
+    after = prepare(config(corpus, validation=0.2), workers=1)
+    assert TokenStore.open(tmp_path / "store").fingerprint == after.fingerprint != before.fingerprint
+
+
+@pytest.mark.usefixtures("exchanging")
+def test_nobody_builds_in_a_store_that_is_being_cleared_away(
+    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it was replaced, the old store's folder has the name of one that is being built in."""
+    prepare(config(corpus), workers=1)
+    remove, refused = building._remove_replaced, []
+
+    def look(old: Path, store: Path) -> None:
+        if old.exists():
+            with pytest.raises(DataError, match="another process is preparing"), building.building(store):
+                pass
+            refused.append(old.name)
+        remove(old, store)
+
+    monkeypatch.setattr(building, "_remove_replaced", look)
+    prepare(config(corpus, validation=0.2), workers=1)
+    assert refused == [".store.preparing"] and not list(tmp_path.glob(".store.*"))
+
+
+def test_what_a_kill_left_half_written_is_nobodys(tmp_path: Path, config: Configs, corpus: Path) -> None:
+    prepare(config(corpus), workers=1)
+    (tmp_path / ".store.preparing").mkdir()
+    (tmp_path / ".store.preparing" / ".manifest.json.123.tmp").write_text("{")
+    assert prepare(config(corpus), workers=1).up_to_date
+    assert not list((tmp_path / "store").glob(".manifest*")) and not list(tmp_path.glob(".store.*"))
