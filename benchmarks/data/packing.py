@@ -91,7 +91,7 @@ def compare_packings(lengths: NDArray[np.int64], sequence_length: int, rounds: i
         best_fit = total_figures(figures for _, figures in plan_rows([bounds], sequence_length, "best_fit"))
         seconds.append(time.process_time() - start)
     pad = total_figures(figures for _, figures in plan_rows([bounds], sequence_length, "pad"))
-    concat = concat_figures(bounds, sequence_length)
+    concat = concat_figures([bounds], int(bounds[-1]), sequence_length)
     some = lengths[:_FIRST_FIT_DOCUMENTS]
     first_fit_padding, first_fit_seconds = first_fit(some, sequence_length)
     some_best_fit = total_figures(figures for _, figures in plan_rows([bounds_of(some)], sequence_length, "best_fit"))

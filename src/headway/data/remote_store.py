@@ -23,7 +23,7 @@ from headway.core.format import format_bytes
 from headway.core.launched import workers_of_this_machine, world_size_from_environment
 from headway.data.reading import remote
 from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
-from headway.data.store import MANIFEST, ShardStream, TokenStore, file_problem, parse_manifest
+from headway.data.store import MANIFEST, Shard, ShardStream, TokenStore, file_problem, parse_manifest
 
 _SOURCE = f"{KEEPING}/source.json"
 _TOKENIZER = "tokenizer/tokenizer.json"
@@ -185,17 +185,20 @@ class RemoteTokenStore(TokenStore):
         except remote.MissingError:
             return None
 
-    def want(self, split: str, source: str, starts: NDArray[np.int64], count: int) -> None:
-        """Bring the shards with these tokens at once, several at a time."""
+    def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:
+        """Bring the shards with these tokens, and their indexes, at once, several at a time."""
         shards = self._part(split, source)["shards"]
         numbers = self._stream(split, source).shards_with(starts, count)
         parts = [_token_part(split, source, shards[number], self.dtype) for number in numbers]
+        if index:
+            found = [self.shards(split, source)[number] for number in numbers]
+            parts += [_index_part(split, source, shard) for shard in found]
         self._explained(lambda: self.copies.bring(parts))
 
     def documents(self, split: str, source: str) -> NDArray[np.uint64]:
         """Where documents start; the indexes come several at a time."""
         shards = self.shards(split, source)
-        parts = [RemotePart(f"{split}/{source}/{s.index}", (s.documents + 1) * 8, s.index_sha256) for s in shards]
+        parts = [_index_part(split, source, shard) for shard in shards]
         self._explained(lambda: self.copies.bring(parts))
         return super().documents(split, source)
 
@@ -268,6 +271,10 @@ class RemoteTokenStore(TokenStore):
 
 def _token_part(split: str, source: str, shard: dict[str, Any], dtype: np.dtype[Any]) -> RemotePart:
     return RemotePart(f"{split}/{source}/{shard['file']}", shard["tokens"] * dtype.itemsize, shard["sha256"])
+
+
+def _index_part(split: str, source: str, shard: Shard) -> RemotePart:
+    return RemotePart(f"{split}/{source}/{shard.index}", (shard.documents + 1) * 8, shard.index_sha256)
 
 
 def _read_small(copies: Copies, name: str) -> bytes:

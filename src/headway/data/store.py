@@ -202,8 +202,9 @@ class TokenStore:
         """
         return self._stream(split, source).read(start, count)
 
-    def want(self, split: str, source: str, starts: NDArray[np.int64], count: int) -> None:
-        """Tokens [start, start + count) of a source are about to be read, for each start, int64 (n,)."""
+    def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:
+        """Tokens [start, start + count) of a source are about to be read, for each start, int64 (n,); with `index` also
+        where documents start there."""
 
     @property
     def size_bytes(self) -> int:

@@ -224,17 +224,18 @@ def _in_order(
     return Plan(starts[order].astype(np.uint64), lengths[order].astype(np.uint32), bounds, continued[order])
 
 
-def concat_figures(bounds: NDArray[np.integer[Any]], sequence_length: int) -> PackingFigures:
-    """The figures of documents that are joined and cut every T tokens (`concat`); `bounds` as one part of `plan_rows`.
+def concat_figures(parts: Iterable[NDArray[np.integer[Any]]], tokens: int, sequence_length: int) -> PackingFigures:
+    """The figures of documents that are joined and cut every T tokens (`concat`); `parts` as those of `plan_rows`.
 
-    What is left over after the last whole row is in none.
+    What is left over of the source's `tokens` after the last whole row is in none.
     """
-    length, total = sequence_length, PackingFigures()
-    rows = max(0, int(bounds[-1]) - 1) // length
-    for start in range(0, len(bounds) - 1, _MAX_BLOCK_DOCUMENTS):
-        block = np.asarray(bounds[start : start + _MAX_BLOCK_DOCUMENTS + 1], dtype=np.int64)
+    length = sequence_length
+    rows = max(0, tokens - 1) // length
+    total = PackingFigures(rows=rows, row_tokens=rows * (length + 1))
+    for part in parts:
+        bounds = np.asarray(part, dtype=np.int64)
         # A document's targets belong to the inputs [first, last); row r has the inputs [r * T, r * T + T).
-        first, last = block[:-1], np.minimum(block[1:] - 1, rows * length)
+        first, last = bounds[:-1], np.minimum(bounds[1:] - 1, rows * length)
         first, last = first[last > first], last[last > first]
         first_row, last_row = first // length, (last - 1) // length
         cut = last_row > first_row
@@ -243,15 +244,14 @@ def concat_figures(bounds: NDArray[np.integer[Any]], sequence_length: int) -> Pa
         between = int((last_row - first_row - 1)[cut].sum())
         total.add(
             PackingFigures(
-                documents=len(block) - 1,
-                tokens=int(block[-1] - block[0]),
+                documents=len(bounds) - 1,
+                tokens=int(bounds[-1] - bounds[0]),
                 cut_documents=int(cut.sum()),
                 pieces=len(head) + len(tail) + between,
                 targets=int((last - first).sum()),
                 attended_pairs=int((head**2).sum() + (tail**2).sum()) + between * length**2,
             )
         )
-    total.add(PackingFigures(rows=rows, row_tokens=rows * (length + 1)))
     return total
 
 

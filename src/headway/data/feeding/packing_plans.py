@@ -2,8 +2,9 @@
 
 A plan is derived data: `<store>/packing/<T>-<packing>/<split>/<source>/<key>/` with `starts.bin` (little-endian
 uint64), `lengths.bin` (uint32), `rows.bin` (uint64) and `continued.bin` (a byte each, 0 or 1), which are those of
-`packing.Plan`, and `plan.json`, the figures. The key stands for everything that the plan follows from, so a plan of
-other tokens is never taken for it. The folder appears by one rename; it may be removed at any time.
+`packing.Plan`, and `plan.json`, the figures (of `concat` that file alone). The key stands for everything that the plan
+follows from, so a plan of other tokens is never taken for it. The folder appears by one rename; it may be removed at
+any time.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from numpy.typing import NDArray
 from headway.core.console import notice, progress
 from headway.core.faults import fault_point
 from headway.core.files import fingerprint, sync_folder, user_cache, write_json
-from headway.data.feeding.packing import Packing, PackingFigures, Plan, plan_rows
+from headway.data.feeding.packing import Packing, PackingFigures, Plan, concat_figures, plan_rows
 from headway.data.store import PACKING, TokenStore
 
 #: Of the packing rules and of the files; another one makes plans anew.
 _VERSION = 2
+_FIGURES = "plan.json"
 _FILES = {"starts": "<u8", "lengths": "<u4", "rows": "<u8", "continued": "|b1"}
 _ABANDONED_SECONDS = 24 * 3600
 
@@ -43,9 +45,7 @@ def open_plan(
     Where the store cannot be written, the plan goes to the user's cache (`$XDG_CACHE_HOME/headway/packing`), and where
     that cannot be written either, it stays in memory; a notice says so.
     """
-    part = store.manifest["splits"][split][source]
-    key = fingerprint({"version": _VERSION, "length": sequence_length, "packing": packing, "part": part})[:24]
-    relative = Path(f"{sequence_length}-{packing}", split, source, key)
+    relative = _place(store, split, source, sequence_length, packing)
     own, shared = store.path / PACKING, user_cache() / PACKING
     for root in (own, shared):
         found = _read(root / relative)
@@ -70,10 +70,43 @@ def open_plan(
     return _in_memory(job)
 
 
+def open_figures(store: TokenStore, split: str, source: str, sequence_length: int) -> PackingFigures:
+    """The figures of `concat`, which has no plan: as counted before, else counted now and kept where that can be."""
+    relative = _place(store, split, source, sequence_length, "concat")
+    own, shared = (root / PACKING / relative for root in (store.path, user_cache()))
+    for folder in (own, shared):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return PackingFigures.from_json(json.loads((folder / _FIGURES).read_bytes()))
+    shards = store.shards(split, source)
+    with progress(f"counting documents of {source}", sum(shard.documents for shard in shards), "documents") as bar:
+
+        def parts() -> Iterator[NDArray[np.uint64]]:
+            for number, shard in enumerate(shards):
+                yield store.shard_documents(split, source, number)
+                bar.advance(shard.documents)
+
+        figures = concat_figures(parts(), store.tokens(split, source), sequence_length)
+    for folder in (own, shared):
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / _FIGURES, figures.to_json())
+            if folder == own:
+                _remove_others(own)
+            break
+    return figures
+
+
+def _place(store: TokenStore, split: str, source: str, sequence_length: int, packing: str) -> Path:
+    """Below `packing/`; the last part stands for all that the content follows from."""
+    part = store.manifest["splits"][split][source]
+    key = fingerprint({"version": _VERSION, "length": sequence_length, "packing": packing, "part": part})[:24]
+    return Path(f"{sequence_length}-{packing}", split, source, key)
+
+
 def _read(folder: Path) -> tuple[Plan, PackingFigures] | None:
     """The plan in a folder; None where there is none, or where it is damaged."""
     try:
-        figures = PackingFigures.from_json(json.loads((folder / "plan.json").read_bytes()))
+        figures = PackingFigures.from_json(json.loads((folder / _FIGURES).read_bytes()))
         sizes = {**dict.fromkeys(_FILES, figures.pieces), "rows": figures.rows + 1}
         arrays = {name: _map(folder / f"{name}.bin", dtype, sizes[name]) for name, dtype in _FILES.items()}
     except (OSError, ValueError, KeyError, TypeError):
@@ -155,7 +188,7 @@ def _write(folder: Path, job: _Job) -> None:
             for file in (starts, lengths, rows, continued):
                 file.flush()
                 os.fsync(file.fileno())
-        write_json(temporary / "plan.json", total.to_json())
+        write_json(temporary / _FIGURES, total.to_json())
         temporary.chmod(0o755)  # private to its maker as made by mkdtemp; a store may have several users
         _publish(temporary, folder)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, cast, get_args
 
 import numpy as np
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.types import IGNORE_TARGET, MicroBatch
-from headway.data.feeding.packing import Packing, PackingFigures, concat_figures
-from headway.data.feeding.packing_plans import open_plan
+from headway.data.feeding.packing import Packing, PackingFigures
+from headway.data.feeding.packing_plans import open_figures, open_plan
 from headway.data.store import PACKING, TokenStore
 
 # Above it `best_fit` is a poor choice: it stays far below wherever some documents are short.
 _MUCH_PADDING = 0.005
+#: Document indexes of shards that are kept in memory; any other is read again when a row needs it.
+_KEPT_INDEXES = 32
 
 
 @dataclass(frozen=True)
@@ -119,32 +122,40 @@ class ConcatRows:
         self._store, self._split, self._source = store, split, source
         self._length, self._masked = sequence_length, masked
         self.count = max(0, store.tokens(split, source) - 1) // sequence_length
-        # Looked up only where boundaries matter: a store need not have its index at hand for anything else.
-        self._bounds = store.documents(split, source) if masked else None
+        firsts = [shard.first_token for shard in store.shards(split, source)] if masked else []
+        self._firsts = np.array(firsts, dtype=np.int64)
+        # Of all documents it would be 8 bytes each, in every worker.
+        self._bounds_of = lru_cache(_KEPT_INDEXES)(self._read_bounds)
 
     def read(self, rows: NDArray[np.int64]) -> RowBlock:
         """Rows by number."""
         tokens = np.empty((len(rows), self._length + 1), dtype=np.int64)
         if not self._store.at_hand:
-            self._store.want(self._split, self._source, rows * self._length, self._length + 1)
+            self._store.want(self._split, self._source, rows * self._length, self._length + 1, index=self._masked)
         for place, row in enumerate(rows.tolist()):
             tokens[place] = self._store.read(self._split, self._source, row * self._length, self._length + 1)
         return RowBlock(tokens, self._documents(rows), self._masked)
 
     def _documents(self, rows: NDArray[np.int64]) -> NDArray[np.int32] | None:
-        if self._bounds is None:
+        if not self._masked:
             return None
         documents = np.zeros((len(rows), self._length + 1), dtype=np.int32)
-        starts = (rows * self._length).astype(np.uint64)  # a search with signed numbers would convert the whole index
-        first = np.searchsorted(self._bounds, starts, side="right")
-        last = np.searchsorted(self._bounds, starts + np.uint64(self._length + 1), side="left")
-        for place, (start, low, high) in enumerate(zip(starts, first.tolist(), last.tolist(), strict=True)):
-            documents[place, np.asarray(self._bounds[low:high]) - start] = 1
+        starts = rows * self._length
+        low = np.searchsorted(self._firsts, starts, side="right") - 1
+        high = np.searchsorted(self._firsts, starts + self._length + 1, side="left")
+        for place, (start, first, last) in enumerate(zip(starts.tolist(), low.tolist(), high.tolist(), strict=True)):
+            for shard in range(first, last):
+                bounds = self._bounds_of(shard)
+                inside = slice(*np.searchsorted(bounds, (start + 1, start + self._length + 1)))
+                documents[place, bounds[inside] - start] = 1
         return np.cumsum(documents, axis=1, dtype=np.int32)
 
+    def _read_bounds(self, shard: int) -> NDArray[np.int64]:
+        return self._store.shard_documents(self._split, self._source, shard).astype(np.int64)
+
     def figures(self) -> PackingFigures:
-        """Counted over the document index at each call."""
-        return concat_figures(self._store.documents(self._split, self._source), self._length)
+        """As counted once over the document index."""
+        return open_figures(self._store, self._split, self._source, self._length)
 
 
 class PackedRows:

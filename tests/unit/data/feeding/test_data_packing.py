@@ -139,7 +139,7 @@ def test_real_texts_are_padded_by_less_than_half_a_percent(real_sizes: list[int]
     for length in (512, 1024, 2048, 4096):
         rows, figures = planned(real_sizes, length)
         assert figures.padding_share <= 0.005
-        joined = concat_figures(bounds_of(real_sizes), length)
+        joined = concat_figures([bounds_of(real_sizes)], sum(real_sizes), length)
         assert figures.cut_documents == sum(size > length + 1 for size in real_sizes)
         assert joined.cut_documents > 1.1 * figures.cut_documents
         rest = [len(p) for row in rows for p in row if len(p) <= length]
@@ -148,7 +148,7 @@ def test_real_texts_are_padded_by_less_than_half_a_percent(real_sizes: list[int]
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.integers(1, 12))
 def test_figures_of_joined_documents(sizes: list[int], length: int) -> None:
-    figures = concat_figures(bounds_of(sizes), length)
+    figures = concat_figures([bounds_of(sizes)], sum(sizes), length)
     document = np.repeat(np.arange(len(sizes)), sizes)
     rows = max(0, len(document) - 1) // length
     pieces: dict[tuple[int, int], int] = {}

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,11 @@ class MemoryStore:
     def shards(self, split: str, source: str) -> list[SimpleNamespace]:
         """Of up to ten documents each."""
         count = len(self.texts[source])
-        return [SimpleNamespace(documents=min(10, count - first)) for first in range(0, count, 10)]
+        bounds = self.documents(split, source)
+        return [
+            SimpleNamespace(documents=min(10, count - first), first_token=int(bounds[first]))
+            for first in range(0, count, 10)
+        ]
 
     def shard_documents(self, split: str, source: str, number: int) -> NDArray[np.uint64]:
         return self.documents(split, source)[10 * number : 10 * number + 11]
@@ -407,3 +412,34 @@ def test_without_locks_workers_may_make_the_same_plan_at_once(
     blocks.append(everything(store, "os", 64, "best_fit"))
     assert np.array_equal(blocks[0].tokens, blocks[1].tokens)
     assert len(plan_folders(store.path)) == 1 and not list(store.path.rglob(".making-*"))
+
+
+def test_a_masked_row_needs_the_index_of_its_shard_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a corpus of a trillion tokens the whole would be gigabytes, in every worker."""
+    store = store_of(tmp_path, {"os": texts_of(60)})
+    whole = everything(store, "os", 64, "concat", mask=True)
+    starts, asked = np.cumsum([0, *map(len, cast(Any, store).texts["os"])]), list[int]()
+    expected = np.cumsum(np.isin(np.arange(3 * 64, 4 * 64 + 1), starts[starts > 3 * 64]))
+    monkeypatch.setattr(store, "shard_documents", _counted(store.shard_documents, asked))
+    rows = open_rows(store, "train", "os", 64, document_mask=True)
+    block = rows.read(np.array([3]))
+    assert len(asked) <= 2 and block.documents is not None and whole.documents is not None
+    assert block.documents[0].tolist() == whole.documents[3].tolist() == expected.tolist()
+
+
+def test_the_figures_of_joined_documents_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of(tmp_path)
+    figures = open_rows(store, "train", "os", 64, document_mask=True).figures()
+    assert figures.documents == 25
+    monkeypatch.setattr(store, "shard_documents", None)
+    assert open_rows(store, "train", "os", 64, document_mask=True).figures() == figures
+    other = store_of(tmp_path, {"os": texts_of(24)})
+    assert open_rows(other, "train", "os", 64, document_mask=True).figures().documents == 24
+
+
+def _counted(read: Callable[[str, str, int], NDArray[np.uint64]], asked: list[int]) -> Any:
+    def reads(split: str, source: str, number: int) -> NDArray[np.uint64]:
+        asked.append(number)
+        return read(split, source, number)
+
+    return reads
