@@ -20,6 +20,7 @@ from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.heartbeat import exchanging
 from headway.core.launched import place_from_environment, world_size_from_environment
+from headway.core.leaving import has_gpu_groups
 from headway.core.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -264,7 +265,8 @@ def synchronize(device: torch.device) -> None:
 def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None) -> Iterator[World]:
     """Join the other workers for the length of a block, all of them for the data unless `mesh` says otherwise.
 
-    CPU tensors travel over gloo and GPU tensors over NCCL.
+    CPU tensors travel over gloo and GPU tensors over NCCL. An error leaves groups of NCCL as they are (`core.leaving`);
+    whoever does not end the process then calls `abort_groups`.
 
     Raises:
         ConfigError: the variables of whoever started the workers do not fit each other or this machine.
@@ -305,8 +307,18 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     try:
         world.make_groups()
         yield world
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if not has_gpu_groups():
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def abort_groups() -> None:
+    """End the groups that `open_world` has left after an error, in a process that goes on: without the others, and
+    without what is under way in them."""
+    if has_gpu_groups():
+        dist.distributed_c10d._abort_process_group()
 
 
 def _agree_on_name(store: Any, rank: int, size: int, timeout_seconds: float) -> str:
