@@ -158,6 +158,12 @@ class World:
         return self.mesh.coordinates(self.rank)["tp"] == 0
 
     @property
+    def queues_exchanges(self) -> bool:
+        """Whether an exchange of tensors has but begun when its call returns, so that this worker waits for the others
+        where it reads what its device has."""
+        return self.size > 1 and self.device.type == "cuda"
+
+    @property
     def is_first(self) -> bool:
         """Whether this worker writes what only one may write."""
         return self.rank == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from headway.config import Config
 from headway.core.faults import fault_point
-from headway.core.heartbeat import Phase, beat
+from headway.core.heartbeat import Phase, beat, exchanging
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.norms import norm_parts, total_norm
@@ -169,7 +169,8 @@ def _gradients(
     if pipeline is not None:
         pipeline.reduce_shared()
     # Reading waits for the device, so all that it has to do up to here is queued before.
-    return losses.tolist(), items
+    with exchanging("sum of gradients", observed=False) if world.queues_exchanges else nullcontext():
+        return losses.tolist(), items
 
 
 def _forward_backward(
