@@ -79,6 +79,7 @@ def train_step(
         lane_losses, items = replayed(gradients, partial(_counted, state.model), state, world)
     else:
         lane_losses, items = gradients()
+    counts = _counted(state.model)  # while the device has nothing queued that it would be waited for
     engine = state.engine
     if engine is None:
         parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -113,7 +114,7 @@ def train_step(
             good = engine.update(clip / scaled_items)
     elif engine is not None:
         engine.skip()
-    model_metrics = _after_step(state.model, world, updated=good)
+    model_metrics = _after_step(state.model, counts, world, updated=good)
 
     cursor = state.cursor
     cursor.step += 1
@@ -285,13 +286,12 @@ def _counted(model: nn.Module) -> torch.Tensor | None:
     return counts
 
 
-def _after_step(model: nn.Module, world: World, updated: bool) -> dict[str, float]:
+def _after_step(model: nn.Module, counts: torch.Tensor | None, world: World, updated: bool) -> dict[str, float]:
     """Let a model change state of its own, by integers that it has counted over the whole global batch.
 
     A model declares that by `take_counts() -> tensor or None` and `after_step(counts, updated) -> metrics`. Integers
     add up to the same in any order, so every worker gives its copy the same state, whatever their number.
     """
-    counts = _counted(model)
     if counts is None:
         return {}
     metrics: dict[str, float] = model.after_step(world.sum_integers(counts), updated)  # type: ignore[operator]
