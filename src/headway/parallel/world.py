@@ -132,6 +132,16 @@ class World:
         if self.mesh.ep > 1:
             _ = self.expert_replica_group
 
+    def connect_groups(self) -> None:
+        """Have NCCL connect the workers of these groups, which it does in a group's first exchange and takes seconds
+        for. Not before it is known that they can reach each other (`launch.network.assert_same_profile`)."""
+        if not self.queues_exchanges:
+            return
+        groups = [self.replica_group, self._stage_group, *([self.expert_replica_group] if self.mesh.ep > 1 else [])]
+        for group in dict.fromkeys(groups):
+            if dist.get_world_size(group) > 1:
+                dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+
     def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.distributed_c10d import _set_pg_timeout
