@@ -224,11 +224,17 @@ class World:
             dist.all_gather(everyone, mine)
         return [json.loads(bytes(said[:n].tolist())) for said, n in zip(everyone, lengths, strict=True)]
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether `broadcast_` leaves this worker its tensors: it is the first of those that have the same."""
+        return self.rank % (self.size // self.mesh.pp) == 0
+
     @torch.no_grad()
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite the tensors of every worker, of whatever type and layout, with the first worker's.
 
-        With pipeline stages, which have other tensors each, with those of the first of the workers that have the same.
+        With pipeline stages, which have other tensors each, with those of the first of the workers that have the same
+        (`is_copied`).
         """
         group = self._stage_group
         if self.size > self.mesh.pp:
