@@ -23,6 +23,7 @@ from headway.bench.blocks import block
 from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
 from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError, HeadwayError
+from headway.core.leaving import leave
 from headway.core.statistics import quantile
 from headway.launch.worker import die_with_parent
 
@@ -78,11 +79,11 @@ def run_worker(path: Path) -> None:
     try:
         measure(spec)
     except HeadwayError as error:
-        sys.exit(error.exit_code)
+        leave(error.exit_code)
     except Exception:
         # Often this only says that another worker is gone. Whoever starts workers looks at the first one to end.
         time.sleep(1.0)
-        sys.exit(1)
+        leave(1)
 
 
 def measure(spec: Spec) -> None:

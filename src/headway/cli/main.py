@@ -14,6 +14,7 @@ import typer.core
 
 from headway.core.console import ResultLost, open_streams, say, settle_streams
 from headway.core.errors import INTERRUPTED, HeadwayError
+from headway.core.leaving import leave
 
 #: The order of `headway --help`: from text to model to what comes after.
 VERBS = (
@@ -121,7 +122,10 @@ def main() -> None:
     code = _run()
     gc.freeze()
     lost = settle_streams()
-    sys.exit(code if lost is None else code or _say_lost(lost))
+    code = code if lost is None else code or _say_lost(lost)
+    if isinstance(code, int):
+        leave(code)
+    sys.exit(code)
 
 
 def _run() -> int | str | None:

@@ -323,23 +323,24 @@ class exchanging:
     Args:
         name: Of the exchange, in words.
         everyone: All workers take part, each as often as the others.
+        observed: An observer is told. Not where the worker waits for its own device too, which is at work meanwhile.
     """
 
-    __slots__ = ("_everyone", "_name")
+    __slots__ = ("_everyone", "_name", "_observed")
 
-    def __init__(self, name: str, everyone: bool = False) -> None:
-        self._name, self._everyone = name, everyone
+    def __init__(self, name: str, everyone: bool = False, observed: bool = True) -> None:
+        self._name, self._everyone, self._observed = name, everyone, observed
 
     def __enter__(self) -> None:
         if _heartbeat is not None:
             _heartbeat.begin(self._name, self._everyone)
-        if _observer is not None:
+        if _observer is not None and self._observed:
             _observer.waits(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if _observer is not None:
+        if _observer is not None and self._observed:
             _observer.goes_on()
         if _heartbeat is not None:
             _heartbeat.end(finished=kind is None)

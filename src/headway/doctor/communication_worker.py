@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
+from headway.core.leaving import leave
 from headway.launch.worker import die_with_parent, keep_log
 
 
@@ -32,7 +33,7 @@ def main() -> None:
             time.sleep(1.0)
         record = {"rank": rank, "exit_code": error.exit_code, "what": error.what, "where": error.where}
         write_json(folder / f"error-{rank}.json", {**record, "fix": error.fix})
-        sys.exit(error.exit_code)
+        leave(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from headway.parallel.world import abort_groups
 from headway.training.determinism import determinism_restored
 
 #: What a run adds to the environment, besides NCCL's variables.
@@ -23,6 +24,10 @@ def left_as_it_was() -> Iterator[None]:
     with torch.random.fork_rng(devices), determinism_restored():
         try:
             yield
+        except BaseException:
+            if not grouped:
+                abort_groups()
+            raise
         finally:
             if dist.is_initialized() and not grouped:  # DeepSpeed wants one for a single worker too
                 dist.destroy_process_group()

@@ -26,4 +26,5 @@ def join_workers(config: Config, mesh: MeshShape) -> Iterator[World]:
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         assert_same_profile(world, profile)
         refuse_unavailable(config, world.device)
+        world.connect_groups()
         yield world

@@ -19,6 +19,7 @@ from headway.core.console import say
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
 from headway.core.heartbeat import current_step, open_heartbeat
+from headway.core.leaving import leave
 from headway.supervise.endings import frames_of
 from headway.supervise.run_directory import attempt_folder, worker_log
 
@@ -55,7 +56,7 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         if rank > 0:
             say(error.render())
         _report(folder, error_record(error, rank))
-        sys.exit(error.exit_code)
+        leave(error.exit_code)
     except Exception as error:
         text = traceback.format_exc().rstrip()
         say(text)
@@ -66,7 +67,7 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         # that met the reason write it down.
         time.sleep(1.0)
         _report(folder, error_record(error, rank))
-        sys.exit(1)
+        leave(1)
 
 
 def keep_log(path: Path) -> None:

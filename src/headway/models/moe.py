@@ -160,15 +160,11 @@ class MixtureOfExperts(nn.Module):
     def _add(self, record: torch.Tensor) -> None:
         self._tally = record.clone() if self._tally is None else self._tally.add_(record)
 
-    def take_counts(self) -> torch.Tensor:
-        """What backward passes have counted since the last call, int64 on the CPU: `record_size` integers."""
+    def take_tally(self) -> torch.Tensor | None:
+        """What backward passes have counted since the last call, int64 on the layer's device: loads of all experts,
+        tokens, and two losses in units. None if there were none."""
         tally, self._tally = self._tally, None
-        return torch.zeros(self.record_size, dtype=torch.int64) if tally is None else tally.cpu()
-
-    @property
-    def record_size(self) -> int:
-        """Loads of all experts, tokens, and two losses in units."""
-        return self.router.out_features + _BESIDE_LOADS
+        return tally
 
     @torch.no_grad()
     def move_bias(self, loads_E: torch.Tensor) -> None:
@@ -258,9 +254,12 @@ class _JoinLoss(torch.autograd.Function):
 
 
 def take_counts(layers: Sequence[MixtureOfExperts | None], experts: int) -> torch.Tensor:
-    """What all layers have counted, one row each; zeros for those that other workers have."""
-    nothing = torch.zeros(experts + _BESIDE_LOADS, dtype=torch.int64)
-    return torch.stack([nothing if layer is None else layer.take_counts() for layer in layers])
+    """What all layers have counted, one row each, int64 on the CPU; zeros for those that other workers have."""
+    tallies = [None if layer is None else layer.take_tally() for layer in layers]
+    device = next((tally.device for tally in tallies if tally is not None), None)
+    nothing = torch.zeros(experts + _BESIDE_LOADS, dtype=torch.int64, device=device)
+    # Brought from a GPU at once, and not one after the other.
+    return torch.stack([nothing if tally is None else tally for tally in tallies]).cpu()
 
 
 def after_step(

@@ -27,7 +27,8 @@ def materialize(
 
     Args:
         module: With a method `make_buffers` for buffers that are no part of its state.
-        first_value: (name, size) -> whole tensor; None leaves weights as they are, for a caller that loads them.
+        first_value: (name, size) -> whole tensor, on workers that others get theirs from; None leaves weights as they
+            are, for a caller that loads them.
         in_host_memory: Weights stay there; buffers are on the device in any case.
     """
     module.to_empty(device="cpu" if in_host_memory else world.device)
@@ -35,7 +36,10 @@ def materialize(
     state = {} if first_value is None else module.state_dict(keep_vars=True)
     for name, tensor in state.items():
         assert first_value is not None
-        whole = first_value(name, tensor.shape).to(world.device)
+        if world.is_copied:
+            whole = first_value(name, tensor.shape).to(world.device, tensor.dtype)
+        else:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=world.device)
         world.broadcast_([whole])
         part = block_of(tensor.detach())
         part.local.copy_(part.of(whole))

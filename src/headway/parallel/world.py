@@ -20,6 +20,7 @@ from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.heartbeat import exchanging
 from headway.core.launched import place_from_environment, world_size_from_environment
+from headway.core.leaving import has_gpu_groups
 from headway.core.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -131,6 +132,16 @@ class World:
         if self.mesh.ep > 1:
             _ = self.expert_replica_group
 
+    def connect_groups(self) -> None:
+        """Have NCCL connect the workers of these groups, which it does in a group's first exchange and takes seconds
+        for. Not before it is known that they can reach each other (`launch.network.assert_same_profile`)."""
+        if not self.queues_exchanges:
+            return
+        groups = [self.replica_group, self._stage_group, *([self.expert_replica_group] if self.mesh.ep > 1 else [])]
+        for group in dict.fromkeys(groups):
+            if dist.get_world_size(group) > 1:
+                dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+
     def _arranged(self, sizes: dict[str, int]) -> DeviceMesh:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -155,6 +166,12 @@ class World:
     def counts_loss(self) -> bool:
         """Whether the loss that this worker computes is to be added up: tensor-parallel workers all have the same."""
         return self.mesh.coordinates(self.rank)["tp"] == 0
+
+    @property
+    def queues_exchanges(self) -> bool:
+        """Whether an exchange of tensors has but begun when its call returns, so that this worker waits for the others
+        where it reads what its device has."""
+        return self.size > 1 and self.device.type == "cuda"
 
     @property
     def is_first(self) -> bool:
@@ -207,11 +224,17 @@ class World:
             dist.all_gather(everyone, mine)
         return [json.loads(bytes(said[:n].tolist())) for said, n in zip(everyone, lengths, strict=True)]
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether `broadcast_` leaves this worker its tensors: it is the first of those that have the same."""
+        return self.rank % (self.size // self.mesh.pp) == 0
+
     @torch.no_grad()
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite the tensors of every worker, of whatever type and layout, with the first worker's.
 
-        With pipeline stages, which have other tensors each, with those of the first of the workers that have the same.
+        With pipeline stages, which have other tensors each, with those of the first of the workers that have the same
+        (`is_copied`).
         """
         group = self._stage_group
         if self.size > self.mesh.pp:
@@ -264,7 +287,8 @@ def synchronize(device: torch.device) -> None:
 def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None) -> Iterator[World]:
     """Join the other workers for the length of a block, all of them for the data unless `mesh` says otherwise.
 
-    CPU tensors travel over gloo and GPU tensors over NCCL.
+    CPU tensors travel over gloo and GPU tensors over NCCL. An error leaves groups of NCCL as they are (`core.leaving`);
+    whoever does not end the process then calls `abort_groups`.
 
     Raises:
         ConfigError: the variables of whoever started the workers do not fit each other or this machine.
@@ -305,8 +329,18 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     try:
         world.make_groups()
         yield world
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if not has_gpu_groups():
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def abort_groups() -> None:
+    """End the groups that `open_world` has left after an error, in a process that goes on: without the others, and
+    without what is under way in them."""
+    if has_gpu_groups():
+        dist.distributed_c10d._abort_process_group()
 
 
 def _agree_on_name(store: Any, rank: int, size: int, timeout_seconds: float) -> str:

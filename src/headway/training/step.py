@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from headway.config import Config
 from headway.core.faults import fault_point
-from headway.core.heartbeat import Phase, beat
+from headway.core.heartbeat import Phase, beat, exchanging
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 from headway.parallel.norms import norm_parts, total_norm
@@ -79,6 +79,7 @@ def train_step(
         lane_losses, items = replayed(gradients, partial(_counted, state.model), state, world)
     else:
         lane_losses, items = gradients()
+    counts = _counted(state.model)  # while the device has nothing queued that it would be waited for
     engine = state.engine
     if engine is None:
         parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -113,7 +114,7 @@ def train_step(
             good = engine.update(clip / scaled_items)
     elif engine is not None:
         engine.skip()
-    model_metrics = _after_step(state.model, world, updated=good)
+    model_metrics = _after_step(state.model, counts, world, updated=good)
 
     cursor = state.cursor
     cursor.step += 1
@@ -169,7 +170,8 @@ def _gradients(
     if pipeline is not None:
         pipeline.reduce_shared()
     # Reading waits for the device, so all that it has to do up to here is queued before.
-    return losses.tolist(), items
+    with exchanging("sum of gradients", observed=False) if world.queues_exchanges else nullcontext():
+        return losses.tolist(), items
 
 
 def _forward_backward(
@@ -284,13 +286,12 @@ def _counted(model: nn.Module) -> torch.Tensor | None:
     return counts
 
 
-def _after_step(model: nn.Module, world: World, updated: bool) -> dict[str, float]:
+def _after_step(model: nn.Module, counts: torch.Tensor | None, world: World, updated: bool) -> dict[str, float]:
     """Let a model change state of its own, by integers that it has counted over the whole global batch.
 
     A model declares that by `take_counts() -> tensor or None` and `after_step(counts, updated) -> metrics`. Integers
     add up to the same in any order, so every worker gives its copy the same state, whatever their number.
     """
-    counts = _counted(model)
     if counts is None:
         return {}
     metrics: dict[str, float] = model.after_step(world.sum_integers(counts), updated)  # type: ignore[operator]

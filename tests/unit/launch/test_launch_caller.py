@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import deterministic
 
 import headway
 from headway.config import load_config
 from headway.core.errors import ConfigError
+from headway.launch.caller import left_as_it_was
 
 #: What PyTorch's compiler and DeepSpeed set for themselves when they are loaded, and pytest for every test.
 _OF_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "PYTEST_CURRENT_TEST")
@@ -68,6 +70,23 @@ def test_nor_does_one_that_fails(tiny: Callable[..., Path], before: dict[str, An
     with pytest.raises(ConfigError, match="enough"):
         trainer.fit()
     assert seen() == before
+
+
+def test_nor_does_one_that_an_error_ends_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups of NCCL, which others are in that do not know of the error yet."""
+    destroy, ended = dist.destroy_process_group, list[str]()
+
+    def abort() -> None:
+        ended.append("aborted")
+        destroy()
+
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append("waited for the others"))
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    with pytest.raises(ConfigError, match="enough"), left_as_it_was():
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+        raise ConfigError("enough")
+    assert ended == ["aborted"] and not dist.is_initialized()
 
 
 def test_the_compiler_s_switch_is_put_back_too(tiny: Callable[..., Path]) -> None:

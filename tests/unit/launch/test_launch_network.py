@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from headway.config import Config, MeshShape
 from headway.core.errors import ConfigError
 from headway.core.machine import Output
-from headway.launch import network
+from headway.launch import join, network
 from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.nccl import PROFILES, Profile
 from support_doctor import CAPABILITY, CLOUD
@@ -77,3 +79,22 @@ def test_machines_on_different_networks_are_refused() -> None:
     assert_same_profile(Others(["infiniband"]), mine)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="worker 0 has 'infiniband', worker 2 has 'ethernet'"):
         assert_same_profile(Others(["infiniband", "ethernet"]), mine)  # type: ignore[arg-type]
+
+
+def test_nccl_connects_workers_only_when_they_are_known_to_reach_each_other(workers: pytest.MonkeyPatch) -> None:
+    """Those of different networks would wait for each other there, and nobody would say why."""
+    order: list[str] = []
+
+    class Joined:
+        device = torch.device("cuda", 0)
+
+        def connect_groups(self) -> None:
+            order.append("connected")
+
+    for name in ("apply_determinism", "keep_freed_memory", "apply_nccl_profile"):
+        workers.setattr(join, name, lambda *_: None)
+    workers.setattr(join, "open_world", lambda *_: nullcontext(Joined()))
+    workers.setattr(join, "assert_same_profile", lambda *_: order.append("compared"))
+    workers.setattr(join, "refuse_unavailable", lambda *_: order.append("looked at"))
+    with join.join_workers(Config(), MeshShape(dp_shard=2)):
+        assert order == ["compared", "looked at", "connected"]

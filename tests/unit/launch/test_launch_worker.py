@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,36 @@ def test_a_reason_that_the_disk_of_the_run_does_not_take_is_left_with_the_agent(
         raise CheckpointError("no room")
     left = first_record(broken, [json.loads(spare.read_bytes())[RECORD_KEY]])
     assert end.value.code == 4 and left is not None and (left["rank"], left["what"]) == (1, "no room")
+
+
+#: A worker of two on GPUs, as far as it can be had without them: the other one is not asked, and the groups are taken
+#: down together with it, as those of NCCL are, by `destroy_process_group` or at the end of Python.
+_ON_GPUS = """
+import atexit, os, sys, time
+from pathlib import Path
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from headway.core.errors import DataError
+from headway.launch.worker import reasons_in
+from headway.parallel.world import open_world
+
+os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+begin = dist.init_process_group
+sys.modules["torch.distributed.rendezvous"].rendezvous = lambda *_, **__: iter([(dist.HashStore(), 0, 2)])
+dist.init_process_group = lambda *_, **__: begin("fake", store=FakeStore(), rank=0, world_size=2)
+dist.get_backend_config = lambda: "cpu:gloo,cuda:nccl"
+dist.destroy_process_group = lambda: time.sleep(600)
+atexit.register(time.sleep, 600)
+with reasons_in(Path(sys.argv[1]), 0), open_world("cpu", 60):
+    print("the last line of the log")
+    raise DataError("a row is missing")
+"""
+
+
+def test_on_gpus_an_error_is_told_and_ends_its_worker_though_others_wait_for_it(tmp_path: Path) -> None:
+    """They would wait for each other until NCCL's limit is over, ten minutes later."""
+    command = [sys.executable, "-c", _ON_GPUS, str(tmp_path)]
+    ended = subprocess.run(command, timeout=60, stdout=subprocess.PIPE, text=True, check=False)
+    left = first_record(tmp_path)
+    assert left is not None and (left["what"], left["exit_code"]) == ("a row is missing", 3)
+    assert (ended.returncode, ended.stdout) == (3, "the last line of the log\n")

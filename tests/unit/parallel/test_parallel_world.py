@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from headway.config import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.parallel import world
 from headway.parallel.world import World, _agree_on_name, open_world
@@ -76,6 +77,28 @@ def test_in_a_store_that_outlives_its_workers_these_agree_on_a_name(monkeypatch:
     monkeypatch.setattr(world, "_agree_on_name", agree)
     with pytest.raises(KeyError, match="1, 2, 7"), open_world("cpu", 7):
         pass
+
+
+def test_nccl_connects_the_workers_of_a_group_before_a_backward_pass_needs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes, connected = {"replicas": 2, "stage": 4, "experts": 1, None: 8}, list[object]()
+    monkeypatch.setattr(dist, "get_world_size", sizes.__getitem__)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: connected.append((tensor, group)))
+    monkeypatch.setattr(torch, "zeros", lambda size, device: (size, device.type))
+
+    def connect(device: str, mesh: MeshShape, **groups: str | None) -> list[object]:
+        connected.clear()
+        worker = World(0, 8, 0, torch.device(device), mesh)
+        vars(worker).update(groups)
+        worker.connect_groups()
+        return list(connected)
+
+    mesh, groups = MeshShape(pp=2, dp_shard=4, ep=4), {"replica_group": "replicas", "_stage_group": "stage"}
+    expected = [((1, "cuda"), "replicas"), ((1, "cuda"), "stage")]
+    assert connect("cuda", mesh, **groups, expert_replica_group="experts") == expected  # a group of one talks to nobody
+    assert connect("cuda", MeshShape(dp_shard=8)) == [((1, "cuda"), None)]
+    assert connect("cpu", mesh, **groups, expert_replica_group="experts") == []
 
 
 def test_seeding_draws_what_pytorchs_does_without_a_look_at_devices_that_are_not_there(

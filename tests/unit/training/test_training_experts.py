@@ -13,6 +13,7 @@ from headway.models.build import build_model
 from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.training import step
 from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState, model_tensors
@@ -65,6 +66,30 @@ def biases(model: Decoder) -> list[float]:
     bias = model.mixtures()[0].bias_E
     assert bias is not None
     return bias.tolist()  # type: ignore[no-any-return]
+
+
+def test_counts_are_read_once_and_not_behind_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them waits for all that a GPU has been given by then."""
+    order, take, read, update = list[str](), Decoder.take_counts, torch.Tensor.cpu, step.update
+
+    def taking(model: Decoder) -> torch.Tensor | None:
+        order.append("take")
+        return take(model)
+
+    def reading(tensor: torch.Tensor) -> torch.Tensor:
+        order.append("read")
+        return read(tensor)
+
+    def updating(*arguments: Any) -> None:
+        order.append("update")
+        update(*arguments)
+
+    monkeypatch.setattr(Decoder, "take_counts", taking)
+    monkeypatch.setattr(torch.Tensor, "cpu", reading)
+    monkeypatch.setattr(step, "update", updating)
+    monkeypatch.setitem(MODEL, "layers", 3)
+    run({0: [batch(2, 0)]})
+    assert order == ["take", "read", "take", "read", "update"]  # before the passes, and after them
 
 
 def test_a_step_moves_biases_once_by_the_whole_batch() -> None:

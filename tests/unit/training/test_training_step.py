@@ -2,8 +2,9 @@
 
 import math
 from collections import UserDict
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from torch import nn
 
 from headway.config import Config, MeshShape
 from headway.core import heartbeat
-from headway.core.heartbeat import Heartbeat, Phase
+from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.supervise.watchdog import those_behind
 from headway.training.evaluate import evaluate
 from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import (
@@ -71,6 +73,64 @@ def test_losses_are_read_when_the_reduction_is_queued(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.Tensor, "tolist", reading)
     train_step(c, task, state, strategy, WORLD, {0: [batch(2, 0)]})
     assert order[:2] == ["reduce", "read"]
+
+
+class Told:
+    """An observer of waits."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def phase(self, phase: Phase) -> None:
+        pass
+
+    def waits(self, exchange: str) -> None:
+        self._told.append(exchange)
+
+    def goes_on(self) -> None:
+        self._told.append("goes on")
+
+
+class OnGpu(World):
+    """One of several workers on GPUs, where exchanges go on when they have been called."""
+
+    @property
+    def queues_exchanges(self) -> bool:
+        return True
+
+
+def test_on_a_gpu_losses_are_read_in_an_exchange_and_who_does_not_get_there_is_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There all wait for each other where they read what the device has. Without an exchange the first worker would be
+    blamed for whoever hangs."""
+    c, page, told = config(), tmp_path / "heartbeat-0", list[str]()
+    task, state = setup(c, nn.Linear(3, 1))
+    monkeypatch.setattr(heartbeat, "_heartbeat", Heartbeat(page))
+    monkeypatch.setattr(heartbeat, "_observer", Told(told))
+    seen: dict[str, Reading | None] = {}
+    tolist, summed_loss = torch.Tensor.tolist, task.objective.summed_loss
+
+    def reading(tensor: torch.Tensor) -> object:
+        seen.setdefault("reads", read_heartbeat(page))
+        return tolist(tensor)
+
+    def computing(*arguments: Any) -> torch.Tensor:
+        seen.setdefault("computes", read_heartbeat(page))
+        return summed_loss(*arguments)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", reading)
+    on_device = replace(task, objective=replace(task.objective, summed_loss=computing))
+    world = OnGpu(0, 1, 0, torch.device("cpu"))
+    train_step(c, on_device, state, make_strategy(c, task.model, world), world, {0: [batch(2, 0)]})
+    reads, computes, after = seen["reads"], seen["computes"], read_heartbeat(page)
+    assert reads is not None and computes is not None and after is not None
+    assert (reads.waits_for, after.waits_for, after.finished.name) == ("sum of gradients", "", "sum of gradients")
+    assert those_behind({0: reads, 1: computes, 2: reads}) == [1]
+    assert told == []  # a profile has what the device did
+    places = ((1, "cuda"), (2, "cpu"), (2, "cuda"))
+    queue = [World(0, size, 0, torch.device(kind)).queues_exchanges for size, kind in places]
+    assert queue == [False, False, True]
 
 
 def test_micro_batches_of_different_sizes_weigh_by_their_items() -> None:

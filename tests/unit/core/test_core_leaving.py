@@ -1,0 +1,78 @@
+"""Whatever trains on GPUs and meets an error ends without the others, where the process is Headway's own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from headway.bench import worker as bench
+from headway.cli import main as command
+from headway.core import leaving
+from headway.core.errors import DataError, HeadwayError
+from headway.doctor import communication
+from headway.doctor import communication_worker as doctor
+
+
+class AtOnce(BaseException):
+    """The end of a process by `os._exit`."""
+
+
+@pytest.fixture
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Groups of NCCL are left, and an end at once can be caught."""
+
+    def end(code: int) -> NoReturn:
+        raise AtOnce(code)
+
+    monkeypatch.setattr(leaving, "has_gpu_groups", lambda: True)
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    return monkeypatch
+
+
+def failing(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: Any) -> NoReturn:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(("error", "code"), [(DataError("a row is missing"), 3), (RuntimeError("a bug"), 1)])
+def test_a_worker_of_the_benchmark(on_gpus: pytest.MonkeyPatch, error: Exception, code: int) -> None:
+    on_gpus.setattr(bench.Spec, "read", lambda path: None)
+    on_gpus.setattr(bench, "measure", failing(error))
+    with pytest.raises(AtOnce, match=str(code)):
+        bench.run_worker(Path("spec.json"))
+
+
+def test_a_worker_that_measures_communication(on_gpus: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    on_gpus.setattr(doctor, "die_with_parent", lambda: None)
+    on_gpus.setattr(os, "dup2", lambda *_: None)
+    on_gpus.setenv("RANK", "0")
+    on_gpus.setattr("sys.argv", ["worker", str(tmp_path)])
+    on_gpus.setattr(communication.Plan, "from_json", lambda values: None)
+    on_gpus.setattr(communication, "measure_communication", failing(HeadwayError("worker 0 lost the others: timeout")))
+    with pytest.raises(AtOnce, match="1"):
+        doctor.main()
+    assert (tmp_path / "error-0.json").exists()
+
+
+def test_a_command_that_torchrun_has_started(on_gpus: pytest.MonkeyPatch) -> None:
+    on_gpus.setattr(command, "open_streams", lambda: None)
+    on_gpus.setattr(command, "gc", SimpleNamespace(set_threshold=lambda *_: None, freeze=lambda: None))
+    on_gpus.setattr(command, "_run", lambda: 3)
+    with pytest.raises(AtOnce, match="3"):
+        command.main()
+
+
+def test_without_such_groups_python_ends_the_process(on_gpus: pytest.MonkeyPatch) -> None:
+    on_gpus.setattr(leaving, "has_gpu_groups", lambda: False)
+    with pytest.raises(SystemExit, match="4"):
+        leaving.leave(4)
