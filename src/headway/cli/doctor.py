@@ -75,14 +75,17 @@ def doctor(
         raise ConfigError(f"there is no device '{device}'", where="--device", fix="auto, cuda or cpu")
     loaded = load(config, overrides, trains=False) if config is not None else None
     wanted = profile or (loaded.parallel.nccl_profile if loaded else "auto")
+    determinism = loaded.determinism if loaded else "run"
     if communication:
-        _communication(workers, device, sizes, wanted, as_json)
+        _communication(workers, device, sizes, wanted, determinism, as_json)
         return
 
     from headway.doctor.examine import Examination
 
     folders = {"runs": loaded.runs, "store": loaded.data.store} if loaded else {"here": Path()}
-    examination = Examination(folders=folders, wanted_profile=wanted, write_test=disk, arithmetic=arithmetic)
+    examination = Examination(
+        folders=folders, wanted_profile=wanted, determinism=determinism, write_test=disk, arithmetic=arithmetic
+    )
     if export:
         _export(examination.profile)
         return
@@ -149,12 +152,14 @@ def _export(profile: Profile) -> None:
         print(f"# left open: {left}")
 
 
-def _communication(workers: int | None, device: str, sizes: str | None, profile: str, as_json: bool) -> None:
+def _communication(
+    workers: int | None, device: str, sizes: str | None, profile: str, determinism: str, as_json: bool
+) -> None:
     parsed = _sizes(sizes) if sizes is not None else None
     from headway.core.console import is_first_worker
     from headway.doctor.workers import run_communication
 
-    found = run_communication(workers, device, parsed, profile)
+    found = run_communication(workers, device, parsed, profile, determinism)
     if not is_first_worker():
         return
     if as_json:

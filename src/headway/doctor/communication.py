@@ -37,6 +37,8 @@ class Plan:
     """About so long per collective and size."""
     timeout_seconds: int = 60
     nccl_profile: str = "auto"
+    determinism: str = "run"
+    """Of the runs that it is measured for: with `off` switches may add."""
 
     def to_json(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -62,7 +64,7 @@ def measure_communication(plan: Plan) -> Communication:
         HeadwayError: the workers do not meet in time.
         ConfigError: there is no such device, or the NCCL profile does not fit.
     """
-    profile = apply_nccl_profile(plan.nccl_profile, plan.device)
+    profile = apply_nccl_profile(plan.nccl_profile, plan.device, plan.determinism)
     try:
         with open_world(plan.device, plan.timeout_seconds) as world:
             assert_same_profile(world, profile)

@@ -36,6 +36,8 @@ class Examination:
     folders: Mapping[str, Path] = field(default_factory=lambda: {"here": Path()})
     """By what they are for: runs and token stores are written there."""
     wanted_profile: str = "auto"
+    determinism: str = "run"
+    """Of the runs that are meant."""
     write_test: bool = False
     arithmetic: bool = False
     """Measure matrix products, for which PyTorch is loaded."""
@@ -69,7 +71,7 @@ class Examination:
         Raises:
             ConfigError: the wanted profile does not fit.
         """
-        return choose_profile(self.wanted_profile, self.interconnect)
+        return choose_profile(self.wanted_profile, self.interconnect, self.determinism)
 
     def examine(self) -> list[Examined]:
         """Look at everything. What one subject cannot cope with becomes a finding, and the others go on."""

@@ -27,7 +27,12 @@ _SIZES = {"cpu": (64 * _KIB, _MIB, 16 * _MIB), "cuda": (_MIB, 16 * _MIB, 256 * _
 
 
 def run_communication(
-    workers: int | None, device: str, sizes_bytes: tuple[int, ...] | None, nccl_profile: str, timeout_seconds: int = 60
+    workers: int | None,
+    device: str,
+    sizes_bytes: tuple[int, ...] | None,
+    nccl_profile: str,
+    determinism: str = "run",
+    timeout_seconds: int = 60,
 ) -> Communication:
     """Measure between workers of this machine, or between those of which this process is one (torchrun).
 
@@ -35,6 +40,7 @@ def run_communication(
         workers: One per GPU, or two on the CPU, when not given.
         device: "auto", "cuda" or "cpu".
         sizes_bytes: Of the arrays; by the device when not given.
+        determinism: As in the config of the runs that it is measured for.
 
     Raises:
         CommunicationFailed: with what the worker says that failed first.
@@ -45,7 +51,8 @@ def run_communication(
     except ConfigError as error:
         raise ConfigError(error.what, where="--device", fix="--device auto") from None
     kind = "cpu" if kind == "mps" else kind  # it has no process groups
-    plan = Plan(kind, sizes_bytes or _SIZES[kind], timeout_seconds=timeout_seconds, nccl_profile=nccl_profile)
+    sizes = sizes_bytes or _SIZES[kind]
+    plan = Plan(kind, sizes, timeout_seconds=timeout_seconds, nccl_profile=nccl_profile, determinism=determinism)
     started = world_size_from_environment()
     if started is not None:
         if workers not in (None, started):

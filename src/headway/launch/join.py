@@ -22,7 +22,7 @@ def join_workers(config: Config, mesh: MeshShape) -> Iterator[World]:
     """
     apply_determinism(config.determinism)
     keep_freed_memory()
-    profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device)
+    profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device, config.determinism)
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         assert_same_profile(world, profile)
         refuse_unavailable(config, world.device)

@@ -20,6 +20,7 @@ from headway.parallel.world import World, pick_device
 def apply_nccl_profile(
     wanted: str,
     device: str,
+    determinism: str,
     machine: Machine | None = None,
     environment: MutableMapping[str, str] | None = None,
 ) -> Profile:
@@ -30,6 +31,7 @@ def apply_nccl_profile(
     Args:
         wanted: `parallel.nccl_profile`.
         device: `train.device`.
+        determinism: What the run promises.
         machine: Looked at instead of this one.
         environment: Changed instead of this process's.
 
@@ -45,7 +47,7 @@ def apply_nccl_profile(
     found = read_interconnect(machine or Machine())
     if not found.gpus:  # there need not be an nvidia-smi for CUDA to work
         found = replace(found, gpus=torch.cuda.device_count())
-    profile = choose_profile(wanted, found)
+    profile = choose_profile(wanted, found, determinism)
     added = profile.environment(environment)
     environment.update(added)
     shown = " ".join(f"{name}={value}" for name, value in added.items())

@@ -8,7 +8,7 @@ training) and what fails late or slowly when left open. It is a pure function of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from headway.core.errors import ConfigError
@@ -16,6 +16,11 @@ from headway.parallel.interconnect import DISTANCES, Interconnect, RdmaPort
 
 ProfileName = Literal["none", "ethernet", "infiniband", "roce", "nvlink"]
 PROFILES: tuple[ProfileName, ...] = get_args(ProfileName)
+
+#: What has switches add, of NVLink (NVLS) or of InfiniBand (CollNet): in an order that nobody promises.
+_BY_SWITCHES = "NVLS,NVLSTree,CollNetDirect,CollNetChain"
+#: Variables that are about nothing else.
+_FOR_SWITCHES = ("NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE")
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,11 @@ class Profile:
         return {setting.name: setting.value for setting in self.settings if setting.name not in given}
 
 
-def choose_profile(wanted: str, found: Interconnect) -> Profile:
+def choose_profile(wanted: str, found: Interconnect, determinism: str = "off") -> Profile:
     """The profile that is asked for; `auto` takes the best one that the machine has the parts for.
+
+    Args:
+        determinism: What the run promises; unless that is nothing, switches do not add, whatever the profile.
 
     Raises:
         ConfigError: the profile does not exist, or the machine lacks what it is about.
@@ -54,13 +62,26 @@ def choose_profile(wanted: str, found: Interconnect) -> Profile:
             where="parallel.nccl_profile",
             fix=f"one of auto, {', '.join(PROFILES)}",
         )
-    if wanted == "none":
-        return Profile("none", "asked for: NCCL decides everything")
-    if wanted != "auto":
-        return _MAKERS[wanted](found, "asked for")
-    if found.gpus == 0:
+    if wanted == "auto" and found.gpus == 0:
         return Profile("none", "no GPU was found, so NCCL is not used")
-    return _best(found)
+    if wanted == "none":
+        profile = Profile("none", "asked for")
+    else:
+        profile = _best(found) if wanted == "auto" else _MAKERS[wanted](found, "asked for")
+    return profile if determinism == "off" else _in_order(profile)
+
+
+def _in_order(profile: Profile) -> Profile:
+    """The same without what adds in another order each time. (PyTorch by itself rules out NVLS alone, which leaves
+    NVLSTree between machines.)"""
+    algorithms = Setting("NCCL_ALGO", f"^{_BY_SWITCHES}", "switches add in any order, which determinism rules out")
+    settings = tuple(setting for setting in profile.settings if setting.name not in _FOR_SWITCHES)
+    left_out = tuple(
+        f"{setting.name}: it is for determinism=off ({setting.reason})"
+        for setting in profile.settings
+        if setting.name in _FOR_SWITCHES
+    )
+    return replace(profile, settings=(*settings, algorithms), left_open=(*profile.left_open, *left_out))
 
 
 def _best(found: Interconnect) -> Profile:

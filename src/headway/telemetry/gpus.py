@@ -57,12 +57,12 @@ class Driver:
     gpus: tuple[Gpu, ...]
     output: Output
     devices: int
-    """NVIDIA display or compute devices on the PCI bus, with or without a driver."""
+    """As `nvidia_devices`."""
 
 
 def read_driver(machine: Machine) -> Driver:
     """Ask the driver, and the PCI bus."""
-    devices = sum(_is_nvidia_gpu(machine, name) for name in machine.names("/sys/bus/pci/devices"))
+    devices = nvidia_devices(machine)
     output = machine.run(QUERY.split())
     if output.state == "ok":
         try:
@@ -73,6 +73,11 @@ def read_driver(machine: Machine) -> Driver:
             gpus = tuple(_gpu(index, node) for index, node in enumerate(log.findall("gpu")))
             return Driver(_known(log, "driver_version"), _known(log, "cuda_version"), gpus, output, devices)
     return Driver(None, None, (), output, devices)
+
+
+def nvidia_devices(machine: Machine) -> int:
+    """NVIDIA display or compute devices on the PCI bus, with or without a driver."""
+    return sum(_is_nvidia_gpu(machine, name) for name in machine.names("/sys/bus/pci/devices"))
 
 
 def read_xids(machine: Machine) -> list[tuple[str, int]]:

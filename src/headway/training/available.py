@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from headway.config import DEEPSPEED, FULLY_SHARDED
+from headway.core.errors import ConfigError
+from headway.core.format import counted
+from headway.core.machine import Machine
+from headway.telemetry.gpus import nvidia_devices
 from headway.telemetry.hardware import cpu_bf16_speed
 from headway.training.optimizer import refuse_offload
 from headway.training.precision import refuse_missing
@@ -29,12 +37,28 @@ def slow_precision(config: Config, device: torch.device) -> str | None:
     return None
 
 
+def unused_gpus(config: Config, device: torch.device, machine: Machine | None = None) -> str | None:
+    """Which GPUs `train.device: auto` cannot take, in words; None where there are none, or they are hidden on
+    purpose."""
+    machine = machine or Machine()
+    hidden = machine.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if config.train.device != "auto" or device.type == "cuda" or hidden:
+        return None
+    count = nvidia_devices(machine)
+    if not count:
+        return None
+    return (
+        f"this run is on {device.type}, since PyTorch cannot use the {counted(count, 'NVIDIA GPU')} of this machine:"
+        f" headway doctor says why; train.device={device.type} if that is meant"
+    )
+
+
 def refuse_unavailable(config: Config, device: torch.device) -> None:
     """Say what this device or installation lacks, while changing the config still costs nothing.
 
     Raises:
         ConfigError: a precision that the device does not have, moments that are to leave the host for the host, or a
-            library that is not installed.
+            library or compiler that is not installed.
     """
     precision, optimizer = config.train.precision, config.optimizer
     refuse_missing(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
@@ -45,3 +69,21 @@ def refuse_unavailable(config: Config, device: torch.device) -> None:
             raise missing_torchao("optimizer 'adamw8bit'", "optimizer.name", "adamw")
         if precision == "fp8":
             raise missing_torchao("precision 'fp8'", "train.precision", "bf16")
+    if config.train.compile is True and device.type == "cuda":
+        _refuse_without_compiler()
+
+
+def _refuse_without_compiler() -> None:
+    """Code for GPUs is started by small C programs that Triton builds on the machine, as slim containers cannot.
+    (With `train.compile: auto` the try fails, says so, and the run is not compiled.)"""
+    lacking = []
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        lacking.append("a C compiler")
+    if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists():
+        lacking.append("Python's header files")
+    if lacking:
+        raise ConfigError(
+            f"torch.compile for GPUs needs {' and '.join(lacking)}, which this machine does not have",
+            where="train.compile",
+            fix="install gcc and the headers (Debian: apt install gcc python3-dev), or train.compile=false",
+        )

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils import deterministic
@@ -35,8 +36,12 @@ def apply_determinism(level: str) -> None:
 
 @contextmanager
 def determinism_restored() -> Iterator[None]:
-    """Put the switches of this process back at the end of a block; variables of the environment are left."""
+    """Put the switches of this process back at the end of a block, those of `apply_precision` too; variables of the
+    environment are left."""
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    cudnn: Any = torch.backends.cudnn  # its parts one by one: a caller who has set them apart cannot read `allow_tf32`
+    convolutions, recurrent = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    products = torch.get_float32_matmul_precision()
     fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     compiler = sys.modules.get("torch._inductor.config")
     compiles_exactly = compiler.deterministic if compiler else os.environ.get(_COMPILER) == "1"
@@ -49,3 +54,5 @@ def determinism_restored() -> Iterator[None]:
             compiler.deterministic = compiles_exactly  # type: ignore[attr-defined]
         deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = benchmark
+        torch.set_float32_matmul_precision(products)
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = convolutions, recurrent

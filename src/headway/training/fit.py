@@ -19,7 +19,8 @@ from headway.parallel.world import World
 from headway.training.state import TrainState
 from headway.training.trial import is_out_of_memory
 
-#: The part of a device's memory that a run may plan to use. The host's is also that of everything else there.
+#: The part of the memory to be had that a run may plan to use. On a GPU the rest is for what the allocator loses
+#: between blocks and what NCCL takes later; the host's is also that of everything else there.
 _USABLE = {"cuda": 0.92, "cpu": 0.5}
 
 
@@ -69,10 +70,12 @@ def largest_that_fits(
 
 
 def memory_limit_bytes(world: World, machine: Machine | None = None) -> int:
-    """What one worker may plan to use: of its GPU, or of what this machine, container or job allows."""
+    """What one worker may plan to use: of what it has and is free on its GPU, or of what this machine, container or
+    job allows."""
     if world.device.type == "cuda":
-        total = torch.cuda.get_device_properties(world.device).total_memory
-        return int(total * _USABLE["cuda"])
+        free, _ = torch.cuda.mem_get_info(world.device)
+        # Not what CUDA itself, NCCL and other processes have there, of which PyTorch's allocator knows nothing.
+        return int((free + torch.cuda.memory_reserved(world.device)) * _USABLE["cuda"])
     return int(allowed_bytes(machine or Machine()) * _USABLE["cpu"] / workers_of_this_machine(world.size))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from headway.training.state import TrainState
 from headway.training.state_writer import StateWriter
 from headway.training.step import train_step
 from headway.training.task import Task
+from headway.training.trial import out_of_memory_told
 
 #: Of writing the last state of an attempt, when a process died over it.
 _MORE_TRIES = 2
@@ -94,9 +95,11 @@ def train_loop(job: Job) -> None:
             watch.restart()
         for ready, (_, batches) in enumerate(feed):  # fetch
             flags = (signals.stop, clock.due() or signals.save)
-            result = train_step(  # step
-                config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
-            )
+            # What never fitted never will; later it may be others on this machine, and another attempt helps.
+            with out_of_memory_told(config, batches[0][0]) if state.cursor.step == 0 else nullcontext():
+                result = train_step(  # step
+                    config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
+                )
             stop, save = result.flags
             step, last = state.cursor.step, state.cursor.step == job.total_steps
             metrics = watch.metrics(result)

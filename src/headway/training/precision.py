@@ -48,6 +48,7 @@ def apply_precision(config: Config, model: nn.Module) -> None:
     precision = config.train.precision
     # Of the process, so set in either case: another run may have been here before.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions, where PyTorch has it on by itself
     if precision == "fp8":
         convert_to_fp8(model, config.train.sequence_length)
 

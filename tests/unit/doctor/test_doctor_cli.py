@@ -70,7 +70,12 @@ def test_only_errors_change_the_exit_code(tmp_path: Path, monkeypatch: pytest.Mo
 def test_every_setting_of_the_profile_is_shown_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = on(H100, tmp_path, monkeypatch)
     text = run().output
-    assert "NCCL_NVLS_ENABLE=2  NVLink switches can reduce" in text
+    assert "NCCL_ALGO=^NVLS,NVLSTree,CollNetDirect,CollNetChain  switches add in any order" in text
+    assert "left open  NCCL_NVLS_ENABLE: it is for determinism=off" in text
+    config = tmp_path / "run.yaml"
+    config.write_text(f"name: x\nruns: {tmp_path}/runs\ndata: {{store: /data/s}}\ndeterminism: off\n")
+    text = run(str(config)).output
+    assert "NCCL_NVLS_ENABLE=2  NVLink switches can reduce" in text and "NCCL_ALGO" not in text
     values = json.loads(run("--json").output)["nccl_profile"]
     assert values["name"] == "nvlink" and all(setting["reason"] for setting in values["settings"])
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.elastic.multiprocessing import SignalException
+from typer.testing import CliRunner
 
+from headway.cli.main import application
 from headway.core.errors import ConfigError
 from headway.core.files import write_json
 from headway.doctor import communication
@@ -54,6 +56,26 @@ def test_what_pytorch_says_becomes_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(CommunicationFailed) as failed:
         measure_communication(Plan("cpu", (4,)))
     assert failed.value.what == "worker 3 lost the others: Connection closed by peer [127.0.0.1]:3490"
+
+
+@pytest.mark.parametrize("determinism", [None, "off"])
+def test_what_is_measured_is_what_runs_do(
+    determinism: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing promised, switches may add."""
+    asked: list[tuple[object, ...]] = []
+
+    def apply(*arguments: object) -> None:
+        asked.append(arguments)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(communication, "apply_nccl_profile", apply)
+    monkeypatch.setattr("headway.doctor.workers.world_size_from_environment", lambda: 2)
+    config = tmp_path / "run.yaml"
+    config.write_text(f"name: x\ndata: {{store: /data/s}}\ndeterminism: {determinism}\n")
+    arguments = ["doctor", *([str(config)] if determinism else []), "--communication", "--device", "cpu"]
+    assert isinstance(CliRunner().invoke(application(), arguments).exception, ConfigError)
+    assert asked == [("auto", "cpu", determinism or "run")]
 
 
 @pytest.mark.parametrize("operation", ["all-reduce", "all-gather", "reduce-scatter"])

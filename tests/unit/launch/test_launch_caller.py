@@ -30,6 +30,9 @@ def seen() -> dict[str, Any]:
         "mode": torch.get_deterministic_debug_mode(),
         "fills": deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         "benchmark": torch.backends.cudnn.benchmark,
+        "products": torch.get_float32_matmul_precision(),
+        "convolutions": torch.backends.cudnn.conv.fp32_precision,
+        "recurrent": torch.backends.cudnn.rnn.fp32_precision,
         "random": torch.get_rng_state().tolist(),
         "grouped": dist.is_initialized(),
         "environment": {name: value for name, value in os.environ.items() if name not in _OF_LIBRARIES},
@@ -43,7 +46,11 @@ def before() -> Iterator[dict[str, Any]]:
     torch.set_num_threads(2)
     torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # as allow_tf32, which says one thing of both, cannot say it
     yield seen()
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
     torch.set_num_threads(threads)
     torch.set_deterministic_debug_mode("default")
     torch.backends.cudnn.benchmark = False

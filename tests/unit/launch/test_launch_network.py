@@ -30,7 +30,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_workers_on_gpus_get_the_profile(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment = {"NCCL_SOCKET_NTHREADS": "1"}
-    profile = apply_nccl_profile("auto", "cuda", CLOUD.machine(tmp_path), environment)
+    profile = apply_nccl_profile("auto", "cuda", "off", CLOUD.machine(tmp_path), environment)
     assert profile.name == "ethernet"
     assert environment == {
         "NCCL_SOCKET_NTHREADS": "1",  # the user's
@@ -38,30 +38,32 @@ def test_workers_on_gpus_get_the_profile(workers: pytest.MonkeyPatch, tmp_path: 
         "NCCL_SOCKET_IFNAME": "=ens5",
         "NCCL_NSOCKS_PERTHREAD": "4",
     }
+    apply_nccl_profile("none", "cuda", "run", CLOUD.machine(tmp_path), promised := dict[str, str]())
+    assert list(promised) == ["NCCL_ALGO"], "the promise does not depend on the network"
 
 
 def test_cuda_counts_even_where_nvidia_smi_is_missing(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
     workers.setattr(torch.cuda, "device_count", lambda: 2)
     blind = CLOUD.but(commands={CAPABILITY: Output("missing")})
-    assert apply_nccl_profile("auto", "cuda", blind.machine(tmp_path), {}).name == "ethernet"
+    assert apply_nccl_profile("auto", "cuda", "run", blind.machine(tmp_path), {}).name == "ethernet"
 
 
 def test_cpu_workers_and_lone_ones_get_nothing(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine, environment = CLOUD.machine(tmp_path), dict[str, str]()
     workers.setattr(network, "pick_device", lambda wanted, rank: torch.device("cpu"))
-    assert apply_nccl_profile("ethernet", "cpu", machine, environment).settings == ()
+    assert apply_nccl_profile("ethernet", "cpu", "run", machine, environment).settings == ()
     workers.setattr(network, "pick_device", lambda wanted, rank: torch.device("cuda", rank))
     workers.setenv("WORLD_SIZE", "1")
-    assert apply_nccl_profile("ethernet", "cuda", machine, environment).settings == ()
+    assert apply_nccl_profile("ethernet", "cuda", "run", machine, environment).settings == ()
     assert environment == {}
 
 
 def test_a_profile_that_does_not_fit_ends_the_run(workers: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no InfiniBand device"):
-        apply_nccl_profile("infiniband", "cuda", CLOUD.machine(tmp_path), {})
+        apply_nccl_profile("infiniband", "cuda", "run", CLOUD.machine(tmp_path), {})
     workers.setenv("LOCAL_RANK", "first")
     with pytest.raises(ConfigError, match="'first' is no number from 0 to 1"):
-        apply_nccl_profile("auto", "cuda", CLOUD.machine(tmp_path), {})
+        apply_nccl_profile("auto", "cuda", "run", CLOUD.machine(tmp_path), {})
 
 
 @dataclass

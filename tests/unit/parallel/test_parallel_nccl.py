@@ -62,6 +62,22 @@ def test_nvlink_with_sharp_comes_first_and_brings_the_network(tmp_path: Path) ->
     }
 
 
+@pytest.mark.parametrize("determinism", ["run", "elastic"])
+def test_switches_do_not_add_where_bits_are_promised(determinism: str, tmp_path: Path) -> None:
+    """PyTorch alone would rule out NVLS within a machine, and neither NVLSTree between machines nor CollNet."""
+    libraries = {"/lib/libnccl-net.so": "", "/lib/libsharp_coll.so.5": ""}
+    machine = found(H100.but(files=libraries, environment={"LD_LIBRARY_PATH": "/lib"}), tmp_path)
+    for wanted in ("auto", "infiniband", "none"):
+        free, promised = choose_profile(wanted, machine, "off"), choose_profile(wanted, machine, determinism)
+        dropped = {name for name in settings(free) if name in ("NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE")}
+        assert len(dropped) == {"auto": 2, "infiniband": 1, "none": 0}[wanted]
+        kept = {name: value for name, value in settings(free).items() if name not in dropped}
+        assert settings(promised) == {**kept, "NCCL_ALGO": "^NVLS,NVLSTree,CollNetDirect,CollNetChain"}
+        assert promised.name == free.name and "NCCL_ALGO" not in settings(free)
+        assert {left.split(":")[0] for left in promised.left_open if "determinism=off" in left} == dropped
+        assert "NCCL_ALGO" not in promised.environment({"NCCL_ALGO": "Tree"}), "the user's"
+
+
 def test_infiniband_without_switches_that_reduce(tmp_path: Path) -> None:
     profile = choose_profile("auto", found(A100, tmp_path))
     assert profile.name == "infiniband"

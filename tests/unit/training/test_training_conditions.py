@@ -96,6 +96,28 @@ def test_gpus_are_watched_for_what_is_new() -> None:
     assert "does not answer any more" in gpus.read().warnings["driver"]
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (Output("failed", "<?xml?>\n\nNo handle for GPU0: GPU is lost\nReboot"), "No handle for GPU0: GPU is lost;"),
+        (Output("failed"), "no reason given;"),
+        (Output("ok", "<nvidia_smi_log></nvidia_smi_log>"), "no reason given;"),
+        (Output("missing"), "no reason given;"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_falls_off_the_bus_is_told_with_what_the_kernel_says(output: Output, said: str) -> None:
+    well = Output("ok", NVIDIA.format(heat=60, errors=0, hot="Not Active"))
+    answers = {"nvidia-smi": output, "dmesg": Output("ok", "")}
+    gpus = Gpus(Machine(root=Path("/nowhere"), run=lambda arguments: answers[arguments[0]]))
+    assert gpus.read() == Reading(), "what was wrong before the run began is the doctor's"
+    answers["nvidia-smi"] = well
+    assert not gpus.read().warnings
+    answers |= {"nvidia-smi": output, "dmesg": Output("ok", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off")}
+    warnings = gpus.read().warnings
+    assert said in warnings["driver"]
+    assert any("Xid 79 of GPU 0000:3b:00" in text for text in warnings.values())
+
+
 class Says:
     """A condition that reads what it is given."""
 

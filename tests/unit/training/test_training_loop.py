@@ -16,6 +16,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import load_config
 from headway.core import heartbeat
+from headway.core.errors import ConfigError
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.launch.api import train
 from headway.telemetry.metrics import MetricsLog
@@ -164,3 +165,23 @@ def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(KeyError):
         loop.train_loop(job_of(world))
     assert events == ["feed", *([world.device] if device == "cuda" else []), "loop"]
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_memory_that_runs_out_in_the_first_step_is_told_with_what_takes_less(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Trial steps know nothing of the update; in a later step it may be passing, so that is a crash like any other."""
+    original = loop.train_step
+
+    def run_out(config: Any, task: Any, state: Any, *more: Any) -> Any:
+        if state.cursor.step == step:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return original(config, task, state, *more)
+
+    monkeypatch.setattr(loop, "train_step", run_out)
+    config = load_config(tiny(), ["supervise.enabled=false", "train.steps=3"])
+    with pytest.raises(ConfigError if step == 0 else torch.OutOfMemoryError, match="out of memory") as caught:
+        train(config)
+    if isinstance(caught.value, ConfigError):
+        assert "train.activation_checkpointing=full" in (caught.value.fix or "")

@@ -16,6 +16,7 @@ from headway.models.decoder import Decoder
 from headway.models.loss import linear_cross_entropy
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
+from headway.training.determinism import determinism_restored
 from headway.training.health import Decision
 from headway.training.loss_scale import FIRST, GROWTH_INTERVAL, LEAST, MOST, begin_scaling, update_scale
 from headway.training.optimizer import build_optimizer
@@ -54,9 +55,11 @@ def test_a_precision_that_the_device_lacks_is_refused(
 
 
 def test_the_process_is_set_for_every_run_anew() -> None:
-    torch.set_float32_matmul_precision("high")  # as an earlier run left it
-    apply_precision(config("fp32"), nn.Linear(2, 2))
-    assert torch.get_float32_matmul_precision() == "highest"
+    with determinism_restored():
+        for precision, products in (("tf32", "high"), ("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")):
+            apply_precision(config(precision), nn.Linear(2, 2))
+            assert torch.get_float32_matmul_precision() == products
+            assert torch.backends.cudnn.allow_tf32 == (precision == "tf32"), "convolutions"
 
 
 def config(precision: str, **train: object) -> Config:

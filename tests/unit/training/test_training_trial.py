@@ -284,6 +284,15 @@ def test_workers_of_a_machine_share_what_they_may_have_of_its_memory(
     assert fit.memory_limit_bytes(WORLD, Machine(tmp_path / "nowhere")) > 0, "not on Linux"
 
 
+def test_a_gpu_is_not_filled_with_what_others_have_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib, gpu = 2**30, torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gib, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * gib)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * gib))
+    # 10 GiB are another's: CUDA's, NCCL's, or another process's.
+    assert fit.memory_limit_bytes(World(0, 1, 0, gpu)) == int(0.92 * 70 * gib)
+
+
 def test_batches_of_any_form_can_fail() -> None:
     with pytest.raises(ConfigError, match="3 x 2"), out_of_memory_told(config(), (torch.ones(()), [torch.ones(3, 2)])):  # type: ignore[arg-type]
         raise MemoryError("none left")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from headway.core.machine import Machine
+from headway.core.machine import Machine, Output
 from headway.telemetry.gpus import Driver, Gpu, read_driver, read_xids
 from headway.training.conditions.condition import Reading
 
@@ -26,10 +26,9 @@ class Gpus:
         """What the driver and the kernel say; nothing where there is no GPU."""
         driver = read_driver(self._machine)
         if not driver.gpus:
-            hangs = driver.output.state == "silent" and self._errors is not None
-            return Reading(
-                {}, {"driver": "nvidia-smi does not answer any more: a GPU or its driver hangs"} if hangs else {}
-            )
+            if self._errors is None:  # it never told of any
+                return Reading()
+            return Reading({}, {"driver": _lost(driver.output), **dict(self._of_kernel())})
         hottest = max(
             (gpu.temperature_celsius for gpu in driver.gpus if gpu.temperature_celsius is not None), default=None
         )
@@ -56,6 +55,16 @@ class Gpus:
             self._xids = xids
         for (device, number), count in (xids - self._xids).items():
             yield f"xid {device} {number} {count}", f"the kernel reports Xid {number} of GPU {device} (headway doctor)"
+
+
+def _lost(output: Output) -> str:
+    """What it means that nvidia-smi tells of no GPU any more."""
+    if output.state == "silent":
+        return "nvidia-smi does not answer any more: a GPU or its driver hangs"
+    said = next(
+        (line.strip() for line in output.text.splitlines() if line.strip() and "<" not in line), "no reason given"
+    )
+    return f"nvidia-smi tells of no GPU any more: {said}; one that fell off the bus does this (headway doctor)"
 
 
 def _heat(gpu: Gpu) -> Iterator[tuple[str, str]]:
