@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from headway.config import Config, LaneGrid
 from headway.core.errors import CheckpointError, DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
+from headway.core.types import MicroBatch
 from headway.data.feeding.prefetch import Prefetcher
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
@@ -95,8 +96,7 @@ def train_loop(job: Job) -> None:
             watch.restart()
         for ready, (_, batches) in enumerate(feed):  # fetch
             flags = (signals.stop, clock.due() or signals.save)
-            # What never fitted never will; later it may be others on this machine, and another attempt helps.
-            with out_of_memory_told(config, batches[0][0]) if state.cursor.step == 0 else nullcontext():
+            with _told_if_first(job, batches):
                 result = train_step(  # step
                     config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
                 )
@@ -136,6 +136,12 @@ def train_loop(job: Job) -> None:
                 _checkpoint(job)
             _save_surely(job)
             raise _stopped(job, signals)
+
+
+def _told_if_first(job: Job, batches: Mapping[int, Sequence[MicroBatch]]) -> AbstractContextManager[None]:
+    """What does not fit into memory in the first step never will; later it may be others on this machine, and another
+    attempt helps."""
+    return out_of_memory_told(job.config, batches) if job.state.cursor.step == 0 else nullcontext()
 
 
 def _forget_peak(device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -84,8 +84,9 @@ def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBa
 
 
 @contextmanager
-def out_of_memory_told(config: Config, batch: MicroBatch) -> Iterator[None]:
-    """Turn memory that ran out into an error that says what to do."""
+def out_of_memory_told(config: Config, batch: Any) -> Iterator[None]:
+    """Turn memory that ran out over a micro-batch, or some of one shape in any order, into an error that says what to
+    do."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
