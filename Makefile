@@ -35,8 +35,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests run beside each other; one thread each, since threads of several processes on one core hold each other up.
-TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
+# Tests run beside each other; one thread each, since threads of several processes on one core hold each other up, and
+# one more than there are processors, since many wait for processes, disks and clocks.
+TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 40 -m "not slow"
