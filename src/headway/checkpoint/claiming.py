@@ -10,7 +10,7 @@ from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest
 from headway.checkpoint.registry import REMOTE, Registry
 from headway.checkpoint.remote import RemoteTier, place_of, read_claim
-from headway.core.errors import CheckpointError, ConfigError
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 
 if TYPE_CHECKING:
     from headway.config import RemoteConfig
@@ -43,8 +43,17 @@ def claim_tier(remote: RemoteConfig, run: Path, attempt: int, identity: str, **o
     return tier.take(run, attempt)
 
 
-def is_sent(remote: RemoteConfig, run: Path, manifest: Manifest) -> bool:
-    """Whether a checkpoint is in the run's remote tier, as far as the index knows: the store is not asked."""
+def is_sent(remote: RemoteConfig, run: Path, manifest: Manifest, **options: Any) -> bool:
+    """Whether a checkpoint is known to be in the run's remote tier. The store is asked only where the index does not
+    say so: one that is lost, or could never be written, would have a finished run sent again and again.
+
+    Args:
+        options: For `Objects`.
+    """
+    return _is_sent_by_index(remote, run, manifest) or _is_in_store(remote, run, manifest, **options)
+
+
+def _is_sent_by_index(remote: RemoteConfig, run: Path, manifest: Manifest) -> bool:
     tier = f"{remote.url.rstrip('/')}/{run.resolve().name}/"
     return any(
         place.tier == REMOTE and place.place.startswith(tier)
@@ -52,6 +61,14 @@ def is_sent(remote: RemoteConfig, run: Path, manifest: Manifest) -> bool:
         if (entry.step, entry.state_sha256) == (manifest.step, manifest.state_sha256)
         for place in entry.places
     )
+
+
+def _is_in_store(remote: RemoteConfig, run: Path, manifest: Manifest, **options: Any) -> bool:
+    try:
+        there = find_tier(remote, run, **options).manifest(manifest.step)
+    except HeadwayError:  # whoever sends it will tell
+        return False
+    return there is not None and there.state_sha256 == manifest.state_sha256
 
 
 def refuse_other_runs(tier: RemoteTier, run: Path, identity: str) -> None:

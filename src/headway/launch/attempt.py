@@ -357,7 +357,7 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes)
         return False
     notice(f"{run.path} is finished: all {config.train.steps:,} steps are done")
     remote = config.checkpoint.remote
-    if remote is not None and not is_sent(remote, run.path, found.manifest):
+    if remote is not None and not is_sent(remote, run.path, found.manifest, patience_seconds=5.0):
         notice(f"its last checkpoint is not known to be at {remote.url}; it is sent")
         return False
     return True

@@ -12,8 +12,9 @@ import pytest
 
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.bring import newest_of_tiers
-from headway.checkpoint.claiming import claim_tier, find_tier, refuse_other_runs
+from headway.checkpoint.claiming import claim_tier, find_tier, is_sent, refuse_other_runs
 from headway.checkpoint.objects import Objects
+from headway.checkpoint.registry import FILE_NAME, REMOTE, Registry
 from headway.checkpoint.remote import RESTARTED_FILE, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.uploader import Uploader
@@ -180,6 +181,22 @@ def test_what_goes_wrong_after_an_upload_does_not_make_it_fail(
     uploader.close(30)
     assert [step for step, seconds in told if seconds is not None] == [8] and len(told) == 1
     assert "after the upload of step 8: the listing does not come" in capsys.readouterr().err
+
+
+def test_where_the_index_cannot_be_used_the_store_tells_what_was_sent(mine: Config, tmp_path: Path) -> None:
+    """Otherwise each call of a finished run's command would make an attempt, which could not note it either."""
+    run, remote = Path(mine.run_directory), mine.checkpoint.remote
+    assert remote is not None
+    (run / FILE_NAME).mkdir()
+    manifest = CheckpointStore(run / "checkpoints", keep=9).info(9).manifest
+    assert not Registry(run).add(manifest, REMOTE, "x") and Registry(run).entries() == []
+    assert is_sent(remote, run, manifest, patience_seconds=0)
+    assert not is_sent(remote, run, manifest.model_copy(update={"state_sha256": "another"}), patience_seconds=0)
+    next((tmp_path / "remote").rglob("step-00000009/manifest.json")).write_text("{}")
+    assert not is_sent(remote, run, manifest, patience_seconds=0), "nobody knows, so it is sent, which tells why"
+    (run / FILE_NAME).rmdir()
+    Registry(run).add(manifest, REMOTE, f"{remote.url}/tiny/run-001/step-00000009")
+    assert is_sent(remote, run, manifest, patience_seconds=0), "by the index: the store is not asked"
 
 
 @pytest.mark.parametrize("url", ["file://mnt/shared", "local://mnt"])

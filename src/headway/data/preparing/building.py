@@ -17,8 +17,11 @@ from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING
 from headway.data.store import INPUTS, MANIFEST, PACKING, SKIPPED
 
+# Marks a store that is about to be replaced: once the folders have been exchanged, the old store has the name of one in
+# the making, and must not be taken for finished work: it may be what `--repair` or `--force` replaced.
+_MARK = ".replaced"
 # What a store's folder has of its own. Anything else there is somebody's.
-_OWN = {MANIFEST, INPUTS, SKIPPED, "tokenizer", *SPLITS, WORK, KEEPING, PACKING}
+_OWN = {MANIFEST, INPUTS, SKIPPED, "tokenizer", *SPLITS, WORK, KEEPING, PACKING, _MARK}
 
 
 @contextmanager
@@ -52,6 +55,10 @@ def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
         if store.exists():  # the new one may be in place, with only the last step missing
             _hand_on(folder, store)
             _remove_replaced(_replaced(store), store)
+            if (store / _MARK).exists():  # it was not replaced after all
+                (store / _MARK).unlink()
+        if (folder / _MARK).exists():
+            _clear(folder)
         try:
             yield folder
         except BaseException:
@@ -134,6 +141,7 @@ def _changed_places(folder: Path, store: Path) -> Path:
     Where the system cannot exchange them the old one steps aside first, since no folder can be renamed over another;
     should a kill fall between the two renames, `building` puts it back.
     """
+    (store / _MARK).touch()
     if exchange(folder, store):
         return folder
     old = _replaced(store)
@@ -148,7 +156,28 @@ def _remove_replaced(old: Path, store: Path) -> None:
     """Remove the store that was replaced, if it is there, but for what is somebody else's."""
     if old.exists():
         _hand_on(old, store)
-        shutil.rmtree(old, ignore_errors=True)
+        if _emptied(old):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """Make room in the folder beside the store, in which a kill has left some of the one that was replaced."""
+    if not _emptied(folder):
+        raise DataError(
+            "a store that was replaced cannot be removed", where=str(folder), fix="remove that folder, nobody needs it"
+        )
+    (folder / _MARK).unlink()
+
+
+def _emptied(old: Path) -> bool:
+    """Remove all of a store that was replaced but its mark, which goes last; whether that went."""
+    for path in old.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _MARK:
+            with suppress(OSError):
+                path.unlink()
+    return all(path.name == _MARK for path in old.iterdir())
 
 
 def _hand_on(old: Path, store: Path) -> None:

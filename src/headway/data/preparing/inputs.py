@@ -119,13 +119,17 @@ class InputHashes:
             self._unsaved_bytes += lines[1] - lines[0] if lines else file.bytes
         self._used[key] = known
         if self._keep is not None and self._unsaved_bytes >= _SAVED_BYTES:
-            self.save(self._keep)
+            # What was not asked for yet may still be: a kill must not cost what others before had remembered.
+            self._save(self._keep, self._known)
         return str(known[1])
 
     def save(self, memory: Path) -> None:
         """Remember the hashes that were asked for, and no others."""
+        self._save(memory, {})
+
+    def _save(self, memory: Path, others: dict[str, list[Any]]) -> None:
         self._unsaved_bytes = 0
-        remembered = {key: known for key, known in self._used.items() if key not in self._racy}
+        remembered = others | {key: known for key, known in self._used.items() if key not in self._racy}
         if remembered != _read(memory):
             with atomic_write(memory, "w") as file:
                 json.dump(remembered, file)

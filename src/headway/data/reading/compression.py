@@ -108,6 +108,7 @@ class _Members(io.RawIOBase):
         super().__init__()
         self._file, self._new, self._padding = file, new, padding
         self._member = new()
+        self._begun = False
         self._input, self._ready = b"", memoryview(b"")
 
     def readable(self) -> bool:
@@ -125,10 +126,11 @@ class _Members(io.RawIOBase):
         data = b""
         if self._member is None or self._member.needs_input:
             data = self._input or self._file.read(_INPUT)
-            if not data and self._member is not None:
+            if not data and self._begun and self._member is not None:
                 raise EOFError("the compressed file ends too early")
-            if not data:
+            if not data:  # a file of no bytes is empty, as an uncompressed one is
                 return False
+            self._begun = True
         if self._member is None:
             data = self._input = data.lstrip(self._padding)
             if not data:

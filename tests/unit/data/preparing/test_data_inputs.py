@@ -140,3 +140,21 @@ def test_few_bytes_are_not_saved_each_time(tmp_path: Path, units: list[Unit], mo
     assert not (tmp_path / "hashes").exists()
     hashes.of(units[1])
     assert set(inputs._read(tmp_path / "hashes")) == {str(tmp_path / f"{name}.jsonl") for name in "ab"}
+
+
+def test_what_is_saved_on_the_way_forgets_nothing(
+    tmp_path: Path, units: list[Unit], hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second kill must not cost what the first preparation had hashed; in the end what nobody asked for goes."""
+    monkeypatch.setattr(inputs, "_RACY_NS", -1)
+    monkeypatch.setattr(inputs, "_SAVED_BYTES", 1)
+    memory = tmp_path / "hashes"
+    InputHashes(keep=memory).of(units[1])
+    killed = InputHashes(memory, keep=memory)
+    killed.of(units[0])
+    again = InputHashes(memory, keep=memory)
+    for unit in units:
+        again.of(unit)
+    assert hashed == ["b.jsonl", "a.jsonl"]
+    killed.save(memory)
+    assert set(inputs._read(memory)) == {str(tmp_path / "a.jsonl")}

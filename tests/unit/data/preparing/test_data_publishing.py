@@ -14,7 +14,7 @@ from headway.core.errors import DataError
 from headway.core.files import exchange
 from headway.data.preparing import building
 from headway.data.preparing.prepare import prepare
-from headway.data.store import TokenStore
+from headway.data.store import TOKENS, TokenStore
 
 Configs = Callable[..., DataConfig]
 
@@ -110,3 +110,53 @@ def test_what_a_kill_left_half_written_is_nobodys(tmp_path: Path, config: Config
     (tmp_path / ".store.preparing" / ".manifest.json.123.tmp").write_text("{")
     assert prepare(config(corpus), workers=1).up_to_date
     assert not list((tmp_path / "store").glob(".manifest*")) and not list(tmp_path.glob(".store.*"))
+
+
+def _stop_in_rmtree(path: Path, **_: object) -> None:
+    """As a kill in the middle: files of a folder go before the folders in it."""
+    for file in [each for each in path.iterdir() if each.is_file()]:
+        file.unlink()
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("exchanging")
+@pytest.mark.parametrize("when", ["exchanged", "being removed"])
+@pytest.mark.parametrize("how", ["repair", "force"])
+def test_what_was_replaced_is_no_work_to_go_on_from(
+    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch, how: str, when: str
+) -> None:
+    """Damage that `--repair` and `--force` have mended would come back otherwise."""
+    prepare(config(corpus), workers=1)
+    (tmp_path / "store" / "train").rename(tmp_path / "disk")
+    (tmp_path / "store" / "train").symlink_to(tmp_path / "disk")  # as who has no room for all of it may do
+    shard = tmp_path / "store" / "train" / next(tmp_path.glob(f"disk/*/*{TOKENS}")).relative_to(tmp_path / "disk")
+    good = shard.read_bytes()
+    shard.write_bytes(bytes(len(good)))
+    with monkeypatch.context() as patch:
+        if when == "exchanged":
+            patch.setattr(faults, "_passed", Counter())
+            patch.setenv("HEADWAY_FAULTS", "crash@data.published")
+        else:
+            patch.setattr(building.shutil, "rmtree", _stop_in_rmtree)
+        with pytest.raises((RuntimeError, KeyboardInterrupt)):
+            prepare(config(corpus), workers=1, force=how == "force", repair=how == "repair")
+    assert shard.read_bytes() == good and (tmp_path / ".store.preparing").exists()
+    (tmp_path / "more.txt").write_text("more text")
+    prepare(config([corpus, tmp_path / "more.txt"]), workers=1, force=how == "force")
+    assert TokenStore.open(tmp_path / "store").verify() == [] and not list(tmp_path.glob(".store.*"))
+    assert not (tmp_path / "store" / building._MARK).exists()
+
+
+@pytest.mark.usefixtures("exchanging")
+def test_what_was_replaced_and_cannot_be_removed_is_named(
+    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(config(corpus), workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(building.shutil, "rmtree", lambda path, **_: None)
+        prepare(config(corpus, validation=0.2), workers=1)
+        with pytest.raises(DataError, match="was replaced cannot be removed") as caught:
+            prepare(config(corpus, validation=0.1), workers=1)
+    assert caught.value.where == str(tmp_path / ".store.preparing")
+    prepare(config(corpus, validation=0.1), workers=1)
+    assert not list(tmp_path.glob(".store.*"))

@@ -42,11 +42,20 @@ def test_damage_where_a_member_begins_is_noticed(tmp_path: Path, ending: str, da
 
 
 @pytest.mark.parametrize("ending", ["zst", "bz2", "xz"])
-@pytest.mark.parametrize("kept", [0, 40])
+@pytest.mark.parametrize("kept", [1, 40])
 def test_a_file_cut_within_its_first_member_is_noticed(tmp_path: Path, ending: str, kept: int) -> None:
     (tmp_path / f"a.txt.{ending}").write_bytes(_members(ending)[0][:kept])
     found = read(tmp_path / f"a.txt.{ending}")
     assert not found.texts and "ends too early" in found.bad[0].reason
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_file_of_no_bytes_is_empty_as_a_plain_one_is(tmp_path: Path, ending: str) -> None:
+    _members(ending)  # which skips what needs an extra
+    for name in (f"a.txt.{ending}", f"a.jsonl.{ending}"):
+        (tmp_path / name).touch()
+        found = read(tmp_path / name)
+        assert not found.texts and not found.bad
 
 
 def test_zeros_may_pad_xz_but_not_bz2(tmp_path: Path) -> None:
