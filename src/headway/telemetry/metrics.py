@@ -138,12 +138,14 @@ class MetricsLog:
         if self._closed:
             return
         self._closed = True
-        if self._patiently.end(self._finish):
+        finished = self._patiently.end(self._finish)
+        if self._refusal is not None:  # which has been told
+            return
+        if finished:
             self._tell(self._error)
         else:
             self._trouble = _NO_ANSWER
-        missing = len(self._waiting)
-        if missing and self._refusal is None:
+        if missing := len(self._waiting):
             what = "1 record is" if missing == 1 else f"{missing:,} records are"
             warning(f"{what} missing in {self._path}: {self._trouble}")
 

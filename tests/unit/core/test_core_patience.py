@@ -195,7 +195,10 @@ def test_a_disk_that_hangs_to_the_end_is_given_up(
 
 
 def test_whose_the_run_is_may_take_long_to_read(
-    tmp_path: Path, hurried: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    hurried: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The answer comes with a later record, and what has waited for it is not recorded."""
     hurried(0.05)
@@ -205,8 +208,10 @@ def test_whose_the_run_is_may_take_long_to_read(
         goes.wait(30)
         raise CheckpointError("it is another one's")
 
+    monkeypatch.setattr(metrics_module, "_SILENT_SECONDS", 0.05)
     metrics = MetricsLog(path, 1, ask)
     metrics.write(1, {"train/loss": 1.0})
+    assert "the disk does not answer" in capsys.readouterr().err
     hurried(10)
     goes.set()
     assert wait_until(lambda: not metrics._patiently.late_seconds, 10)
