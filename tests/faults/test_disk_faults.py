@@ -247,12 +247,11 @@ def test_a_disk_that_hangs_for_a_while(
     training, run = Training(config, "-w", str(workers)), disk.path / "runs/tiny"
     assert wait_until(lambda: "commit" in words(run / "ledger.jsonl"), 60)
     disk.hang()
-    training.until("metrics cannot be written (the disk does not answer)")
     training.until("step 10/16")
     threading.Timer(3.0, disk.go_on).start()
     code, said = training.end()
     assert code == 0, said
-    assert "metrics are written again" in said and "metrics cannot be written" in alerts(tmp_path)
+    assert "missing in" not in said, "what has waited is written"
     assert len(list(run.glob("attempts/*"))) == 1, "nobody was taken for hung"
     assert_sound(run, whole)
 

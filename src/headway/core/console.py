@@ -40,8 +40,9 @@ def log_to(path: Path, patiently: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open("ab", buffering=0))  # nothing is left to be written when it is closed
+            file = path.open("ab", buffering=0)  # nothing is left to be written when it is closed
             _log = PatientLog(file) if patiently else file
+            stack.callback(_log.close)
         try:
             yield
         finally:

@@ -2,53 +2,79 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import IO
 
 #: So long a write is waited for. It takes microseconds, and a busy disk is not to be taken for one that hangs.
 _SECONDS = 1.0
+#: The same at the end, when what is not written by then is lost.
+_END_SECONDS = 10.0
+
+_Action = Callable[[], object]
 
 
 class Patiently:
-    """Has something done again and again, in a thread of its own, and waits for it each time, but not for long.
+    """Has things done one after the other, in a thread of its own, and waits for each, but not for long.
 
-    A call of the kernel that waits for a disk can neither be given a time limit nor be given up.
-
-    Args:
-        action: What; it must not raise.
+    A call of the kernel that waits for a disk can neither be given a time limit nor be given up. Errors of the disk are
+    passed over: who wants to know them catches them in what is done, which must not raise others.
     """
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
-        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+    def __init__(self) -> None:
+        self._start()
 
-    def __call__(self) -> bool:
-        """Whether it has been done. While it hangs that is said at once, and it is not ordered again."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="headway-patience", daemon=True)
-            self._thread.start()
-        elif not self.idle:
+    def _start(self) -> None:
+        self._pid, self._ended = os.getpid(), False
+        self._late: threading.Lock | None = None
+        self._late_since = 0.0
+        self._asked: queue.SimpleQueue[tuple[_Action, threading.Lock] | None] = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self._asked,), name="headway-patience", daemon=True).start()
+
+    def __call__(self, action: _Action) -> bool:
+        """Whether it has been done. Behind what hangs it is not waited for, and done when its turn comes."""
+        if self._ended:
             return False
-        self._done.clear()
-        self._asked.put(None)
-        return self._done.wait(_SECONDS)
+        done, began = self._ask(action), time.monotonic()
+        if self.late_seconds:
+            return False
+        if done.acquire(timeout=_SECONDS):
+            return True
+        self._late, self._late_since = done, began
+        return False
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is under way."""
-        return self._thread is None or self._done.is_set()
+    def late_seconds(self) -> float:
+        """For how long something has been under way that is waited for no more; 0 when there is nothing."""
+        return time.monotonic() - self._late_since if self._late is not None and self._late.locked() else 0.0
 
-    def _work(self) -> None:
-        while True:
-            self._asked.get()
-            self._action()
-            self._done.set()
+    def end(self, action: _Action) -> bool:
+        """Have one thing done as the last one, and wait longer for it; whether it has been done. To be called once."""
+        done = self._ask(action)
+        self._asked.put(None)
+        self._ended = True
+        return done.acquire(timeout=_END_SECONDS)
+
+    def _ask(self, action: _Action) -> threading.Lock:
+        """Returns what is unlocked when it has been done."""
+        if self._pid != os.getpid():  # a copy of a process has no copy of its thread, which does what was asked before
+            self._start()
+        done = threading.Lock()
+        done.acquire()
+        self._asked.put((action, done))
+        return done
+
+
+def _work(asked: queue.SimpleQueue[tuple[_Action, threading.Lock] | None]) -> None:
+    for action, done in iter(asked.get, None):
+        with suppress(OSError):
+            action()
+        done.release()
 
 
 class PatientLog:
@@ -60,15 +86,12 @@ class PatientLog:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._waiting: deque[bytes] = deque()
-        self._write_waiting = Patiently(self._write)
+        self._patiently = Patiently()
 
     def write(self, line: bytes) -> None:
         """Append a line."""
-        self._waiting.append(line)
-        self._write_waiting()
+        self._patiently(partial(self._file.write, line))
 
-    def _write(self) -> None:
-        while self._waiting:
-            with suppress(OSError, ValueError):  # full, or closed
-                self._file.write(self._waiting.popleft())
+    def close(self) -> None:
+        """Close the file, behind the lines that wait."""
+        self._patiently.end(self._file.close)

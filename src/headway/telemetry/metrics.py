@@ -19,7 +19,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,10 @@ _NO_VALUES = frozenset(("step", "attempt", "time"))
 # JSON has no numbers for these; the words are those of the Protocol Buffers JSON mapping, and float() reads them.
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
+#: So long a disk may take for a record before that is told: one that a checkpoint is written to takes seconds at times.
+_SILENT_SECONDS = 10.0
+_NO_ANSWER = "the disk does not answer"
+
 #: Several hundred records.
 _TAIL_BYTES = 256 * 1024
 
@@ -57,17 +61,20 @@ class MetricsLog:
     Args:
         path: The file; created with its folder when it is not there, continued otherwise.
         attempt: Number of the attempt that writes.
+        may_write: Called before each record, where a disk that hangs costs no more than it does a write; raises when
+            nothing may be recorded any more.
 
     Raises:
         CheckpointError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, attempt: int) -> None:
-        self._path, self._attempt = path, attempt
+    def __init__(self, path: Path, attempt: int, may_write: Callable[[], None] = lambda: None) -> None:
+        self._path, self._attempt, self._may_write = path, attempt, may_write
         self._waiting: deque[bytes] = deque()
         self._trouble: str | None = None
         self._error: str | None = None
-        self._write_waiting = Patiently(self._write_all)
+        self._refusal: CheckpointError | None = None
+        self._closed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
@@ -79,18 +86,28 @@ class MetricsLog:
                 where=str(path),
                 fix="free some disk space, check the folder's permissions, and run the same command again",
             ) from error
+        self._patiently = Patiently()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record values of one step. Floats are written with all their digits; NaN and infinities as words."""
+        """Record values of one step. Floats are written with all their digits; NaN and infinities as words.
+
+        Raises:
+            CheckpointError: `may_write` forbids it, or has forbidden it meanwhile for an earlier one.
+        """
         record: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3)}
         for name, value in values.items():
             record[name] = value if math.isfinite(value) else _word(value)
         self._waiting.append(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
-        self._try()
+        done = self._patiently(self._write_all)
+        if self._refusal is not None:
+            raise self._refusal
+        if done:
+            self._tell(self._error)
+        elif self._patiently.late_seconds >= _SILENT_SECONDS:
+            self._tell(_NO_ANSWER)
 
-    def _try(self) -> None:
-        """Write what waits, and say how that goes where it is news."""
-        trouble = self._error if self._write_waiting() else "the disk does not answer"
+    def _tell(self, trouble: str | None) -> None:
+        """Say how writing goes where it is news."""
         if trouble is not None and self._trouble is None:
             warning(f"metrics cannot be written ({trouble}): they are kept in memory, and tried again")
         elif trouble is None and self._trouble is not None:
@@ -98,26 +115,39 @@ class MetricsLog:
         self._trouble = trouble
 
     def _write_all(self) -> None:
+        """Write what waits, which nobody else takes anything from."""
         self._error = None
         try:
-            while self._waiting:
+            while self._waiting and self._refusal is None:
+                self._may_write()
                 written = self._file.write(self._waiting[0])
                 rest = self._waiting.popleft()[written:]
                 if rest:  # the disk has become full in mid-line
                     self._waiting.appendleft(rest)
+        except CheckpointError as error:
+            self._refusal = error
         except OSError as error:
             self._error = error.strerror or str(error)
 
+    def _finish(self) -> None:
+        self._write_all()
+        self._file.close()
+
     def close(self) -> None:
         """Close the file; more than once does no harm."""
-        if self._waiting:
-            self._try()
-        if self._waiting:
-            what = "1 record is" if len(self._waiting) == 1 else f"{len(self._waiting):,} records are"
+        if self._closed:
+            return
+        self._closed = True
+        finished = self._patiently.end(self._finish)
+        if self._refusal is not None:  # which has been told
+            return
+        if finished:
+            self._tell(self._error)
+        else:
+            self._trouble = _NO_ANSWER
+        if missing := len(self._waiting):
+            what = "1 record is" if missing == 1 else f"{missing:,} records are"
             warning(f"{what} missing in {self._path}: {self._trouble}")
-            self._waiting.clear()
-        if self._write_waiting.idle:  # or it would wait for the disk
-            self._file.close()
 
     def __enter__(self) -> Self:
         return self

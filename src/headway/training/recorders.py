@@ -33,7 +33,7 @@ class Recorder(Callback):
         spent_usd: What the run has cost until now; 0 when that is unknown.
         load_seconds: What it took to find the newest good checkpoint and to load it, if there was one; told with the
             attempt's first step.
-        may_write: Called before a step is recorded; raises when another attempt has the run by now.
+        may_write: Called before each record, in a thread of its own; raises when another attempt has the run by now.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Recorder(Callback):
     def on_start(self, job: Job) -> None:
         """Open the files."""
         telemetry = job.config.telemetry
-        self._log = MetricsLog(self._path, self._attempt)
+        self._log = MetricsLog(self._path, self._attempt, self._assert_not_lost)
         work = job.config.train.batches.rows_before
         self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour, work)
         self._has_steps = self._has_trained = False
@@ -113,9 +113,11 @@ class Recorder(Callback):
         self._log.close()
 
     def _write(self, step: int, values: dict[str, float]) -> None:
+        self._log.write(step, values)
+
+    def _assert_not_lost(self) -> None:
         with suppress(OwnerUnknown):  # a record that an older attempt slips in does not count
             self._may_write()
-        self._log.write(step, values)
 
 
 def _warn_of_unknown_best(checkpoint: CheckpointConfig, step: int, metrics: Mapping[str, float]) -> None:

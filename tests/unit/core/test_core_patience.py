@@ -2,67 +2,221 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.core import patience
+from headway.core import console, patience
+from headway.core.errors import CheckpointError
 from headway.core.patience import PatientLog, Patiently
 from headway.core.waiting import wait_until
+from headway.telemetry import metrics as metrics_module
 from headway.telemetry.metrics import MetricsLog, read_metrics
-
-
-def test_what_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_SECONDS", 0.05)
-    goes, calls = threading.Event(), []
-
-    def act() -> None:
-        calls.append(1)
-        goes.wait()
-
-    patiently = Patiently(act)
-    assert patiently.idle and not patiently() and not patiently.idle
-    began = time.monotonic()
-    assert not any(patiently() for _ in range(100)) and time.monotonic() - began < 2
-    goes.set()
-    assert wait_until(lambda: patiently.idle, 10) and patiently() and len(calls) == 2
 
 
 class Hanging:
     """A file whose disk answers when it is let."""
 
     def __init__(self) -> None:
-        self.content = b""
-        self.goes = threading.Event()
+        self.content, self.closed = b"", False
+        self.asked, self.goes = threading.Event(), threading.Event()
 
     def write(self, content: bytes) -> int:
-        self.goes.wait()
+        self.asked.set()
+        self.goes.wait(30)
         self.content += content
         return len(content)
 
+    def close(self) -> None:
+        self.closed = True
 
-def test_lines_and_records_wait_for_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(patience, "_SECONDS", 0.05)
-    file: Any = Hanging()
+
+@pytest.fixture
+def disk() -> Iterator[Any]:
+    disk = Hanging()
+    yield disk
+    disk.goes.set()
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets how long a write is waited for: short while one hangs on purpose, long where none is to be taken for one."""
+    return lambda seconds: monkeypatch.setattr(patience, "_SECONDS", seconds)
+
+
+def threads() -> int:
+    return sum(thread.name == "headway-patience" for thread in threading.enumerate())
+
+
+def test_what_hangs_is_waited_for_once(hurried: Callable[[float], None]) -> None:
+    hurried(0.05)
+    goes, calls, patiently = threading.Event(), [], Patiently()
+
+    def act() -> None:
+        calls.append(1)
+        goes.wait(30)
+
+    assert not patiently(act) and patiently.late_seconds >= 0.05
+    began = time.monotonic()
+    assert not any(patiently(act) for _ in range(100)) and time.monotonic() - began < 2
+    hurried(10)
+    goes.set()
+    assert wait_until(lambda: not patiently.late_seconds, 10)
+    assert patiently(act) and len(calls) == 102, "all has its turn"
+    assert patiently.end(lambda: None)
+    began = time.monotonic()
+    assert not patiently(act) and time.monotonic() - began < 2, "nobody is there any more to wait for"
+
+
+def test_an_error_of_the_disk_is_passed_over() -> None:
+    def fail() -> None:
+        raise OSError("broken")
+
+    patiently = Patiently()
+    assert patiently(fail) and patiently(lambda: None) and patiently.end(fail)
+
+
+def test_a_copy_of_the_process_has_a_thread_of_its_own(hurried: Callable[[float], None]) -> None:
+    hurried(10)
+    patiently = Patiently()
+    assert patiently(lambda: None)
+    copy = os.fork()
+    if copy == 0:
+        code = 1
+        try:
+            code = 0 if patiently(lambda: None) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(copy, 0)[1] == 0
+    assert patiently(lambda: None) and patiently.end(lambda: None)
+
+
+def test_lines_wait_for_the_disk(disk: Hanging, hurried: Callable[[float], None]) -> None:
+    """A line that comes while another one is being written needs no third one to be written too."""
+    hurried(0.05)
+    file: Any = disk
     log = PatientLog(file)
     log.write(b"a")
     log.write(b"b")
-    file.goes.set()
-    assert wait_until(lambda: file.content == b"ab", 10)
-
-    metrics, disk = MetricsLog(tmp_path / "metrics.jsonl", 1), Hanging()
-    monkeypatch.setattr(metrics, "_file", disk)
-    for step in (1, 2, 3):
-        metrics.write(step, {"train/loss": float(step)})
-    assert capsys.readouterr().err.count("the disk does not answer") == 1
     disk.goes.set()
-    assert wait_until(lambda: metrics._write_waiting.idle, 10)
+    assert wait_until(lambda: disk.content == b"ab", 10)
+    log.close()
+
+
+def test_the_last_lines_of_a_log_are_waited_for(
+    tmp_path: Path, disk: Hanging, hurried: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They say why the run ended."""
+    hurried(0.05)
+    monkeypatch.setattr(Path, "open", lambda *_, **__: disk)
+    before = threads()
+    with console.log_to(tmp_path / "log", patiently=True):
+        console.write_log("one")
+        console.write_log("two")
+        threading.Timer(0.3, disk.goes.set).start()
+    assert disk.content == b"one\ntwo\n" and disk.closed
+    assert wait_until(lambda: threads() == before, 10), "nobody trains with the threads of an earlier run"
+
+
+def hanging_metrics(path: Path, disk: Hanging, monkeypatch: pytest.MonkeyPatch) -> MetricsLog:
+    metrics = MetricsLog(path, 1)
+    monkeypatch.setattr(metrics, "_file", disk)
+    return metrics
+
+
+def test_records_wait_for_the_disk(
+    tmp_path: Path,
+    disk: Hanging,
+    hurried: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hurried(0.05)
+    metrics = hanging_metrics(tmp_path / "metrics.jsonl", disk, monkeypatch)
+    for step in (1, 2):
+        metrics.write(step, {"train/loss": float(step)})
+    assert not capsys.readouterr().err, "a disk that a checkpoint is written to may take a while"
+    monkeypatch.setattr(metrics_module, "_SILENT_SECONDS", 0.05)
+    metrics.write(3, {"train/loss": 3.0})
     metrics.write(4, {"train/loss": 4.0})
+    assert capsys.readouterr().err.count("the disk does not answer") == 1
+    hurried(10)
+    disk.goes.set()
+    assert wait_until(lambda: not metrics._patiently.late_seconds, 10)
+    metrics.write(5, {"train/loss": 5.0})
     assert "are written again" in capsys.readouterr().err
+    metrics.close()
     (tmp_path / "metrics.jsonl").write_bytes(disk.content)
-    assert read_metrics(tmp_path).series("train/loss")[0].tolist() == [1, 2, 3, 4]
+    assert read_metrics(tmp_path).series("train/loss")[0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_the_last_records_are_waited_for(
+    tmp_path: Path,
+    disk: Hanging,
+    hurried: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A disk that is only slow loses none."""
+    hurried(0.05)
+    metrics, before = hanging_metrics(tmp_path / "metrics.jsonl", disk, monkeypatch), threads()
+    for step in (1, 2):
+        metrics.write(step, {"train/loss": float(step)})
+    threading.Timer(0.3, disk.goes.set).start()
+    metrics.close()
+    metrics.close()
+    assert disk.content.count(b"\n") == 2 and disk.closed and not capsys.readouterr().err
+    assert wait_until(lambda: threads() == before - 1, 10)
+
+
+def test_a_disk_that_hangs_to_the_end_is_given_up(
+    tmp_path: Path,
+    disk: Hanging,
+    hurried: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hurried(0.05)
+    monkeypatch.setattr(patience, "_END_SECONDS", 0.05)
+    metrics = hanging_metrics(tmp_path / "metrics.jsonl", disk, monkeypatch)
+    for step in (1, 2):
+        metrics.write(step, {"train/loss": float(step)})
+    metrics.close()
+    metrics.close()
+    said = capsys.readouterr().err
+    assert said == f"warning: 2 records are missing in {tmp_path}/metrics.jsonl: the disk does not answer\n"
+    disk.goes.set()
+    assert wait_until(lambda: disk.closed, 10) and disk.content.count(b"\n") == 2, "what it still takes, it gets"
+
+
+def test_whose_the_run_is_may_take_long_to_read(
+    tmp_path: Path,
+    hurried: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The answer comes with a later record, and what has waited for it is not recorded."""
+    hurried(0.05)
+    goes, path = threading.Event(), tmp_path / "metrics.jsonl"
+
+    def ask() -> None:
+        goes.wait(30)
+        raise CheckpointError("it is another one's")
+
+    monkeypatch.setattr(metrics_module, "_SILENT_SECONDS", 0.05)
+    metrics = MetricsLog(path, 1, ask)
+    metrics.write(1, {"train/loss": 1.0})
+    assert "the disk does not answer" in capsys.readouterr().err
+    hurried(10)
+    goes.set()
+    assert wait_until(lambda: not metrics._patiently.late_seconds, 10)
+    for step in (2, 3):
+        with pytest.raises(CheckpointError, match="another one's"):
+            metrics.write(step, {"train/loss": 2.0})
+    metrics.close()
+    assert not path.read_bytes() and not capsys.readouterr().err

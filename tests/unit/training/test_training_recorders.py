@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headway.checkpoint.fence import Fenced, OwnerUnknown
 from headway.config import Config, TrainConfig
+from headway.telemetry.metrics import read_metrics
 from headway.training.recorders import Recorder
 
 
@@ -25,6 +28,28 @@ def said_of(
         recorder.on_step(job, step, metrics)
     recorder._log.close()
     return capsys.readouterr().err
+
+
+def test_each_record_asks_whose_the_run_is_where_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    asked_by: list[threading.Thread] = []
+
+    def ask() -> None:
+        asked_by.append(threading.current_thread())
+        if len(asked_by) == 2:
+            raise OwnerUnknown("the disk is away")
+        if len(asked_by) == 3:
+            raise Fenced("it is another one's")
+
+    job: Any = SimpleNamespace(config=Config(train=TrainConfig(steps=9)), total_steps=9)
+    recorder = Recorder(tmp_path / "metrics.jsonl", 1, may_write=ask)
+    recorder.on_start(job)
+    recorder.on_hold(job, 1, 0.5)
+    recorder.on_hold(job, 2, 0.5)
+    with pytest.raises(Fenced):
+        recorder.on_hold(job, 3, 0.5)
+    recorder.on_end(job)
+    assert threading.current_thread() not in asked_by
+    assert read_metrics(tmp_path).series("checkpoint/hold_stall_seconds")[0].tolist() == [1, 2]
 
 
 def test_a_metric_that_no_step_has_is_told_at_the_first_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
