@@ -348,9 +348,15 @@ def test_orders_stand_still_while_a_slot_is_looked_for(
     """The thread that hears of what is written takes them away; a dict that changes meanwhile would end training."""
     find = CheckpointWriter._free_slot
 
+    def acquire(writer: CheckpointWriter) -> bool:
+        got = writer._changed.acquire(blocking=False)
+        if got:
+            writer._changed.release()
+        return got
+
     def alone(writer: CheckpointWriter) -> Any:
         with ThreadPoolExecutor(1) as other:
-            assert not other.submit(writer._changed.acquire, False).result(), "another thread gets the lock"
+            assert not other.submit(acquire, writer).result(), "another thread gets the lock"
         return find(writer)
 
     monkeypatch.setattr(CheckpointWriter, "_free_slot", alone)

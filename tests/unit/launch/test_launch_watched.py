@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +23,12 @@ from headway.core.console import alert_with
 from headway.core.errors import CheckpointError
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.core.waiting import wait_until
-from headway.launch import supervisor_log, watched
+from headway.launch import supervisor, supervisor_log, watched
 from headway.launch.attempt import Wishes
 from headway.launch.watched import WatchedAttempt
 from headway.supervise.crew import Crew
+from headway.supervise.endings import Ending
+from headway.supervise.ownership import OwnerLock
 from headway.supervise.processes import DEAD, has_one_thread, process_state
 from headway.supervise.watchdog import Finding
 
@@ -64,6 +67,22 @@ def test_a_record_of_the_surroundings_that_cannot_be_copied_is_left_out(
     assert attempt.record is not None and (attempt.record.directory / "config.yaml").exists()
 
 
+def test_what_alerts_need_is_open_when_the_attempt_has_begun(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open it at the first alert would wait for the disk that is told of."""
+    config, seen = load_config(tiny(telemetry={"alert": "true"})), []
+
+    class Begun(WatchedAttempt):
+        def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
+            seen.append(self.begin(lock).run.joinpath("alerts.log").exists())
+            return Ending("finished", "finished", 0)
+
+    monkeypatch.setattr(supervisor, "WatchedAttempt", Begun)
+    supervisor.supervise(config, Wishes(), own_process=False)
+    assert seen == [True]
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: WatchedAttempt, own: bool) -> None:
     """Two kills would have the same stack, and look like a bug."""
@@ -87,11 +106,17 @@ def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
     path = record.directory / "supervisor.log"
     os.mkfifo(path)
     told: list[str] = []
-    with alert_with(told.append):
+
+    def say() -> None:
         for word in ("one", "two"):
             attempt._say(f"warning: {word}")
+
+    with alert_with(told.append):
+        supervisor_thread = threading.Thread(target=say, daemon=True)
+        supervisor_thread.start()
+        supervisor_thread.join(20)
+    assert not supervisor_thread.is_alive() and not has_one_thread()
     assert capsys.readouterr().err == "warning: one\nwarning: two\n" and told == ["one", "two"]
-    assert not has_one_thread()
     monkeypatch.setattr(supervisor_log, "_SECONDS", 10.0)
     with ThreadPoolExecutor(1) as reader:
         read = reader.submit(path.read_text)
@@ -156,7 +181,7 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
         kill = attempt._hurry
         # On a busy machine it takes longer than it is given.
         monkeypatch.setattr(watched, "_TELL_SECONDS", 100.0)
-        monkeypatch.setattr(attempt, "_hurry", lambda: (wait_until(has_written, 60), kill()))
+        monkeypatch.setattr(attempt, "_hurry", lambda: (wait_until(has_written, 30), kill()))
         ending = attempt._watch(leader, None)
         assert survivor.poll() == -signal.SIGKILL
     finally:
