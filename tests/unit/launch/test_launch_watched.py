@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,10 +117,10 @@ def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
     assert not supervisor_thread.is_alive() and not has_one_thread()
     assert capsys.readouterr().err == "warning: one\nwarning: two\n" and told == ["one", "two"]
     monkeypatch.setattr(supervisor_log, "_SECONDS", 10.0)
-    with ThreadPoolExecutor(1) as reader:
-        read = reader.submit(path.read_text)
-        attempt._say("three")
-        assert read.result() == "warning: one\nwarning: two\nthree\n"
+    pipe = os.open(path, os.O_RDWR)
+    attempt._say("three")
+    assert os.read(pipe, 1000) == b"warning: one\nwarning: two\nthree\n"
+    os.close(pipe)
     assert attempt._log is not None and attempt._log._thread is not None
     assert not attempt._log._thread.is_alive(), "or no further attempt would be a copy of this process"
 
