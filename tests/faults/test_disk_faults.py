@@ -243,16 +243,22 @@ def test_a_disk_that_hangs_for_a_while(
     tiny: Callable[..., Path], tmp_path: Path, disk: Disk, whole: str, workers: int
 ) -> None:
     """Steps go on, though it is longer than a worker may be silent, until there is no room for a further state."""
-    config = tiny(**_sections(disk.path / "runs", hang_seconds=2.5, save_seconds=60.0))
+    config = tiny(**_sections(disk.path / "runs", hang_seconds=6.0, save_seconds=60.0))
     training, run = Training(config, "-w", str(workers)), disk.path / "runs/tiny"
     assert wait_until(lambda: "commit" in words(run / "ledger.jsonl"), 60)
     disk.hang()
     training.until("step 10/16")
-    threading.Timer(3.0, disk.go_on).start()
+    if workers == 1:  # several wait for each other by then, with a sign of life every second
+        training.until("in phase 'checkpoint', which may take 1 m 0 s")
+        assert wait_until(lambda: "gave no sign of life" in alerts(tmp_path), 10)
+    threading.Timer(7.0 if workers > 1 else 1.0, disk.go_on).start()
     code, said = training.end()
     assert code == 0, said
     assert "missing in" not in said, "what has waited is written"
     assert len(list(run.glob("attempts/*"))) == 1, "nobody was taken for hung"
+    assert not list(run.glob("attempts/*/stack-*")), "nobody was asked for what would have to wait for the disk"
+    if workers == 1:
+        assert "in phase 'checkpoint'" in (run / "attempts/001/supervisor.log").read_text()
     assert_sound(run, whole)
 
 

@@ -169,7 +169,8 @@ class CheckpointWriter:
         """
         if self._plan(blocks):
             self._wait_for_slots()
-        slot = self._free_slot()
+        with self._changed:  # somebody else's answer takes an order away
+            slot = self._free_slot()
         assert slot is not None, "nothing else takes one"
         slot.prepare(self._images, any(block.local.is_cuda for block in blocks.values()))
         return slot

@@ -32,9 +32,17 @@ class Alerts:
 
     def __init__(self, command: str, run: str, errors: Path) -> None:
         self._command, self._run, self._errors = command, run, errors
-        # Opened while all is well: to open a file on a disk that hangs would wait for it, and it is to be told of.
-        self._stream = self._open() if errors.parent.is_dir() else None
+        self._stream: IO[bytes] | None = None
+        if errors.parent.is_dir():
+            self.open_file()
         self._running: list[tuple[subprocess.Popen[bytes], float]] = []
+
+    def open_file(self) -> None:
+        """Open the file while all is well, in a folder that was just made or is another one now: to open it on a disk
+        that hangs would wait for that, and it is to be told of."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = self._open()
 
     def tell(self, what: str) -> None:
         """Start the command; what cannot be told, the log alone has."""
@@ -91,18 +99,18 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def alerting(command: str | None, run: Path) -> Iterator[None]:
+def alerting(command: str | None, run: Path) -> Iterator[Alerts | None]:
     """Have warnings of this process told to a command, for the length of a block.
 
     Args:
         run: The run directory; what goes wrong with the command is in `alerts.log` there.
     """
     if command is None:
-        yield
+        yield None
         return
     alerts = Alerts(command, run.name, run / "alerts.log")
     with console.alert_with(alerts.tell):
         try:
-            yield
+            yield alerts
         finally:
             alerts.close()

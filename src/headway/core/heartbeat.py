@@ -197,7 +197,11 @@ def _page_in_memory(path: Path) -> mmap.mmap | None:
         os.ftruncate(file, _FILE_BYTES)
         page = mmap.mmap(file, _FILE_BYTES)
         path.symlink_to(f"/proc/{os.getpid()}/fd/{file}")
+        # Not on a mount without symbolic links (nosymfollow), nor where /proc is of another process namespace.
+        if not os.path.samestat(path.stat(), os.fstat(file)):
+            raise OSError
     except OSError:
+        path.unlink(missing_ok=True)
         os.close(file)
         return None
     return page
@@ -254,6 +258,16 @@ def read_heartbeat(page: Path | int) -> Reading | None:
         begun=last,
         finished=Exchange(finished, _text(finished_name)),
     )
+
+
+def why_unreadable(page: Path) -> str:
+    """What keeps who asks from a page that is there, as the end of a sentence; empty where nothing does."""
+    try:
+        if os.path.lexists(page):
+            os.close(os.open(page, os.O_RDONLY))
+    except OSError as error:
+        return f"; its heartbeat cannot be opened ({error.strerror or error}: {page})"
+    return ""
 
 
 def _text(name: bytes) -> str:

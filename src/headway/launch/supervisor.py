@@ -12,7 +12,7 @@ import signal
 from types import FrameType
 
 from headway.config import Config
-from headway.core.alerts import alerting
+from headway.core.alerts import Alerts, alerting
 from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.signals import STOPPING, handled
 from headway.core.waiting import wait_until
@@ -46,13 +46,15 @@ class _Supervisor:
         self._budget, self._crew = Budget(config.supervise), Crew(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._signals: list[int] = []
         self._lock: OwnerLock | None = None
+        self._alerts: Alerts | None = None
         self._restarts = 0
 
     def run(self) -> None:
         if self._own_process:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child's end can be known
             adopt_orphans()
-        with handled(STOPPING, self._note), alerting(self._config.telemetry.alert, self._config.run_directory):
+        told = alerting(self._config.telemetry.alert, self._config.run_directory)
+        with handled(STOPPING, self._note), told as self._alerts:
             wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
             try:
                 while (decision := self._next()).goes_on:
@@ -76,7 +78,8 @@ class _Supervisor:
         """One attempt; what has ended the run is raised."""
         parallel = self._config.parallel.model_copy(update={"workers": self._crew.size})
         config = self._config.model_copy(update={"parallel": parallel})
-        attempt = WatchedAttempt(config, self._wishes, self._crew, self._signals, self._own_process)
+        has_begun = self._alerts.open_file if self._alerts is not None else lambda: None
+        attempt = WatchedAttempt(config, self._wishes, self._crew, self._signals, self._own_process, has_begun)
         if self._restarts:
             attempt.begin_again(self._lock, self._restarts)
         try:

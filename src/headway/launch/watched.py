@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,12 +16,13 @@ from typing import Any
 
 from headway.checkpoint.writers import wait_for_writers
 from headway.config import Config
-from headway.core.console import alert, clear_line, log_to, notice, warning
+from headway.core.console import alert, clear_line, notice, warning
 from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.faults import RESTARTS_VARIABLE
-from headway.core.heartbeat import Reading, read_heartbeat
+from headway.core.heartbeat import Phase, Reading, read_heartbeat, why_unreadable
 from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
 from headway.launch.leader_process import Leader, load_ahead
+from headway.launch.supervisor_log import SupervisorLog
 from headway.supervise.blame import blame, exchanges, last_exchange
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Decision, Ending
@@ -54,15 +55,28 @@ class _Workers:
 
 
 class WatchedAttempt:
-    """One attempt, from the supervisor's side."""
+    """One attempt, from the supervisor's side.
 
-    def __init__(self, config: Config, wishes: Wishes, crew: Crew, signals: list[int], own_process: bool) -> None:
+    Args:
+        has_begun: Called when its folder is there.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        wishes: Wishes,
+        crew: Crew,
+        signals: list[int],
+        own_process: bool,
+        has_begun: Callable[[], None] = lambda: None,
+    ) -> None:
         self.config, self._wishes, self._own_process = config, wishes, own_process
-        self._signals, self._passed_on = signals, 0
+        self._signals, self._passed_on, self._has_begun = signals, 0, has_begun
         self._crew, self._watchdog = crew, Watchdog(config.supervise, config.train.compile is not False)
         self.grows = False
         """Workers were asked to make room for an attempt with more of them."""
         self.record: Attempt | None = None
+        self._log: SupervisorLog | None = None
         self.lock: OwnerLock | None = None
         self._load_at, self._restarts = 0.0, 0
         self._told: dict[str, Any] | None = None
@@ -79,6 +93,8 @@ class WatchedAttempt:
         price = {PRICE_KEY: self.config.telemetry.usd_per_hour}
         facts = {"workers": self.config.parallel.workers, "restarts": restarts, **price}
         self.record = run.begin_attempt(command_line(), self.lock, started, **facts)
+        self._log = SupervisorLog(self.record.directory / "supervisor.log")
+        self._has_begun()
         note_restart(run.path, self.config, self._wishes)
         return self.record
 
@@ -222,8 +238,11 @@ class WatchedAttempt:
         if found is None or found.kind == "died":
             return None if self._signals else found  # told to stop, they may end in any way
         if found.kind == "waits" or (found.kind == "slow" and self.config.supervise.slow_worker == "warn"):
-            self._write_stacks([found.rank])
-            what = found.what + last_exchange(self._workers.readings[found.rank])
+            reading = self._workers.readings[found.rank]
+            # Who may wait for a disk that hangs must not wait for it in a signal handler: there it can give nothing up.
+            if found.kind == "slow" or reading.phase not in (Phase.CHECKPOINT, Phase.END):
+                self._write_stacks([found.rank])
+            what = found.what + last_exchange(reading)
             self._say(f"warning: worker {found.rank} {what}")
             self._facts.setdefault("warnings", []).append({"rank": found.rank, "what": what})
             return None
@@ -265,10 +284,10 @@ class WatchedAttempt:
                 os.kill(pid, signal.SIGKILL)
 
     def _say(self, text: str) -> None:
-        assert self.record is not None, "begun"
-        with log_to(self.record.directory / "supervisor.log"):
-            clear_line()
-            notice(text)
+        assert self._log is not None, "begun"
+        clear_line()
+        notice(text)  # first, with the alert
+        self._log.write(text)
 
     def _write_stacks(self, ranks: list[int], wake: bool = False, seconds: float = _STACK_SECONDS) -> None:
         """Have workers write what they are doing to `stack-<rank>.txt`; a stopped one must be continued for that."""
@@ -346,8 +365,10 @@ class WatchedAttempt:
     def _not_begun(self) -> Ending:
         missing = [rank for rank in range(self.config.parallel.workers) if rank not in self._workers.readings]
         which = f"worker{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        seconds = self.config.supervise.start_seconds
-        return Ending("hung", f"{which} did not begin within {seconds:.0f} s", 1, fix=_AGAIN, rank=missing[0])
+        what = f"{which} did not begin within {self.config.supervise.start_seconds:.0f} s"
+        if self.record is not None:
+            what += why_unreadable(self.record.directory / f"heartbeat-{missing[0]}")
+        return Ending("hung", what, 1, fix=_AGAIN, rank=missing[0])
 
     def _keep_traceback(self, told: Mapping[str, Any]) -> None:
         if self.record is not None and told.get("traceback"):

@@ -195,6 +195,8 @@ class RunDirectory:
         if "outcome" not in record:
             console.notice(f"attempt {numbers[-1]} died without a word (process {record.get('pid', 'unknown')})")
             write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died"})
+        for page in folder.glob("heartbeat-*"):  # links that lead nowhere by now, or to another process
+            page.unlink()
 
     def _refuse_foreign_folder(self) -> None:
         known = (self.path / OWNER_FILE).exists() or self.attempts.is_dir()

@@ -342,6 +342,27 @@ def test_nobody_goes_back_to_a_checkpoint_that_is_about_to_be_removed(
     writer.close()
 
 
+def test_orders_stand_still_while_a_slot_is_looked_for(
+    writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that hears of what is written takes them away; a dict that changes meanwhile would end training."""
+    find = CheckpointWriter._free_slot
+
+    def acquire(writer: CheckpointWriter) -> bool:
+        got = writer._changed.acquire(blocking=False)
+        if got:
+            writer._changed.release()
+        return got
+
+    def alone(writer: CheckpointWriter) -> Any:
+        with ThreadPoolExecutor(1) as other:
+            assert not other.submit(acquire, writer).result(), "another thread gets the lock"
+        return find(writer)
+
+    monkeypatch.setattr(CheckpointWriter, "_free_slot", alone)
+    writer.get_ready(blocks(make_state(1)))
+
+
 def test_what_is_older_than_a_checkpoint_is_not_written(holding: WriterSettings) -> None:
     def act(writer: CheckpointWriter) -> None:
         hold(writer, 1)

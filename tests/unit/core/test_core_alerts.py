@@ -24,6 +24,20 @@ def test_warnings_are_told_and_nothing_else(tmp_path: Path) -> None:
     )
 
 
+def test_its_file_can_be_opened_before_the_disk_hangs(tmp_path: Path) -> None:
+    """And is the one in the folder of today: `--restart` moves the old one away."""
+    run, old = tmp_path / "run", tmp_path / "old"
+    run.mkdir()
+    with alerting("echo so >&2", run) as alerts:
+        assert alerts is not None
+        run.rename(old)
+        run.mkdir()
+        alerts.open_file()
+        assert (run / "alerts.log").exists(), "before there is anything to tell"
+        console.warning("the disk hangs")
+    assert (run / "alerts.log").read_text() == "so\n" and (old / "alerts.log").read_text() == ""
+
+
 def test_a_command_that_fails_or_hangs_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.core.alerts._END_SECONDS", 0.2)
     start = time.monotonic()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +18,17 @@ from typing import Any
 import pytest
 
 from headway.config import load_config
+from headway.core.console import alert_with
 from headway.core.errors import CheckpointError
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.core.waiting import wait_until
-from headway.launch import watched
+from headway.launch import supervisor, supervisor_log, watched
 from headway.launch.attempt import Wishes
 from headway.launch.watched import WatchedAttempt
 from headway.supervise.crew import Crew
-from headway.supervise.processes import DEAD, process_state
+from headway.supervise.endings import Ending
+from headway.supervise.ownership import OwnerLock
+from headway.supervise.processes import DEAD, has_one_thread, process_state
 from headway.supervise.watchdog import Finding
 
 
@@ -61,6 +66,22 @@ def test_a_record_of_the_surroundings_that_cannot_be_copied_is_left_out(
     assert attempt.record is not None and (attempt.record.directory / "config.yaml").exists()
 
 
+def test_what_alerts_need_is_open_when_the_attempt_has_begun(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open it at the first alert would wait for the disk that is told of."""
+    config, seen = load_config(tiny(telemetry={"alert": "true"})), []
+
+    class Begun(WatchedAttempt):
+        def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
+            seen.append(self.begin(lock).run.joinpath("alerts.log").exists())
+            return Ending("finished", "finished", 0)
+
+    monkeypatch.setattr(supervisor, "WatchedAttempt", Begun)
+    supervisor.supervise(config, Wishes(), own_process=False)
+    assert seen == [True]
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: WatchedAttempt, own: bool) -> None:
     """Two kills would have the same stack, and look like a bug."""
@@ -75,7 +96,63 @@ def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: WatchedAtt
     attempt.record = None
 
 
-def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(tiny: Callable[..., Path]) -> None:
+def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
+    attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe that nobody reads waits when it is opened, as a file on such a disk does."""
+    monkeypatch.setattr(supervisor_log, "_SECONDS", 0.05)
+    record = attempt.begin(None)
+    path = record.directory / "supervisor.log"
+    os.mkfifo(path)
+    told: list[str] = []
+
+    def say() -> None:
+        for word in ("one", "two"):
+            attempt._say(f"warning: {word}")
+
+    with alert_with(told.append):
+        supervisor_thread = threading.Thread(target=say, daemon=True)
+        supervisor_thread.start()
+        supervisor_thread.join(20)
+    assert not supervisor_thread.is_alive() and not has_one_thread()
+    assert capsys.readouterr().err == "warning: one\nwarning: two\n" and told == ["one", "two"]
+    monkeypatch.setattr(supervisor_log, "_SECONDS", 10.0)
+    pipe = os.open(path, os.O_RDWR)
+    attempt._say("three")
+    assert os.read(pipe, 1000) == b"warning: one\nwarning: two\nthree\n"
+    os.close(pipe)
+    assert attempt._log is not None and attempt._log._thread is not None
+    assert not attempt._log._thread.is_alive(), "or no further attempt would be a copy of this process"
+
+
+@pytest.mark.parametrize("phase", [Phase.DATA, Phase.CHECKPOINT, Phase.END])
+def test_who_may_wait_for_its_disk_is_asked_for_no_stack(
+    attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    """It would wait for it in a signal handler, and give up no write that hangs."""
+    asked: list[int] = []
+    monkeypatch.setattr(watched, "ask_for_stacks", lambda files, *_: asked.extend(files))
+    page = Heartbeat(attempt.begin(None).directory / "heartbeat-0")
+    for step in (0, 1):
+        page.beat(phase, step)
+    attempt._look()
+    assert attempt._judge(time.monotonic() + 60.0) is None
+    assert len(attempt._facts["warnings"]) == 1 and asked == ([os.getpid()] if phase == Phase.DATA else [])
+
+
+def test_a_heartbeat_that_cannot_be_opened_is_told(attempt: WatchedAttempt) -> None:
+    folder = attempt.begin(None).directory
+    assert attempt._not_begun().what == "worker 0 did not begin within 900 s"
+    (folder / "heartbeat-0").symlink_to(folder / "nowhere")
+    attempt._look()
+    assert attempt._not_begun().what.startswith(
+        "worker 0 did not begin within 900 s; its heartbeat cannot be opened (No such file or directory: "
+    )
+
+
+def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_config(tiny(), ["parallel.workers=2"])
     attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
     folder = attempt.begin(None).directory
@@ -87,6 +164,10 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(tiny: Callabl
         "while sys.argv[2] == '1' and not pathlib.Path(sys.argv[1], 'die').exists(): time.sleep(0.01)\n"
         "os.kill(os.getpid(), 9) if sys.argv[2] == '1' else waits_without_end()\n"
     )
+
+    def has_written() -> bool:
+        return "in waits_without_end" in (folder / "stack-0.txt").read_text()
+
     survivor, dead = (subprocess.Popen([sys.executable, "-c", script, str(folder), rank]) for rank in "01")
     try:
         assert wait_until(lambda: (folder / "waits").exists() and (folder / "heartbeat-1").exists(), 60)
@@ -96,6 +177,10 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(tiny: Callabl
         leader: Any = SimpleNamespace(
             pid=-1, code=1, poll=survivor.poll, listen=lambda seconds: time.sleep(seconds) or []
         )
+        kill = attempt._hurry
+        # On a busy machine it takes longer than it is given.
+        monkeypatch.setattr(watched, "_TELL_SECONDS", 100.0)
+        monkeypatch.setattr(attempt, "_hurry", lambda: (wait_until(has_written, 30), kill()))
         ending = attempt._watch(leader, None)
         assert survivor.poll() == -signal.SIGKILL
     finally:
@@ -103,7 +188,7 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(tiny: Callabl
         survivor.wait()
         dead.wait()
     assert (ending.kind, ending.rank, ending.signal) == ("died", 1, 9)
-    assert "in waits_without_end" in (folder / "stack-0.txt").read_text()
+    assert has_written()
 
 
 TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}

@@ -72,6 +72,19 @@ def test_a_page_says_what_was_told_last(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a file")
+@pytest.mark.parametrize("leads", ["nowhere", "elsewhere"])
+def test_a_link_that_leads_to_no_page_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: str) -> None:
+    """A healthy worker would be ended as one that did not begin: /proc may be of another process namespace."""
+    path, other, link = tmp_path / "heartbeat-0", tmp_path / "elsewhere", Path.symlink_to
+    (tmp_path / "elsewhere").touch()
+    monkeypatch.setattr(Path, "symlink_to", lambda path, _: link(path, tmp_path / leads))
+    Heartbeat(path).beat(Phase.DATA, 7)
+    assert not path.is_symlink() and other.read_bytes() == b"" and not (tmp_path / "nowhere").exists()
+    found = read_heartbeat(path)
+    assert found is not None and found.step == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a file")
 def test_a_page_is_on_no_disk_and_outlives_its_worker(tmp_path: Path) -> None:
     """A store to a page of a disk that hangs would wait; of one that is broken, it would end the worker."""
     path = tmp_path / "heartbeat-0"
