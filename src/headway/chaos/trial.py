@@ -180,9 +180,11 @@ class Runs:
             # A process that writes died alone, or with its worker, after which a supervisor starts as after others.
             if after is None or order.startswith("kill@checkpoint."):
                 continue
+            began = min((start for start in starts if moment < start < after["time"]), default=None)
+            if began is None:  # an attempt that was beginning outlived it
+                continue
             result.recovery_seconds.append(after["time"] - moment)
             if order != SUPERVISOR:
-                began = min(start for start in starts if start > moment)
                 result.own_seconds.append(began - moment + after.get("checkpoint/load_seconds", 0.0))
 
     def _lose_disk(self, run: Path) -> bool:

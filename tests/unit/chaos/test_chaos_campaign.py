@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headway.chaos import trial as trial_module
 from headway.chaos.campaign import (
     BRING_POINTS,
     EVALUATION,
@@ -33,6 +34,7 @@ from headway.chaos.trial import Runs, TrialResult
 from headway.checkpoint.store import CheckpointStore
 from headway.config import load_config
 from headway.core import faults
+from headway.core.files import append_json_line
 from headway.supervise.ledger import Rollback
 from states import equal, make_state, save
 
@@ -253,3 +255,21 @@ def test_a_checkpoint_by_another_number_of_workers_is_told(tmp_path: Path, monke
     runs = Runs(tmp_path / "config.yaml", [], tmp_path, 6)
     assert runs._other_workers(tmp_path, [(2, 1), (3, 2), (5, 1)]) == []
     assert runs._other_workers(tmp_path, [(2, 1), (5, 2)]) == ["step-00000006 was made by 1 worker, and was to be by 2"]
+
+
+def test_a_kill_that_an_attempt_outlives_as_it_begins_is_no_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that sends what the attempt before has left dies before there is a step; nothing has to begin anew."""
+    run = tmp_path / "run"
+    run.mkdir()
+    attempts = [SimpleNamespace(started=started) for started in (0.0, 10.0, 40.0)]
+    monkeypatch.setattr(trial_module, "open_run", lambda _: SimpleNamespace(attempts=attempts))
+    steps = [(1, 5.0), (2, 14.0), (2, 38.0), (3, 43.0)]
+    for attempt, moment in steps:
+        append_json_line(run / "metrics.jsonl", {"attempt": attempt, "time": moment, "train/loss": 1.0})
+    for order, moment in (("kill@update=3", 9.0), ("kill-group@upload.manifest:1", 11.0), ("kill@reduce=7", 39.0)):
+        append_json_line(tmp_path / "run.faults.jsonl", {"order": order, "time": moment})
+    result = TrialResult(1, (1,))
+    object.__new__(Runs)._count_kills(run, result)
+    assert result.kills.total() == 3 and result.recovery_seconds == [5.0, 4.0] and result.own_seconds == [1.0, 1.0]
