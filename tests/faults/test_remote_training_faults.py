@@ -52,9 +52,14 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
 
 
 def worker_of(run: Path) -> int:
-    """Process of the worker that trains."""
+    """Process of the worker that trains.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
     found = read_heartbeat(max(run.glob("attempts/*")) / "heartbeat-0")
-    assert found is not None
+    if found is None:
+        raise ProcessLookupError
     return found.pid
 
 

@@ -213,11 +213,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
         x_grad_ND, w_grad_VD = ctx.saved_tensors
-        # It is as large as the weight, so it is scaled where it is, unless `retain_graph` says that it is wanted again;
-        # and where looking at the number waits for nothing, not by 1.
+        x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
+        # It is as large as the weight, so it is scaled where it is, unless `retain_graph` says that it is wanted again.
         if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
-            x_grad_ND, w_grad_VD = x_grad_ND * grad_output.to(x_grad_ND.dtype), w_grad_VD * grad_output
-        elif grad_output.device.type != "cpu" or grad_output.item() != 1.0:
-            x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
+            w_grad_VD = w_grad_VD * grad_output
+        else:
             w_grad_VD.mul_(grad_output)
         return x_grad_ND, w_grad_VD.to(ctx.weight_dtype), None, None, None, None
