@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,19 @@ def free_ports(count: int) -> list[int]:
     finally:
         for one in taken:
             one.close()
+
+
+def contend_for_an_object(place: Objects) -> None:
+    """Several make the same object, and one of them has made it; a later write gives it another version."""
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: place.create("claim", b"%d" % n), range(8)))
+    assert sum(made) == 1 and place.read("claim") == b"%d" % made.index(True)
+    before = place.facts("claim")
+    place.write("claim", b"x")
+    after = place.facts("claim")
+    assert before and after and before.version != after.version
+    place.remove(["claim", "nothing"])
+    assert place.read("claim") is None and place.facts("claim") is None and place.folders() == []
 
 
 def lose_a_machine(place: Objects, folder: Path) -> None:

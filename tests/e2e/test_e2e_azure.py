@@ -6,14 +6,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from headway.checkpoint.objects import Objects
 from headway.core.errors import CheckpointError, ConfigError
-from object_storage import free_ports, lose_a_machine
+from object_storage import contend_for_an_object, free_ports, lose_a_machine
 
 adlfs = pytest.importorskip("adlfs")
 AZURITE = shutil.which("azurite-blob")
@@ -66,16 +65,7 @@ def container(account: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_one_of_many_makes_an_object(container: str, tmp_path: Path) -> None:
     """What fencing rests on."""
-    place = Objects(f"{container}/{tmp_path.name}")
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda n: place.create("claim", b"%d" % n), range(8)))
-    assert sum(made) == 1 and place.read("claim") == b"%d" % made.index(True)
-    before = place.facts("claim")
-    place.write("claim", b"x")
-    after = place.facts("claim")
-    assert before and after and before.version != after.version
-    place.remove(["claim", "nothing"])
-    assert place.read("claim") is None and place.folders() == []
+    contend_for_an_object(Objects(f"{container}/{tmp_path.name}"))
 
 
 def test_what_is_wrong_is_said(container: str, account: str) -> None:

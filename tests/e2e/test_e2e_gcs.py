@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from headway.checkpoint.objects import PART_BYTES, Objects
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
-from object_storage import lose_a_machine
+from object_storage import contend_for_an_object, lose_a_machine
 from states import equal, make_state, save
 
 # Or gcsfs asks over gRPC first, which this server does not speak, of what kind the bucket is.
@@ -53,16 +52,7 @@ def url(server: GcsServer, tmp_path: Path) -> str:
 
 def test_one_of_many_makes_an_object(url: str) -> None:
     """What fencing rests on."""
-    place = Objects(url, OPTIONS)
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda n: place.create("claim", b"%d" % n), range(8)))
-    assert sum(made) == 1 and place.read("claim") == b"%d" % made.index(True)
-    before = place.facts("claim")
-    place.write("claim", b"x")
-    after = place.facts("claim")
-    assert before and after and before.version != after.version
-    place.remove(["claim", "nothing"])
-    assert place.read("claim") is None and place.facts("claim") is None and place.folders() == []
+    contend_for_an_object(Objects(url, OPTIONS))
 
 
 def test_what_is_wrong_is_said(server: GcsServer) -> None:

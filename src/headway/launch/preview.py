@@ -23,7 +23,7 @@ from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
 from headway.telemetry.record import is_run, open_run
-from headway.training.available import refuse_unavailable, slow_precision, unused_gpus
+from headway.training.available import refuse_unavailable, shortfalls
 
 # Segments of a mixture that are listed.
 _SEGMENTS = 8
@@ -44,9 +44,8 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     config, store = completed(config)
     device = pick_device(train.device)
     refuse_unavailable(config, device)
-    for short in (slow_precision(config, device), unused_gpus(config, device)):
-        if short:
-            warning(short)
+    for short in shortfalls(config, device):
+        warning(short)
     refuse_missing_keys(config)
     model = config.model
     feed = TokenFeed.of(config, grid, store)

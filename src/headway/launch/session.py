@@ -62,7 +62,7 @@ from headway.supervise.notices import watching_for
 from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, take_decisions
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
-from headway.training.available import slow_precision, unused_gpus
+from headway.training.available import shortfalls
 from headway.training.callbacks import Callback
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
@@ -359,9 +359,8 @@ def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
         f" {_batch(job)} rows · {counted(world.size, 'worker')} on"
         f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
     )
-    for short in (slow_precision(config, world.device), unused_gpus(config, world.device)):
-        if short and world.is_first:
-            warning(short)
+    for short in shortfalls(config, world.device) if world.is_first else ():
+        warning(short)
     if start is None:
         return
     if step >= job.total_steps:

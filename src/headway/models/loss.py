@@ -159,15 +159,12 @@ def _loss_and_gradients(
         loss = loss + chunk_loss
         x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
         scaled_CD = (x_CD * scale_C1).to(x_ND.dtype)
-        if index == 0:  # adding to zeros would be two more passes over a matrix as large as the weight
-            if x_ND.dtype == torch.float32:
-                torch.mm(grad_CV.t(), scaled_CD, out=w_grad_VD)
-            else:
-                w_grad_VD.copy_(grad_CV.t() @ scaled_CD)
-        elif x_ND.dtype == torch.float32:
-            w_grad_VD.addmm_(grad_CV.t(), scaled_CD)
+        # The first is not added to zeros: that would be two more passes over a matrix as large as the weight.
+        if x_ND.dtype == torch.float32:
+            w_grad_VD.addmm_(grad_CV.t(), scaled_CD, beta=min(index, 1))
         else:
-            w_grad_VD.add_(grad_CV.t() @ scaled_CD)
+            take = w_grad_VD.add_ if index else w_grad_VD.copy_
+            take(grad_CV.t() @ scaled_CD)
         del grad_CV  # before the logits of the next chunk
     return loss, x_grad_ND, w_grad_VD
 

@@ -53,6 +53,12 @@ def unused_gpus(config: Config, device: torch.device, machine: Machine | None = 
     )
 
 
+def shortfalls(config: Config, device: torch.device) -> list[str]:
+    """What of this machine a run leaves unused or slow, each in words; nothing that would have to be refused."""
+    found = slow_precision(config, device), unused_gpus(config, device)
+    return [text for text in found if text is not None]
+
+
 def refuse_unavailable(config: Config, device: torch.device) -> None:
     """Say what this device or installation lacks, while changing the config still costs nothing.
 

@@ -67,32 +67,32 @@ class Recorder(Callback):
         if not self._has_trained and "train/loss" in metrics:  # a step that is left out has no others
             self._has_trained = True
             _warn_of_unknown_best(job.config.checkpoint, step, metrics)
-        self._write(step, metrics)
+        self._log.write(step, metrics)
         self._line.step(step, metrics)
 
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
         """Adds to the step's record."""
-        self._write(step, {"evaluation/loss": result.loss, "evaluation/perplexity": result.perplexity})
+        self._log.write(step, {"evaluation/loss": result.loss, "evaluation/perplexity": result.perplexity})
         self._line.evaluation(step, result.loss)
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
         """Adds to the step's record."""
         if step:  # one of the beginning belongs to no step's record
-            self._write(step, {"checkpoint/stall_seconds": stall_seconds})
+            self._log.write(step, {"checkpoint/stall_seconds": stall_seconds})
 
     def on_hold(self, job: Job, step: int, stall_seconds: float) -> None:
         """Adds to the step's record."""
-        self._write(step, {"checkpoint/hold_stall_seconds": stall_seconds})
+        self._log.write(step, {"checkpoint/hold_stall_seconds": stall_seconds})
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """Adds to the record of the step at which it became known, since records never go back; a failure is said
         loudly, for training goes on."""
         step, of = job.state.cursor.step, float(outcome.step)
         if outcome.error is None:
-            self._write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
+            self._log.write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
             self._line.saved()
         else:
-            self._write(step, {"checkpoint/failed_step": of})
+            self._log.write(step, {"checkpoint/failed_step": of})
             warning(f"training goes on without a checkpoint of step {outcome.step}: {outcome.error.what}")
 
     def on_uploaded(self, job: Job, upload: Upload) -> None:
@@ -101,9 +101,9 @@ class Recorder(Callback):
         if not self._has_steps:  # of an earlier attempt's checkpoint: the record of its step is that attempt's
             return
         if upload.seconds is None:
-            self._write(job.state.cursor.step, {"checkpoint/upload_failed_step": of})
+            self._log.write(job.state.cursor.step, {"checkpoint/upload_failed_step": of})
         else:
-            self._write(
+            self._log.write(
                 job.state.cursor.step, {"checkpoint/uploaded_step": of, "checkpoint/upload_seconds": upload.seconds}
             )
 
@@ -111,9 +111,6 @@ class Recorder(Callback):
         """Close the files."""
         self._line.close()
         self._log.close()
-
-    def _write(self, step: int, values: dict[str, float]) -> None:
-        self._log.write(step, values)
 
     def _assert_not_lost(self) -> None:
         with suppress(OwnerUnknown):  # a record that an older attempt slips in does not count

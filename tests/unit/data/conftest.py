@@ -53,6 +53,16 @@ def jsonl() -> Callable[..., Path]:
 
 
 @pytest.fixture
+def twenty_files(tmp_path: Path, documents: Callable[..., list[str]]) -> Path:
+    """A folder of twenty small files."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, text in enumerate(documents(20)):
+        (folder / f"{number:02d}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
 def config(tmp_path: Path) -> Callable[..., DataConfig]:
     """A data config with a small vocabulary whose store is `store` in the test's folder."""
 

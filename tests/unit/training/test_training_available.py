@@ -12,7 +12,7 @@ import torch
 from headway.config import Config, MeshShape, load_config
 from headway.core.errors import ConfigError
 from headway.core.machine import Machine
-from headway.launch import join, preview, session
+from headway.launch import join, preview
 from headway.launch.api import train
 from headway.training import available
 from headway.training.available import refuse_unavailable, unused_gpus
@@ -49,8 +49,7 @@ def test_gpus_that_cannot_be_used_are_no_secret(tmp_path: Path) -> None:
 def test_they_are_told_of_before_a_run_and_when_it_begins(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for place in (preview, session):
-        monkeypatch.setattr(place, "unused_gpus", lambda config, device: f"GPUs in vain beside the {device.type}")
+    monkeypatch.setattr(available, "unused_gpus", lambda config, device: f"GPUs in vain beside the {device.type}")
     wanted = load_config(tiny(), ["supervise.enabled=false", "train.steps=1"])
     preview.preview(wanted)
     assert capsys.readouterr().err.count("GPUs in vain beside the cpu") == 1

@@ -32,40 +32,30 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Progress]:
     return made
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, documents: Callable[..., list[str]]) -> Path:
-    """Twenty small files."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for number, text in enumerate(documents(20)):
-        (folder / f"{number:02d}.txt").write_text(text)
-    return folder
-
-
 @pytest.mark.parametrize("dedup", [False, True])
 def test_what_lies_behind_a_limit_leaves_the_total(
-    config: Configs, corpus: Path, bars: list[Progress], dedup: bool
+    config: Configs, twenty_files: Path, bars: list[Progress], dedup: bool
 ) -> None:
-    source = {"path": str(corpus), "limit": "5 documents"}
+    source = {"path": str(twenty_files), "limit": "5 documents"}
     report = prepare(config([source], shard_bytes=1, validation=0, dedup={"documents": dedup}), workers=1)
     assert report.documents == 5 and len(bars) == 1 + dedup
-    size = sum(file.stat().st_size for file in sorted(corpus.iterdir())[:5])
+    size = sum(file.stat().st_size for file in sorted(twenty_files.iterdir())[:5])
     assert [(bar.done, bar.total) for bar in bars] == [(size, size)] * len(bars)
 
 
 def test_a_stream_among_the_files_has_no_total_until_it_was_read(
-    config: Configs, corpus: Path, bars: list[Progress], documents: Callable[..., list[str]]
+    config: Configs, twenty_files: Path, bars: list[Progress], documents: Callable[..., list[str]]
 ) -> None:
     stream = {"path": "python:", "name": "stream"}
     texts = {"stream": documents(30, seed=1)}
-    prepare(config([corpus, stream], validation=0, dedup={"documents": True}), workers=1, iterables=texts)
+    prepare(config([twenty_files, stream], validation=0, dedup={"documents": True}), workers=1, iterables=texts)
     reading, encoding = bars
-    assert reading.total is None and reading.done > sum(file.stat().st_size for file in corpus.iterdir())
+    assert reading.total is None and reading.done > sum(file.stat().st_size for file in twenty_files.iterdir())
     assert encoding.done == encoding.total == reading.done
 
 
 def test_the_search_for_duplicates_shows_each_stage(
-    config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    config: Configs, twenty_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Progress] = []
 
@@ -74,10 +64,10 @@ def test_the_search_for_duplicates_shows_each_stage(
         return made[-1]
 
     monkeypatch.setattr(duplicates, "Progress", bar)
-    for file in corpus.iterdir():
+    for file in twenty_files.iterdir():
         file.write_text(f"{file.read_text()}\n\n{file.name} goes on with a second paragraph that is long enough " * 2)
     dedup = {"near": True, "paragraphs": True, "paragraph_bytes": 1}
-    prepare(config(corpus, validation=0, dedup=dedup), workers=1)
+    prepare(config(twenty_files, validation=0, dedup=dedup), workers=1)
     assert [(each.label, each.done, each.total, each.unit) for each in made] == [
         ("searching for equal documents", 20, 20, "documents"),
         ("searching for similar documents", 20, 20, "bands"),

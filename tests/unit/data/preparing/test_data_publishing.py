@@ -19,16 +19,6 @@ from headway.data.store import TOKENS, TokenStore
 Configs = Callable[..., DataConfig]
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, documents: Callable[..., list[str]]) -> Path:
-    """Some small files."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for number, text in enumerate(documents(20)):
-        (folder / f"{number:02d}.txt").write_text(text)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("fault", "exchanges"),
     [
@@ -41,11 +31,11 @@ def corpus(tmp_path: Path, documents: Callable[..., list[str]]) -> Path:
     ],
 )
 def test_what_else_lies_in_the_stores_folder_stays_there(
-    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch, fault: str, exchanges: bool
+    tmp_path: Path, config: Configs, twenty_files: Path, monkeypatch: pytest.MonkeyPatch, fault: str, exchanges: bool
 ) -> None:
     if not exchanges:
         monkeypatch.setattr(building, "exchange", lambda one, other: False)
-    prepare(config(corpus), workers=1)
+    prepare(config(twenty_files), workers=1)
     (tmp_path / "store" / "more.txt").write_text("more text")
     (tmp_path / "store" / "notes").mkdir()
     (tmp_path / "store" / "notes" / "report.html").write_text("mine")
@@ -53,10 +43,10 @@ def test_what_else_lies_in_the_stores_folder_stays_there(
         monkeypatch.setattr(faults, "_passed", Counter())
         monkeypatch.setenv("HEADWAY_FAULTS", fault)
         with pytest.raises(RuntimeError):
-            prepare(config(corpus, validation=0.2), workers=1)
+            prepare(config(twenty_files, validation=0.2), workers=1)
         monkeypatch.delenv("HEADWAY_FAULTS")
-    prepare(config(corpus, validation=0.1), workers=1)
-    sources = [corpus, str(tmp_path / "store" / "*.txt")]
+    prepare(config(twenty_files, validation=0.1), workers=1)
+    sources = [twenty_files, str(tmp_path / "store" / "*.txt")]
     assert not prepare(config(sources, validation=0.1), workers=1).up_to_date
     assert (tmp_path / "store" / "more.txt").read_text() == "more text"
     assert (tmp_path / "store" / "notes" / "report.html").read_text() == "mine"
@@ -75,21 +65,21 @@ def exchanging(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("exchanging")
 def test_the_present_store_never_leaves_its_place(
-    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, config: Configs, twenty_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = prepare(config(corpus), workers=1)
+    before = prepare(config(twenty_files), workers=1)
     monkeypatch.setattr(faults, "_passed", Counter())
     monkeypatch.setenv("HEADWAY_FAULTS", "crash@data.aside")
-    after = prepare(config(corpus, validation=0.2), workers=1)
+    after = prepare(config(twenty_files, validation=0.2), workers=1)
     assert TokenStore.open(tmp_path / "store").fingerprint == after.fingerprint != before.fingerprint
 
 
 @pytest.mark.usefixtures("exchanging")
 def test_nobody_builds_in_a_store_that_is_being_cleared_away(
-    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, config: Configs, twenty_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it was replaced, the old store's folder has the name of one that is being built in."""
-    prepare(config(corpus), workers=1)
+    prepare(config(twenty_files), workers=1)
     remove, refused = building._remove_replaced, []
 
     def look(old: Path, store: Path) -> None:
@@ -100,15 +90,15 @@ def test_nobody_builds_in_a_store_that_is_being_cleared_away(
         remove(old, store)
 
     monkeypatch.setattr(building, "_remove_replaced", look)
-    prepare(config(corpus, validation=0.2), workers=1)
+    prepare(config(twenty_files, validation=0.2), workers=1)
     assert refused == [".store.preparing"] and not list(tmp_path.glob(".store.*"))
 
 
-def test_what_a_kill_left_half_written_is_nobodys(tmp_path: Path, config: Configs, corpus: Path) -> None:
-    prepare(config(corpus), workers=1)
+def test_what_a_kill_left_half_written_is_nobodys(tmp_path: Path, config: Configs, twenty_files: Path) -> None:
+    prepare(config(twenty_files), workers=1)
     (tmp_path / ".store.preparing").mkdir()
     (tmp_path / ".store.preparing" / ".manifest.json.123.tmp").write_text("{")
-    assert prepare(config(corpus), workers=1).up_to_date
+    assert prepare(config(twenty_files), workers=1).up_to_date
     assert not list((tmp_path / "store").glob(".manifest*")) and not list(tmp_path.glob(".store.*"))
 
 
@@ -123,10 +113,10 @@ def _stop_in_rmtree(path: Path, **_: object) -> None:
 @pytest.mark.parametrize("when", ["exchanged", "being removed"])
 @pytest.mark.parametrize("how", ["repair", "force"])
 def test_what_was_replaced_is_no_work_to_go_on_from(
-    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch, how: str, when: str
+    tmp_path: Path, config: Configs, twenty_files: Path, monkeypatch: pytest.MonkeyPatch, how: str, when: str
 ) -> None:
     """Damage that `--repair` and `--force` have mended would come back otherwise."""
-    prepare(config(corpus), workers=1)
+    prepare(config(twenty_files), workers=1)
     (tmp_path / "store" / "train").rename(tmp_path / "disk")
     (tmp_path / "store" / "train").symlink_to(tmp_path / "disk")  # as who has no room for all of it may do
     shard = tmp_path / "store" / "train" / next(tmp_path.glob(f"disk/*/*{TOKENS}")).relative_to(tmp_path / "disk")
@@ -139,24 +129,24 @@ def test_what_was_replaced_is_no_work_to_go_on_from(
         else:
             patch.setattr(building.shutil, "rmtree", _stop_in_rmtree)
         with pytest.raises((RuntimeError, KeyboardInterrupt)):
-            prepare(config(corpus), workers=1, force=how == "force", repair=how == "repair")
+            prepare(config(twenty_files), workers=1, force=how == "force", repair=how == "repair")
     assert shard.read_bytes() == good and (tmp_path / ".store.preparing").exists()
     (tmp_path / "more.txt").write_text("more text")
-    prepare(config([corpus, tmp_path / "more.txt"]), workers=1, force=how == "force")
+    prepare(config([twenty_files, tmp_path / "more.txt"]), workers=1, force=how == "force")
     assert TokenStore.open(tmp_path / "store").verify() == [] and not list(tmp_path.glob(".store.*"))
     assert not (tmp_path / "store" / building._MARK).exists()
 
 
 @pytest.mark.usefixtures("exchanging")
 def test_what_was_replaced_and_cannot_be_removed_is_named(
-    tmp_path: Path, config: Configs, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, config: Configs, twenty_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(config(corpus), workers=1)
+    prepare(config(twenty_files), workers=1)
     with monkeypatch.context() as patch:
         patch.setattr(building.shutil, "rmtree", lambda path, **_: None)
-        prepare(config(corpus, validation=0.2), workers=1)
+        prepare(config(twenty_files, validation=0.2), workers=1)
         with pytest.raises(DataError, match="was replaced cannot be removed") as caught:
-            prepare(config(corpus, validation=0.1), workers=1)
+            prepare(config(twenty_files, validation=0.1), workers=1)
     assert caught.value.where == str(tmp_path / ".store.preparing")
-    prepare(config(corpus, validation=0.1), workers=1)
+    prepare(config(twenty_files, validation=0.1), workers=1)
     assert not list(tmp_path.glob(".store.*"))
