@@ -405,6 +405,6 @@ def test_an_owner_that_cannot_be_read_is_no_other_owner(
         attempt.assert_current()
     recorder = Recorder(tmp_path / "metrics.jsonl", 1, may_write=attempt.assert_current)
     recorder._log = MetricsLog(tmp_path / "metrics.jsonl", 1, recorder._assert_not_lost)
-    recorder._write(3, {"train/loss": 1.0})  # training goes on, and its record with it
+    recorder._log.write(3, {"train/loss": 1.0})  # training goes on, and its record with it
     assert read_metrics(tmp_path).last("train/loss") == 1.0
     attempt.finish("finished", 0)
