@@ -55,7 +55,7 @@ class Trial:
     number: int
     legs: tuple[Leg, ...]
     memory_every: int | None = None
-    """Steps between copies into host memory, which a worker's death is then survived from; None where there are none."""
+    """Steps between copies into host memory, which outlive a worker; None where there are none."""
 
     @property
     def kills(self) -> int:
