@@ -58,15 +58,18 @@ class HeldStates:
         """The worker is dead: write the newest state that all have, if it is newer than what was saved.
 
         Args:
-            newest_saved: The step of the newest checkpoint that this process has part in; -1 for none.
+            newest_saved: The step of the newest checkpoint that was published; -1 for none. Only the first worker's
+                process knows it: of a part that was written, the checkpoint may have failed.
             write: Writes one.
         """
-        held = {int(order["step"]): order for order in self._orders.values() if order["step"] > newest_saved}
-        for step in sorted(held)[-1:] if self._workers == 1 else self._agreed(held):
+        held = {int(order["step"]): order for order in self._orders.values()}
+        newer = {step for step in held if step > newest_saved}
+        for step in sorted(newer)[-1:] if self._workers == 1 else self._agreed(held, newer):
             write(held[step])
 
-    def _agreed(self, held: Mapping[int, Order]) -> list[int]:
-        """The step to write, as a list of at most one."""
+    def _agreed(self, held: Mapping[int, Order], newer: set[int]) -> list[int]:
+        """The step to write, as a list of at most one: the others offer all, and the first one knows which are newer
+        than what was saved."""
         if not held:
             return []
         tag = next(iter(held.values()))["tag"]
@@ -78,8 +81,8 @@ class HeldStates:
                 write_json(mine, sorted(held))
                 chosen = self._read_when_there(choice, 0)
                 return [step for step in chosen or [] if step in held]
-            common = set(held)
-            for rank in range(1, self._workers):
+            common = set(newer)
+            for rank in range(1, self._workers if newer else 1):
                 note = self._directory / f".held-{tag}-{rank:05d}.json"
                 common &= set(self._read_when_there(note, rank) or [])
                 note.unlink(missing_ok=True)

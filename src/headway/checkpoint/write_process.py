@@ -123,8 +123,8 @@ class WriteProcess:
         except (HeadwayError, OSError) as error:
             self.tell("failed", step=step, fatal=isinstance(error, Fenced), **_in_words(error, step))
             return
-        self._newest_saved = step
-        nbytes = manifest.total_bytes if manifest else nbytes
+        if manifest:  # another worker cannot know whether the first one publishes what it wrote a part of
+            self._newest_saved, nbytes = step, manifest.total_bytes
         # Who is told that it is saved may go back to another one, which must not be removed behind his back.
         with pruning(self._store.directory) if manifest else nullcontext():
             self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)

@@ -1,6 +1,7 @@
 """The process beside a worker where its start, its output, its disk or its neighbours are not as they should be."""
 
 import errno
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,6 +302,39 @@ def test_the_patience_with_a_process_that_lives_has_an_end(tmp_path: Path) -> No
     start = time.monotonic()
     assert 1 not in meet(tmp_path, 1.0, has_ended=lambda rank: False, patience_seconds=0.2)
     assert time.monotonic() - start < held._MEETING_SECONDS
+
+
+@pytest.mark.parametrize(("fails", "rescued"), [(True, {0: 18, 1: 18}), (False, {})])
+def test_a_save_that_failed_for_the_first_worker_hides_no_state_that_all_hold(
+    fails: bool, rescued: dict[int, int], settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has written its part of it, and cannot know that it was for nothing."""
+    written: dict[int, int] = {}
+
+    def publish_unless_it_fails(process: Any, order: Any, *_: Any) -> Any:
+        if order["step"] == 20 and fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        written[0] = order["step"]
+        return SimpleNamespace(total_bytes=0)
+
+    def write_part_of(process: Any, order: Any, *_: Any) -> None:
+        written[1] = order["step"]
+
+    monkeypatch.setattr(write_process, "StagedImages", lambda *_: None)
+    monkeypatch.setattr(write_process.WriteProcess, "_publish", publish_unless_it_fails)
+    monkeypatch.setattr(write_process.WriteProcess, "_contribute", write_part_of)
+    record = {**replace(settings, workers=2).record(), "lock": None}
+    processes = [write_process.WriteProcess({**record, "rank": rank}, io.StringIO()) for rank in (0, 1)]
+    for process in processes:
+        process._held._has_ended = lambda rank: False
+        process._store.after_save = lambda manifest: None  # type: ignore[method-assign]
+        order = {"pieces": [], "tag": "attempt-1", "cursor": {}, "context": {}}
+        process.obey({**order, "kind": "hold", "step": 18, "descriptor": 1})
+        process.obey({**order, "kind": "write", "step": 20, "descriptor": 2})
+    written.clear()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda process: process.rescue(), processes))
+    assert written == rescued
 
 
 def test_whether_a_process_lives_is_known_on_its_own_machine_only(
