@@ -43,7 +43,7 @@ def newest_of_tiers(
         open_tier: Gives the remote tier, claimed, so that an attempt before cannot publish there any more.
         notice: Told about every newer one that is passed over, and why.
         accept: Asked about a remote checkpoint when there is none here; raises when it is not one of this run.
-        usable: Whether a remote checkpoint may be gone on from; the others are passed over.
+        usable: Whether a checkpoint may be gone on from; the others are passed over.
 
     Raises:
         CheckpointError: there are checkpoints, and none verifies; or there is none here, and the remote tier cannot be
@@ -51,10 +51,10 @@ def newest_of_tiers(
         ConfigError: the remote tier does not let us in.
     """
     if open_tier is None:
-        return store.newest(notice)
+        return store.newest(notice, usable)
     here, damaged = None, None
     try:
-        here = store.newest(notice)
+        here = store.newest(notice, usable)
     except CheckpointError as error:
         damaged = error
     try:

@@ -146,11 +146,16 @@ class CheckpointStore:
         path = checkpoint if isinstance(checkpoint, Path) else self._folder(checkpoint)
         return verify_checkpoint(path, hashes=full, tensors=full, advance=advance)
 
-    def newest(self, notice: Callable[[str], None] = console.warning) -> CheckpointInfo | None:
+    def newest(
+        self,
+        notice: Callable[[str], None] = console.warning,
+        usable: Callable[[Manifest], bool] = lambda manifest: True,
+    ) -> CheckpointInfo | None:
         """The newest checkpoint that verifies, every file's hash included; None when there never was one.
 
         Args:
             notice: Told about every newer one that is passed over, and why.
+            usable: Whether one may be gone on from; the others are passed over.
 
         Raises:
             CheckpointError: there are checkpoints, and none verifies.
@@ -158,9 +163,12 @@ class CheckpointStore:
         folders = self.folders()
         for folder in reversed(folders):
             found = verify_checkpoint(folder)
+            why = "; ".join(map(str, found.damage))
             if found.good and found.manifest is not None:
-                return CheckpointInfo(folder, found.manifest)
-            notice(f"passing over {folder}: {'; '.join(map(str, found.damage))}")
+                if usable(found.manifest):
+                    return CheckpointInfo(folder, found.manifest)
+                why = "it was made with rows that are left out now"
+            notice(f"passing over {folder}: {why}")
         if folders:
             raise CheckpointError(
                 f"none of the {len(folders)} checkpoints verifies",

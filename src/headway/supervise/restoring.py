@@ -63,8 +63,8 @@ def restore(
         command: For the record of attempts.
 
     Raises:
-        CheckpointError: the run is in use, or there is no such checkpoint that verifies. Nothing has changed then but
-            the number of the next attempt.
+        CheckpointError: the run is in use, there is no such checkpoint that verifies, or it was made with rows that the
+            run leaves out since. Nothing has changed then but the number of the next attempt.
         ConfigError: the checkpoint of a `source` was made with another config than the run's.
     """
     if source is None and not run.path.is_dir():
@@ -163,9 +163,11 @@ def _bring(
     """The checkpoint, verified and in the run's `checkpoints`."""
     store = CheckpointStore(run.checkpoints)
     if source is not None:
-        wanted = _newest_step(source, options) if step is None else step
-        if config is not None:
-            _refuse_other_config(config, source, wanted, options)
+        wanted = _newest_step(run, source, options) if step is None else step
+        for manifest in _manifests(source, options, wanted):
+            _refuse_outdated(run, manifest, source)
+            if config is not None:
+                _refuse_other_config(config, manifest, source)
         taken = wanted in checkpoint_folders(run.checkpoints)
         # What comes from a URL makes room when it is here.
         if taken and not is_url(source) and _verifies(Path(source), wanted):
@@ -184,11 +186,13 @@ def _bring(
         folder = checkpoint_folders(run.checkpoints).get(step)
         checked = verify_checkpoint(folder) if folder is not None else None
         if checked is not None and checked.good and checked.manifest is not None:
+            _refuse_outdated(run, checked.manifest, str(folder))
             return checked.manifest
         if checked is not None:
             console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
         for there in remote_manifests(url, options) if remote is not None else ():
             if there.manifest.step == step:
+                _refuse_outdated(run, there.manifest, there.place)
                 bring(store, remote_tier(url, options), there.manifest)
                 return there.manifest
     raise CheckpointError(
@@ -205,28 +209,43 @@ def _goes_on(ledger: Ledger, manifest: Manifest) -> bool:
     return not is_outdated(manifest, decided(ledger))
 
 
-def _newest_step(source: str, options: dict[str, Any]) -> int:
+def _refuse_outdated(run: RunDirectory, manifest: Manifest, where: str) -> None:
+    """The next attempt would remove it, when all later ones were set aside for it."""
+    if not _goes_on(Ledger(run.ledger_path), manifest):
+        raise CheckpointError(
+            f"step {manifest.step} was made with rows that are left out since: training would remove the checkpoint",
+            where=where,
+            fix="restore one of an earlier step, or this one into a run of its own: with --from, under another name",
+        )
+
+
+def _newest_step(run: RunDirectory, source: str, options: dict[str, Any]) -> int:
+    ledger = Ledger(run.ledger_path)
     if is_url(source):
-        steps = [found.manifest.step for found in remote_manifests(source, options)]
+        manifests = [found.manifest for found in remote_manifests(source, options)]
     else:
-        steps = [s for s, folder in local_folders(Path(source)).items() if verify_checkpoint(folder).good]
+        checked = map(verify_checkpoint, local_folders(Path(source)).values())
+        manifests = [c.manifest for c in checked if c.good and c.manifest is not None]
+    steps = [manifest.step for manifest in manifests if _goes_on(ledger, manifest)]
     if not steps:
         raise CheckpointError("there is no checkpoint that verifies", where=source, fix="give another --from")
     return max(steps)
 
 
-def _refuse_other_config(config: Config, source: str, step: int, options: dict[str, Any]) -> None:
+def _manifests(source: str, options: dict[str, Any], step: int) -> list[Manifest]:
+    """Those of a step; none where there is no such checkpoint, which copying it will tell."""
     if is_url(source):
-        contexts = [f.manifest.context for f in remote_manifests(source, options) if f.manifest.step == step]
-    else:
-        contexts = [read_manifest(f).context for s, f in local_folders(Path(source)).items() if s == step]
-    for context in contexts:
-        if context.get(IDENTITY) not in (None, fingerprint(identity(config))):
-            raise ConfigError(
-                f"the checkpoint of step {step} was made with another config than this run",
-                where=source,
-                fix="restore it into a run of its own, under another name",
-            )
+        return [f.manifest for f in remote_manifests(source, options) if f.manifest.step == step]
+    return [read_manifest(folder) for s, folder in local_folders(Path(source)).items() if s == step]
+
+
+def _refuse_other_config(config: Config, manifest: Manifest, source: str) -> None:
+    if manifest.context.get(IDENTITY) not in (None, fingerprint(identity(config))):
+        raise ConfigError(
+            f"the checkpoint of step {manifest.step} was made with another config than this run",
+            where=source,
+            fix="restore it into a run of its own, under another name",
+        )
 
 
 def _verifies(source: Path, step: int) -> bool:

@@ -144,6 +144,25 @@ def test_restoring_is_refused_while_the_run_is_in_use_and_changes_nothing(run: R
     assert len(names(run.checkpoints)) == 4 and Ledger(run.ledger_path).committed_step == 4
 
 
+@pytest.mark.parametrize("lies", ["here", "in the remote tier", "elsewhere", "at a URL"])
+def test_what_training_would_remove_is_refused_before_anything_is_set_aside(
+    run: RunDirectory, tmp_path: Path, lies: str
+) -> None:
+    """The rows of step 2 were left out, so what comes after it and knows nothing of that is of another run."""
+    source = {"elsewhere": str(tmp_path / "copies"), "at a URL": f"file://{tmp_path}/bucket"}.get(lies)
+    if source is not None:
+        invoke("copy", run.path, source)
+    if lies != "here":
+        shutil.rmtree(run.checkpoints / "step-00000003")
+    Ledger(run.ledger_path).decide(1, 2, 3, "rollback", "a spike")
+    before = names(run.checkpoints), [manifest.step for manifest in remote_of(tmp_path).manifests()]
+    with pytest.raises(CheckpointError, match="step 3 was made with rows that are left out since"):
+        restore(run, 3, source)
+    assert (names(run.checkpoints), [manifest.step for manifest in remote_of(tmp_path).manifests()]) == before
+    assert not (run.path / "set-aside").exists() and open_run(run.path).state == "finished"
+    assert restore(run, source=source).step == 2, "the newest that training would go on from"
+
+
 def test_a_checkpoint_of_another_config_is_refused(run: RunDirectory, tmp_path: Path) -> None:
     other = RunDirectory(tmp_path / "other")
     other.begin_attempt("train").finish("finished", 0)
