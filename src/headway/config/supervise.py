@@ -30,9 +30,11 @@ class SuperviseConfig(Section):
     """The first new attempt begins at once, each further one without progress twice as late as the one before, up to
     this."""
     hang_seconds: Seconds = 30.0
-    """A worker without a sign of life for this long, or for `hang_steps` steps if that is longer, is hung."""
+    """A worker without a sign of life for this long, or for `hang_steps` steps if that is longer, is hung. Less than
+    `parallel.timeout_seconds`, or those that wait for it give up first."""
     hang_steps: Seconds = 10.0
-    """In median steps of this attempt."""
+    """In median steps of this attempt. It is named after `hang_seconds`, or three times the longest silence of recent
+    steps, with a warning."""
     start_seconds: Seconds = 900.0
     """The same until the first step is done: loading, compiling, warming up."""
     save_seconds: Seconds = 900.0

@@ -72,7 +72,8 @@ class WatchedAttempt:
     ) -> None:
         self.config, self._wishes, self._own_process = config, wishes, own_process
         self._signals, self._passed_on, self._has_begun = signals, 0, has_begun
-        self._crew, self._watchdog = crew, Watchdog(config.supervise, config.train.compile is not False)
+        self._crew, compiles = crew, config.train.compile is not False
+        self._watchdog = Watchdog(config.supervise, compiles, config.parallel.timeout_seconds)
         self.grows = False
         """Workers were asked to make room for an attempt with more of them."""
         self.record: Attempt | None = None

@@ -11,7 +11,7 @@ import os
 import signal
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,6 +27,13 @@ _WINDOW_SECONDS, _WINDOW_STEPS, _WINDOWS = 8.0, 3, 2
 _MEDIAN_OF = 21
 #: Before its first step a worker loads and compiles, and says little.
 _START_SECONDS = 55.0
+#: What a worker that is well may be silent for, in the longest silence after which the run went on lately.
+_SILENCES = 3.0
+#: Phases whose silences are as long as the model makes them, and not a disk, a store or a compiler.
+_AT_WORK = frozenset((Phase.COMPUTE, Phase.BACKWARD, Phase.REDUCE, Phase.UPDATE, Phase.RECORD, Phase.EVALUATION))
+#: How long before others give an exchange up the one whom they wait for is ended, in their patience at least: they
+#: would end the attempt with an error of their own, and one of them would be blamed.
+_BEFORE_TIMEOUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,41 @@ class _Window:
 
 
 @dataclass
+class _Silences:
+    """The longest silence of every step, after which the worker went on."""
+
+    _of_steps: dict[int, float] = field(default_factory=dict)
+    _of_the_first: float = 0.0
+
+    def add(self, reading: Reading, seconds: float) -> None:
+        """One has ended that began with this reading."""
+        if not reading.has_finished_a_step:
+            self._of_the_first = max(self._of_the_first, seconds)
+            return
+        self._of_steps[reading.step] = max(seconds, self._of_steps.pop(reading.step, 0.0))
+        if len(self._of_steps) > _MEDIAN_OF:
+            del self._of_steps[next(iter(self._of_steps))]
+
+    def longest(self, with_first: bool) -> float:
+        """In seconds; with that of the attempt's first step or without, in which much is done for once."""
+        return max(*self._of_steps.values(), self._of_the_first if with_first else 0.0, 0.0)
+
+
+@dataclass
 class Watchdog:
     """Looks at an attempt's workers again and again."""
 
     config: SuperviseConfig
     compiles: bool = False
     """The model is compiled, which the first batch of an evaluation may have to wait for."""
+    timeout_seconds: float = 600.0
+    """How long workers wait for others in an exchange."""
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
     _newest: tuple[int, float] | None = None
+    _silent: dict[int, tuple[Reading, float]] = field(default_factory=dict)
+    """Those that the others wait for, and how long each has been silent."""
+    _at_steps: _Silences = field(default_factory=_Silences)
+    _at_evaluations: _Silences = field(default_factory=_Silences)
     _stopped_since: dict[int, float] = field(default_factory=dict)
     _window: _Window | None = None
     _slow: dict[int, int] = field(default_factory=dict)
@@ -111,12 +145,21 @@ class Watchdog:
             return config.save_seconds
         if reading.phase == Phase.EVALUATION and self.compiles:
             return config.start_seconds
-        limit = self._limit_of_a_step
+        limit = max(self.patience_seconds(reading), config.hang_steps * (self.step_seconds or self._usual_silence))
         return max(limit, config.data_seconds) if reading.phase == Phase.DATA else limit
 
+    def patience_seconds(self, reading: Reading) -> float:
+        """How long a worker may be without a sign of life until that is said, though it may take longer."""
+        usual = self._usual_silence
+        if reading.phase == Phase.EVALUATION:
+            usual = max(usual, self._at_evaluations.longest(with_first=False))
+        least = 0.0 if reading.has_finished_a_step else _START_SECONDS
+        return max(least, self.config.hang_seconds, _SILENCES * usual)
+
     @property
-    def _limit_of_a_step(self) -> float:
-        return max(self.config.hang_seconds, self.config.hang_steps * (self.step_seconds or 0.0))
+    def _usual_silence(self) -> float:
+        """The longest of recent steps; of the first one until another is done: nothing else is known of steps."""
+        return self._at_steps.longest(with_first=not self._steps)
 
     def _measure(self, readings: Mapping[int, Reading]) -> None:
         if not readings:
@@ -127,6 +170,21 @@ class Watchdog:
                 steps, at = self._newest
                 self._steps.append((first.steps_seconds - at) / (first.step - steps))
             self._newest = (first.step, first.steps_seconds)
+
+    def _silences(self, now: float, readings: Mapping[int, Reading]) -> dict[int, float]:
+        """How long each of those that the others wait for has been silent."""
+        behind = {rank: readings[rank] for rank in those_behind(readings)}
+        # Who waits with all others has waited for the last one to come, which may have been data that were late.
+        since = max((r.beat_seconds for r in behind.values() if r.waits_for), default=0.0)
+        return {rank: now - max(reading.beat_seconds, since, self._forgiven) for rank, reading in behind.items()}
+
+    def _learn(self, readings: Mapping[int, Reading], silent: Mapping[int, float]) -> None:
+        """How long workers are silent while all is well: this is what a step is made of."""
+        for rank, (reading, seconds) in self._silent.items():
+            if readings[rank].beat_seconds != reading.beat_seconds and reading.phase in _AT_WORK:
+                evaluates = reading.phase == Phase.EVALUATION
+                (self._at_evaluations if evaluates else self._at_steps).add(reading, seconds)
+        self._silent = {rank: (readings[rank], seconds) for rank, seconds in silent.items()}
 
     def _stopped(
         self, now: float, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
@@ -145,31 +203,36 @@ class Watchdog:
     ) -> Finding | None:
         if any(state is not None and state.state == TRACED for state in states.values()):
             return None  # somebody looks at it with a debugger
-        behind = those_behind(readings)
-        for rank in behind:
-            reading = readings[rank]
-            silent = now - max(reading.beat_seconds, self._forgiven)
-            limit = self.limit_seconds(reading)
-            if silent < limit:  # one of those that may be to blame is still within its time
-                return self._waits(rank, reading, silent)
-        if not behind:
+        silent = self._silences(now, readings)
+        self._learn(readings, silent)
+        limits = {rank: self.limit_seconds(readings[rank]) for rank in silent}
+        if self._others_give_up_soon(now, readings, silent):
+            limits = {rank: min(limit, self.patience_seconds(readings[rank])) for rank, limit in limits.items()}
+        if any(silent[rank] < limit for rank, limit in limits.items()):  # who may be to blame is still within his time
+            rank = max(silent, key=silent.__getitem__)
+            return self._waits(rank, readings[rank], silent[rank])
+        if not silent:
             return None
-        rank = behind[0]
+        rank = min(silent)
         reading, state = readings[rank], states.get(rank)
-        silent = now - reading.beat_seconds
+        seconds = now - reading.beat_seconds
         where = f"in phase '{reading.phase}' after step {reading.step}"
         if state is not None and state.state == UNINTERRUPTIBLE:
             where += ", in an uninterruptible call of the kernel"
-        what = f"gave no sign of life for {silent:.0f} s, {where}"
-        return Finding("hung", rank, what, silent, suspects=tuple(behind))
+        what = f"gave no sign of life for {seconds:.0f} s, {where}"
+        return Finding("hung", rank, what, seconds, suspects=tuple(silent))
+
+    def _others_give_up_soon(self, now: float, readings: Mapping[int, Reading], behind: Collection[int]) -> bool:
+        """Whether the exchange in which the others wait is about to fail; it may have begun as long before they wait
+        for it as a backward pass takes."""
+        waiting = [r.beat_seconds for rank, r in readings.items() if r.waits_for and rank not in behind]
+        before = max(_BEFORE_TIMEOUT * self.timeout_seconds, self._usual_silence)
+        return bool(waiting) and now - max(min(waiting), self._forgiven) >= self.timeout_seconds - before
 
     def _waits(self, rank: int, reading: Reading, silent: float) -> Finding | None:
-        """Said once for every time that a worker takes longer than a step may, where it is allowed to."""
+        """Said once for every time that a worker is silent for longer than is usual, where it is allowed to."""
         key = (rank, reading.step, reading.phase)
-        patience = self._limit_of_a_step
-        if not reading.has_finished_a_step:
-            patience = max(patience, _START_SECONDS)
-        if silent < patience or key in self._waited:
+        if silent < self.patience_seconds(reading) or key in self._waited:
             return None
         self._waited.add(key)
         what = f"has waited {silent:.0f} s for data of step {reading.step + 1}"

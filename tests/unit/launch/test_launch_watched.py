@@ -140,6 +140,12 @@ def test_who_may_wait_for_its_disk_is_asked_for_no_stack(
     assert len(attempt._facts["warnings"]) == 1 and asked == ([os.getpid()] if phase == Phase.DATA else [])
 
 
+def test_the_watchdog_knows_how_long_workers_wait_for_each_other(tiny: Callable[..., Path]) -> None:
+    config = load_config(tiny(), ["parallel.timeout_seconds=50", "supervise.hang_seconds=7"])
+    dog = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)._watchdog
+    assert (dog.timeout_seconds, dog.config.hang_seconds) == (50, 7)
+
+
 def test_a_heartbeat_that_cannot_be_opened_is_told(attempt: WatchedAttempt) -> None:
     folder = attempt.begin(None).directory
     assert attempt._not_begun().what == "worker 0 did not begin within 900 s"

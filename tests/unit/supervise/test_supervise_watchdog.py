@@ -19,7 +19,7 @@ from headway.core import heartbeat
 from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.core.waiting import wait_until
 from headway.supervise.processes import DEAD, STOPPED, TRACED, ProcessState
-from headway.supervise.watchdog import Watchdog, those_behind
+from headway.supervise.watchdog import Finding, Watchdog, those_behind
 
 CONFIG = SuperviseConfig()
 
@@ -180,6 +180,127 @@ def test_long_steps_raise_the_limit() -> None:
         assert dog.look(now, {0: reading(step=step, steps_seconds=ended, beat_seconds=now)}, running("S")) is None
     assert dog.step_seconds == pytest.approx(8.0)
     assert dog.limit_seconds(reading()) == pytest.approx(80.0)
+
+
+def steps_of(seconds: float, steps: int, first_silence: float | None = None) -> list[Reading]:
+    """Two beats each, from second 1000, and then nothing more: the last one begins a backward pass."""
+    beats, now = [], 1000.0
+    for step in range(steps + 1):
+        half = first_silence if step == 0 and first_silence is not None else seconds / 2
+        page = reading(step=step, first_step=0, steps_seconds=now if step else 0.0)
+        beats.append(replace(page, phase=Phase.COMPUTE, beat_seconds=now))
+        beats.append(replace(page, phase=Phase.BACKWARD, beat_seconds=now + half))
+        now += half + seconds / 2
+    return beats
+
+
+def watch(dog: Watchdog, *workers: list[Reading], until: float, every: float = 0.5) -> list[tuple[float, Finding]]:
+    """What is found, and when, by looks at pages on which these are written one after the other, up to the first that
+    ends the attempt."""
+    found, now = [], min(beats[0].beat_seconds for beats in workers)
+    while now <= until:
+        pages = {rank: [r for r in beats if r.beat_seconds <= now] for rank, beats in enumerate(workers)}
+        seen = dog.look(now, {rank: beats[-1] for rank, beats in pages.items()}, running(*"S" * len(workers)))
+        found += [] if seen is None else [(now, seen)]
+        if seen is not None and seen.kind != "waits":
+            break
+        now += every
+    return found
+
+
+@pytest.mark.parametrize("seconds", [0.5, 8.0, 50.0, 100.0, 1000.0])
+def test_a_slow_run_that_is_well_raises_no_alarm(seconds: float) -> None:
+    beats = steps_of(seconds, 6)
+    found = watch(Watchdog(CONFIG), beats, until=beats[-1].beat_seconds + seconds / 2 - 1, every=min(seconds / 8, 4.0))
+    # Of the first step nobody knows how long it may take, so that a silence of a minute is told.
+    assert [(seen.kind, when) for when, seen in found if when > 1000.0 + seconds] == []
+    assert [seen.kind for _, seen in found] == ["waits"] * (seconds > 110)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "named", "ended"),
+    [
+        (0.5, 1, None, 30.0),
+        (0.5, 5, None, 30.0),
+        (8.0, 1, 30.0, 40.0),  # of steps nothing is known but the silences of the first
+        (8.0, 5, 30.0, 80.0),
+        (36.0, 5, 54.0, 360.0),
+        (50.0, 1, 75.0, 250.0),
+        (50.0, 5, 75.0, 500.0),
+    ],
+)
+def test_a_hang_is_named_by_the_longest_silence_and_ended_by_the_length_of_steps(
+    seconds: float, steps: int, named: float | None, ended: float
+) -> None:
+    beats = steps_of(seconds, steps)
+    silent_since = beats[-1].beat_seconds
+    found = watch(Watchdog(CONFIG), beats, until=silent_since + 1000.0, every=0.2)
+    assert [seen.kind for _, seen in found] == (["hung"] if named is None else ["waits", "hung"])
+    # What is seen of a silence is shorter than it was, by a look.
+    assert found[-1][0] - silent_since == pytest.approx(ended, abs=3.0)
+    assert named is None or found[0][0] - silent_since == pytest.approx(named, abs=1.0)
+    assert all(seen.rank == 0 and "in phase 'backward'" in seen.what for _, seen in found)
+
+
+@pytest.mark.parametrize(("steps", "named", "ended"), [(1, 60.0, 200.0), (2, None, 30.0)])
+def test_a_slow_start_of_a_quick_model_gives_no_more_than_its_second_step_time(
+    steps: int, named: float | None, ended: float
+) -> None:
+    beats = steps_of(0.5, steps, first_silence=20.0)
+    found = watch(Watchdog(CONFIG), beats, until=beats[-1].beat_seconds + 300.0, every=0.2)
+    assert [seen.kind for _, seen in found] == (["hung"] if named is None else ["waits", "hung"])
+    assert found[-1][0] - beats[-1].beat_seconds == pytest.approx(ended, abs=3.0)
+
+
+def test_a_slow_evaluation_is_told_once_and_is_usual_then() -> None:
+    """One that is slower than any step: of each of its batches it would be told again."""
+    beats = steps_of(2.0, 3)
+    for number in range(6):
+        now = beats[-1].beat_seconds + (40.0 if number else 1.0)
+        beats.append(replace(beats[-1], phase=Phase.EVALUATION, step=4 + number // 3, beat_seconds=now))
+    found = watch(Watchdog(CONFIG), beats, until=beats[-1].beat_seconds + 39.0)
+    assert [seen.kind for _, seen in found] == ["hung"], "longer than ten steps, and than half a minute"
+    patient = Watchdog(SuperviseConfig(hang_steps=25.0))
+    found = watch(patient, beats, until=beats[-1].beat_seconds + 39.0)
+    assert [(seen.kind, when - beats[8].beat_seconds) for when, seen in found] == [("waits", 30.0)]
+    assert patient.patience_seconds(beats[-1]) == pytest.approx(120.0, abs=2.0)
+    assert patient.patience_seconds(beats[7]) == 30.0, "steps are judged by what steps take"
+
+
+def test_who_waits_for_late_data_of_another_one_shows_no_usual_silence() -> None:
+    dog, late, here = Watchdog(CONFIG), steps_of(2.0, 3), steps_of(2.0, 3)
+    now = late[-1].beat_seconds
+    here.append(replace(here[-1], waits_for="sum of gradients", collectives=41, beat_seconds=now + 1.0))
+    late.append(replace(late[-1], phase=Phase.DATA, beat_seconds=now + 1.0))
+    late.append(replace(here[-1], beat_seconds=now + 201.0))  # for a moment both wait
+    for beats in (here, late):
+        beats.append(replace(here[3], phase=Phase.RECORD, step=4, steps_seconds=now + 202.0, beat_seconds=now + 202.0))
+        beats.append(replace(beats[-1], phase=Phase.COMPUTE, beat_seconds=now + 202.5))
+    found = watch(dog, here, late, until=now + 203.0)
+    assert [(seen.kind, seen.rank) for _, seen in found] == [("waits", 1)]
+    assert dog.patience_seconds(here[-1]) == CONFIG.hang_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "timeout", "ended"),
+    # Ten steps of a minute are as long as anybody waits, and an exchange may have begun before the backward pass ended.
+    [(60.0, 600.0, 540.0), (160.0, 600.0, 520.0), (8.0, 600.0, 80.0), (8.0, 60.0, 54.0), (8.0, 20.0, 30.0)],
+)
+def test_who_hangs_is_ended_before_the_others_give_up(seconds: float, timeout: float, ended: float) -> None:
+    """Or one of them would be blamed, with the error of its exchange."""
+    hangs, waits = steps_of(seconds, 4), steps_of(seconds, 4)
+    now = waits[-1].beat_seconds
+    waits.append(replace(waits[-1], waits_for="sum of gradients", collectives=41, beat_seconds=now + 0.1))
+    found = watch(Watchdog(CONFIG, timeout_seconds=timeout), hangs, waits, until=now + 1000.0)
+    when, seen = found[-1]
+    assert (seen.kind, seen.rank, seen.suspects) == ("hung", 0, (0,))
+    assert when - now == pytest.approx(ended, abs=1.5)
+
+
+def test_who_lets_others_wait_and_lives_is_not_ended() -> None:
+    lives = [reading(beat_seconds=100.0 + 10 * tick, phase=Phase.CHECKPOINT) for tick in range(100)]
+    waits = [reading(waits_for="gather of numbers", collectives=41)]
+    assert watch(Watchdog(CONFIG), lives, waits, until=1000.0) == []
 
 
 def test_the_worker_that_the_others_wait_for_is_named() -> None:
