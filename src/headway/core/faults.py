@@ -115,7 +115,7 @@ def fault_point(point: str, step: int | None = None) -> str | None:
             _slow.add(order)
         if action == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
-        if action == "hang":
+        while action == "hang":  # a signal, as one that asks for a stack, ends a sleep
             ctypes.PyDLL(None).sleep(1_000_000)
         if action == "crash":
             raise RuntimeError(f"ordered by HEADWAY_FAULTS at {name}")

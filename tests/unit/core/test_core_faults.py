@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import headway
 from headway.core import faults
 from headway.core.errors import ConfigError
 from headway.core.heartbeat import Phase
+from headway.core.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,28 @@ def test_signals(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> N
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == -number
     assert result.stdout == "first\n"
+
+
+def test_a_hang_is_not_ended_by_who_asks_for_its_stack(tmp_path: Path) -> None:
+    """As a warning does, long before the worker that hangs is killed."""
+    log, stack = tmp_path / "log", tmp_path / "stack"
+    script = (
+        "import faulthandler, signal, sys\n"
+        "from headway.core.faults import fault_point\n"
+        "faulthandler.register(signal.SIGURG, file=open(sys.argv[1], 'w'))\n"
+        "fault_point('step', 7)\n"
+    )
+    surroundings = {**os.environ, "HEADWAY_FAULTS": "hang@step=7", "HEADWAY_FAULTS_LOG": str(log)}
+    with subprocess.Popen([sys.executable, "-c", script, str(stack)], env=surroundings) as child:
+        try:
+            assert wait_until(lambda: log.exists() and log.read_text(), 60)
+            for asked in range(1, 4):
+                child.send_signal(signal.SIGURG)
+                assert wait_until(lambda n=asked: stack.read_text().count("in fault_point") == n, 60)  # type: ignore[misc]
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(1.0)
+        finally:
+            child.kill()
 
 
 @pytest.mark.parametrize(
