@@ -4,7 +4,7 @@
 the workers, in turn, gets SIGKILL. The effective training time ratio (ETTR) is the time of the steps that count, first
 computations only, over all time from the start of the command to its end; start-up, steps computed again, evaluation
 and waiting for checkpoints are losses. The first start is one of the losses, so short runs look worse than long ones;
-the ratio without it is given too.
+the ratio without it is given too. Where that is less than its limit, the exit code is 1.
 
     python benchmarks/supervise/goodput.py
     python benchmarks/supervise/goodput.py --minutes 20 --workers 2 --output goodput.json
@@ -103,6 +103,8 @@ def main() -> None:
     if options.output:
         record = {"kills": len(kills), "ratio": found.ratio, "ratio_without_first_start": ratio, "recoveries": back}
         options.output.write_text(json.dumps({**record, "words": str(found), "load": load}, indent=1))
+    if ratio < LIMIT:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def test_what_cannot_be_measured_is_left_out_and_said(gate: Any, monkeypatch: py
         "fails": gate.Comparison("gate.py", ("--no-such-option",), {"x": ours}),
     }
     monkeypatch.setattr(gate, "COMPARISONS", scripts)
-    found, left_out = gate.measure(list(scripts), repeats=1)
-    assert not found and left_out["gone"] == "there is no no/such.py"
+    found, left_out, promises = gate.measure(list(scripts), repeats=1)
+    assert not found and not promises and left_out["gone"] == "there is no no/such.py"
     assert left_out["lacks"] == "no_such_module is not installed"
     assert left_out["fails"].startswith("FAILED: ")
 
@@ -66,7 +66,7 @@ def test_only_strict_ends_with_an_error_and_accepting_makes_it_the_rule(
 ) -> None:
     ratios = tmp_path / "ratios.json"
     ratios.write_text(json.dumps({"machine": {}, "ratios": {"feed: x": 2.0}}))
-    monkeypatch.setattr(gate, "measure", lambda *_: ({"feed: x": [1.0]}, {}))
+    monkeypatch.setattr(gate, "measure", lambda *_: ({"feed: x": [1.0]}, {}, []))
 
     def run(*options: str) -> None:
         monkeypatch.setattr(sys, "argv", ["gate.py", "--only", "feed", "--ratios", str(ratios), *options])
@@ -79,6 +79,53 @@ def test_only_strict_ends_with_an_error_and_accepting_makes_it_the_rule(
     run("--accept")
     assert json.loads(ratios.read_text())["ratios"] == {"feed: x": 1.0}
     run("--strict")
+
+
+@pytest.mark.parametrize(
+    ("times", "state"), [([1.1, 1.2, 1.9], "met"), ([1.1, 1.3, 1.3], "noise"), ([1.21, 1.3, 1.4], "MISSED")]
+)
+def test_what_a_script_promises_is_held_against_its_limit_whatever_was_committed(
+    gate: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    times: list[float],
+    state: str,
+) -> None:
+    """A ratio that was committed when it was bad already never drops."""
+    script = tmp_path / "save.py"
+    script.write_text(
+        "import json, pathlib, sys\n"
+        "left = json.loads(pathlib.Path(__file__).with_suffix('.json').read_text())\n"
+        "promise = {'what': 'stall', 'times': left.pop(0), 'at_most': 1.2}\n"
+        "pathlib.Path(__file__).with_suffix('.json').write_text(json.dumps(left))\n"
+        "pathlib.Path(sys.argv[2]).write_text(json.dumps({'ratio': 0.7, 'promises': [promise]}))\n"
+        "sys.exit(promise['times'] > 1.2)\n"
+    )
+    script.with_suffix(".json").write_text(json.dumps(times))
+    monkeypatch.setattr(gate, "HERE", tmp_path)
+    monkeypatch.setattr(gate, "COMPARISONS", {"save": gate.Comparison("save.py", (), {"copy": gate.Ratio(("ratio",))})})
+    ratios, output = tmp_path / "ratios.json", tmp_path / "all.json"
+    ratios.write_text(json.dumps({"machine": {}, "ratios": {"save: copy": 0.7}}))
+    monkeypatch.setattr(sys, "argv", ["gate.py", "--ratios", str(ratios), "--strict", "--output", str(output)])
+    if state == "MISSED":
+        with pytest.raises(SystemExit):
+            gate.main()
+    else:
+        gate.main()
+    out = capsys.readouterr().out
+    assert f"save: stall: {times[1]:.2f} times ({times[0]:.2f} to {times[2]:.2f}), {state} (at most 1.2)" in out
+    assert "dropped by over" not in out and "FAILED" not in out
+    (promise,) = json.loads(output.read_text())["promises"]
+    assert (promise["repeats"], promise["state"]) == (times, state)
+
+
+def test_a_script_that_breaks_after_its_results_has_failed(
+    gate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[2]).write_text('{}'); 1 / 0")
+    monkeypatch.setattr(gate, "HERE", tmp_path)
+    assert gate.run(gate.Comparison("x.py", (), {})) == (None, "ZeroDivisionError: division by zero")
 
 
 def test_every_comparison_is_a_script_that_takes_its_arguments(gate: Any) -> None:
