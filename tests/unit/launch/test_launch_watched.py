@@ -28,7 +28,7 @@ from headway.launch.watched import WatchedAttempt
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Ending
 from headway.supervise.ownership import OwnerLock
-from headway.supervise.processes import DEAD, has_one_thread, process_state
+from headway.supervise.processes import DEAD, ProcessState, has_one_thread, process_state
 from headway.supervise.watchdog import Finding
 
 
@@ -195,6 +195,42 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
         dead.wait()
     assert (ending.kind, ending.rank, ending.signal) == ("died", 1, 9)
     assert has_written()
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.15, 0.25, 0.35])
+def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, after: float
+) -> None:
+    """By a clock that goes on where the supervisor waits, and nowhere else: this is its own part, however busy the
+    machine is."""
+    config = load_config(tiny(), ["parallel.workers=2"])
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+    folder, now, told, killed = attempt.begin(None).directory, time.monotonic(), list[float](), list[float]()
+    died = now + 10.0 + after
+    for rank in (0, 1):
+        page = Heartbeat(folder / f"heartbeat-{rank}")
+        page._pid = 1000 + rank
+        page.beat(Phase.COMPUTE, 7)
+
+    def listen(seconds: float) -> list[Any]:
+        nonlocal now
+        now += seconds
+        return []
+
+    def state(pid: int) -> ProcessState:
+        dead = pid == 1001 and now >= died
+        return ProcessState(1, DEAD if dead else "S", 1, pid, signal.SIGKILL if dead else None)
+
+    monkeypatch.setattr(watched, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(watched, "process_state", state)
+    monkeypatch.setattr(watched, "ask_for_stacks", lambda *_: None)
+    monkeypatch.setattr(attempt, "_say", lambda text: told.append(now))
+    monkeypatch.setattr(attempt, "_hurry", lambda: killed.append(now))
+    leader: Any = SimpleNamespace(pid=-1, code=1, listen=listen, poll=lambda: 1 if killed else None)
+    ending = attempt._watch(leader, None)
+    assert (ending.kind, ending.rank, ending.signal) == ("died", 1, signal.SIGKILL)
+    assert 0.0 <= told[0] - died <= 1.0 and now - died <= 2.0
+    assert killed[0] - told[0] >= watched._HURRY_SECONDS, "or nobody would hear of it from the agent"
 
 
 TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}
