@@ -191,6 +191,36 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
     assert has_written()
 
 
+def test_workers_that_have_begun_since_the_last_look_hear_a_signal_too(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were taken for none, and killed with their agent: copies of it are at their steps within a look."""
+    config = load_config(tiny(), ["parallel.workers=2"])
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [signal.SIGTERM], own_process=False)
+    folder = attempt.begin(None).directory
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
+    agent: Any = SimpleNamespace(pid=12345, poll=lambda: None)
+    Heartbeat(folder / "heartbeat-0").beat(Phase.COMPUTE, 1)
+    attempt._pass_on(agent)
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+    attempt._pass_on(agent)
+    assert len(sent) == 1, "once"
+
+
+def test_an_agent_without_workers_has_nothing_to_save(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tiny(), ["parallel.workers=2"])
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [signal.SIGTERM], own_process=False)
+    attempt.begin(None)
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
+    agent: Any = SimpleNamespace(pid=12345, poll=lambda: None)
+    attempt._pass_on(agent)
+    assert sent == [(12345, signal.SIGKILL)]
+
+
 TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}
 
 
