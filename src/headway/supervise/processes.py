@@ -147,7 +147,8 @@ def end_all(
     spared, seen = start, dict[int, _Seen]()
     while True:
         processes = all_processes()
-        left = members(processes, leaders, descendants_of)
+        # With those killed already: one that has left the session lost its parent, and is no descendant any more.
+        left = members(processes, {*leaders, *killed}, descendants_of)
         _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
         now = time.monotonic()
         if not left or now - spared > GONE_SECONDS:
