@@ -21,7 +21,7 @@ from headway.launch.attempt import Wishes, WorkerDied
 from headway.launch.watched import WatchedAttempt, newest_checkpoint
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Budget, Decision, Ending
-from headway.supervise.ownership import OwnerLock, wait_for_dead_machine
+from headway.supervise.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.supervise.processes import adopt_orphans
 
 #: A look between attempts.
@@ -56,7 +56,7 @@ class _Supervisor:
             adopt_orphans()
         told = alerting(self._config.telemetry.alert, self._config.run_directory)
         with handled(STOPPING, self._note), told as self._alerts:
-            wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
+            self._wait_for_the_dead()
             try:
                 while (decision := self._next()).goes_on:
                     self._restarts += 1
@@ -69,10 +69,21 @@ class _Supervisor:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
+    def _wait_for_the_dead(self) -> None:
+        """For what is left of a command that was killed, or whose machine was."""
+        wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
+        if not self._wishes.restart:
+            wait_for_orphaned_writers(self._config.run_directory, lambda: self._signals)
+        self._heed("before the first attempt")
+
     def _pause(self, seconds: float) -> None:
         """Between attempts; a signal ends it, and the run."""
-        if wait_until(lambda: self._signals, seconds, _POLL_SECONDS):
-            raise Preempted(f"stopped by {self._signal} between two attempts", fix="run the same command again")
+        wait_until(lambda: self._signals, seconds, _POLL_SECONDS)
+        self._heed("between two attempts")
+
+    def _heed(self, when: str) -> None:
+        if self._signals:
+            raise Preempted(f"stopped by {self._signal} {when}", fix="run the same command again")
 
     def _next(self) -> Decision:
         """One attempt; what has ended the run is raised."""

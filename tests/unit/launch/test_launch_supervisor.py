@@ -35,7 +35,9 @@ class Played:
         self.concluded: Callable[[], None] = lambda: None
         self._patch = monkeypatch
 
-    def __call__(self, *endings: Ending | Callable[[], Ending], workers: Any = 1, **supervise: Any) -> None:
+    def __call__(
+        self, *endings: Ending | Callable[[], Ending], workers: Any = 1, restart: bool = False, **supervise: Any
+    ) -> None:
         """Each attempt takes one."""
         left = list(endings)
         values = {
@@ -66,7 +68,7 @@ class Played:
 
         self._patch.setattr(supervisor, "WatchedAttempt", Attempt)
         self._patch.setattr(supervisor, "Crew", lambda config, devices: Crew(config, devices, lambda: self.now))
-        supervisor.supervise(Config.model_validate(values), Wishes(), own_process=False)
+        supervisor.supervise(Config.model_validate(values), Wishes(restart=restart), own_process=False)
         assert not left, "every attempt was made"
 
     def saves(self, step: int, ending: Ending, seconds: float = 0.0) -> Callable[[], Ending]:
@@ -149,6 +151,29 @@ def test_a_signal_between_two_attempts_is_a_preemption(play: Played) -> None:
     play.concluded = lambda: signal.raise_signal(signal.SIGTERM)
     with pytest.raises(Preempted, match="stopped by SIGTERM between two attempts"):
         play(DIED)
+
+
+@pytest.mark.parametrize("whom", ["wait_for_dead_machine", "wait_for_orphaned_writers"])
+def test_a_signal_while_others_are_waited_for_takes_nothing_from_them(
+    play: Played, monkeypatch: pytest.MonkeyPatch, whom: str
+) -> None:
+    """An attempt would fence whoever still writes, before it ends."""
+
+    def wait(run: Path, is_over: Callable[[], object]) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        assert is_over()
+
+    monkeypatch.setattr(supervisor, whom, wait)
+    with pytest.raises(Preempted, match="stopped by SIGTERM before the first attempt"):
+        play()
+    assert not play.run.exists()
+
+
+def test_nobody_waits_for_a_checkpoint_of_a_run_that_is_moved_aside(
+    play: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "wait_for_orphaned_writers", lambda *_: pytest.fail("waits"))
+    play(FINISHED, restart=True)
 
 
 def test_a_signal_hides_nothing_that_would_have_ended_the_run(play: Played) -> None:

@@ -125,9 +125,9 @@ def test_a_machine_that_stood_still_makes_no_process_idle() -> None:
     """So long it was seen to do nothing, but only once."""
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
-        seen = dict[int, processes._Seen]()
-        assert processes._gets_on(sleeper.pid, 0.0, seen)
-        looks = [processes._gets_on(sleeper.pid, 1e6 + number, seen) for number in range(100)]
+        seen = dict[int, processes.Seen]()
+        assert processes.gets_on(sleeper.pid, 0.0, seen)
+        looks = [processes.gets_on(sleeper.pid, 1e6 + number, seen) for number in range(100)]
         assert looks == [True] * 49 + [False] * 51
     finally:
         sleeper.kill()
