@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -300,6 +301,29 @@ def test_the_patience_with_a_process_that_lives_has_an_end(tmp_path: Path) -> No
     start = time.monotonic()
     assert 1 not in meet(tmp_path, 1.0, has_ended=lambda rank: False, patience_seconds=0.2)
     assert time.monotonic() - start < held._MEETING_SECONDS
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_nobody_is_waited_for_in_a_folder_that_was_moved_away(tmp_path: Path, made_anew: bool) -> None:
+    """The one may have met in the old folder, the other waits in the new one: for minutes, while nothing can begin."""
+    folder, states = tmp_path / "checkpoints", {}
+    looks: list[int] = []
+
+    def move_away(rank: int) -> bool:
+        looks.append(rank)
+        if len(looks) == 3:
+            folder.rename(tmp_path / "elsewhere")
+            if made_anew:
+                folder.mkdir()
+        assert len(looks) < 50, "it waits for ever"
+        return False
+
+    for rank in (0, 1):
+        looks.clear()
+        shutil.rmtree(tmp_path / "elsewhere", ignore_errors=True)
+        states[rank] = HeldStates(folder, rank, 2, move_away)
+        states[rank].hold({"descriptor": 1, "step": 110, "tag": "attempt-1"})
+        states[rank].rescue(-1, lambda order: pytest.fail("nobody else has it"))
 
 
 def test_whether_a_process_lives_is_known_on_its_own_machine_only(
