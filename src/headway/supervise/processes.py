@@ -147,7 +147,10 @@ def end_all(
     spared, seen = start, dict[int, _Seen]()
     while True:
         processes = all_processes()
-        left = members(processes, leaders, descendants_of)
+        # A dead parent leads to no child: one that was killed is looked for by its own number, with its session. Once
+        # neither is there, the number is free for a stranger.
+        killed.intersection_update(number for p in processes for number in (p.pid, p.session))
+        left = members(processes, {*leaders, *killed}, descendants_of)
         _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
         now = time.monotonic()
         if not left or now - spared > GONE_SECONDS:
