@@ -11,6 +11,14 @@ import pytest
 from object_storage import S3Server, weed
 from support import headway, write_config, write_corpus
 
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # it comes with the extra for development
+    pass
+else:  # an example may take seconds where the machine is busy
+    settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("headway")
+
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
