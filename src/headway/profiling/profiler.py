@@ -214,7 +214,7 @@ def _work(job: Job) -> Work:
     return unknown.model_copy(
         update={
             "update_flops": sum(map(_newton_schulz_flops, groups)),
-            # All are read and written; clipping that is a pass of its own before the update has it read gradients again.
+            # All are read and written; where clipping is a pass of its own before, the update reads gradients again.
             "update_bytes": float((2 if clips else 3) * gradients + 2 * weights + 2 * moments),
             "norm_bytes": float(gradients),
         }
