@@ -175,6 +175,42 @@ def test_memory_without_what_is_loaded_ahead_is_told_and_nothing_of_a_run_is_tur
     assert all(key.endswith("_seconds") for key in work._settings()["supervise"])
 
 
+def test_the_whole_script_leaves_what_it_measured_in_a_file(
+    modules: dict[str, Any],
+    contender: Any,
+    speed: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Command:
+        def __init__(self, name: str, compiled: bool, work: Any) -> None:
+            self.name, self.process = name, SimpleNamespace(poll=lambda: 0)
+
+        def wait_for(self, steps: int) -> None:
+            pass
+
+        stop = kill = lambda self: None
+
+        def measured(self) -> Any:
+            return run_of(contender, 90.0 if self.name == "ceiling" else 45.0)
+
+    monkeypatch.setattr(speed, "Command", Command)
+    monkeypatch.setattr(speed, "Workload", lambda *_: SimpleNamespace(parameters=1e6, options=_[0]))
+    monkeypatch.setattr(speed, "run", lambda *_: run_of(contender, 50.0, peak=2**30, seconds=10.0))
+    output = tmp_path / "result.json"
+    comparison = modules["gate"].COMPARISONS["training"]
+    monkeypatch.setattr(sys, "argv", ["speed.py", *comparison.arguments, "--output", str(output)])
+    speed.main()
+    record = json.loads(output.read_text())
+    (ratio,) = comparison.ratios.values()
+    assert ratio.of(record) == 0.5
+    assert [len(runs) for runs in record["alone"].values()] == [3, 3], "as many as memory is taken from by itself"
+    said = capsys.readouterr().out
+    assert "medians of 1 rounds, of memory of 3 runs" in said and "1.00 to 1.00" in said
+    assert "headway's memory is without what it loads ahead" in said
+
+
 def test_the_overhead_is_what_ours_takes_longer_in_the_median_of_the_rounds(overhead: Any) -> None:
     found = {"headway": [0.0098, 0.0300, 0.0125], "bare": [0.0090, 0.0280, 0.0120]}
     assert overhead.differences(found) == pytest.approx([0.0008, 0.002, 0.0005])
@@ -183,6 +219,18 @@ def test_the_overhead_is_what_ours_takes_longer_in_the_median_of_the_rounds(over
     assert "of a step of 100 ms: 0.8%, met (at most 1%)" in text
     slower = {**found, "headway": [0.0105, 0.0300, 0.0135]}
     assert "of a step of 100 ms: 1.5%, MISSED" in overhead.report(slower, load=0.5)
+
+
+def test_the_overheads_script_leaves_what_it_measured_in_a_file(
+    overhead: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(overhead.speed, "Workload", lambda *_: None)
+    monkeypatch.setattr(overhead, "in_turns", lambda names, work: {"headway": 0.012, "bare": 0.010})
+    monkeypatch.setattr(sys, "argv", ["overhead.py", "--rounds", "2", "--output", str(tmp_path / "result.json")])
+    overhead.main()
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert record["overhead_seconds"] == pytest.approx(0.002) and record["seconds"]["bare"] == [0.010, 0.010]
+    assert "2.0%, MISSED" in capsys.readouterr().out
 
 
 def test_contenders_of_the_overhead_take_turns_and_none_is_left_behind(
