@@ -147,7 +147,9 @@ def end_all(
     spared, seen = start, dict[int, Seen]()
     while True:
         processes = all_processes()
-        # With those killed already: one that has left the session lost its parent, and is no descendant any more.
+        # A dead parent leads to no child: one that was killed is looked for by its own number, with its session. Once
+        # neither is there, the number is free for a stranger.
+        killed.intersection_update(number for p in processes for number in (p.pid, p.session))
         left = members(processes, {*leaders, *killed}, descendants_of)
         _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
         now = time.monotonic()
