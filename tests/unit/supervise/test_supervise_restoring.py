@@ -21,6 +21,7 @@ from headway.cli import checkpoints as verb
 from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved, override
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
+from headway.supervise import restoring
 from headway.supervise.ledger import Ledger
 from headway.supervise.restoring import prune, restore
 from headway.supervise.run_directory import RunDirectory, what_to_do
@@ -161,6 +162,13 @@ def test_what_training_would_remove_is_refused_before_anything_is_set_aside(
     assert (names(run.checkpoints), [manifest.step for manifest in remote_of(tmp_path).manifests()]) == before
     assert not (run.path / "set-aside").exists() and open_run(run.path).state == "finished"
     assert restore(run, source=source).step == 2, "the newest that training would go on from"
+
+
+def test_the_newest_checkpoint_may_still_be_on_its_way(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(run.checkpoints)
+    newest = max(info.step for info in store.list())
+    monkeypatch.setattr(restoring, "wait_for_orphaned_writers", lambda _: save(store, newest + 1))
+    assert restore(run).step == newest + 1
 
 
 def test_a_checkpoint_of_another_config_is_refused(run: RunDirectory, tmp_path: Path) -> None:
