@@ -18,12 +18,13 @@ from headway.core.heartbeat import read_heartbeat
 from headway.core.waiting import wait_until
 from headway.supervise.processes import STOPPED, process_state
 
-#: The command line, whose supervisor leaves a worker alone that is stopped, for longer than a test takes.
+#: The command line, whose supervisor leaves a worker alone that is stopped, and waits for what it tells at the end, for
+#: longer than a test takes.
 PATIENT_HEADWAY = (
     sys.executable,
     "-c",
-    "from headway.cli.main import main; from headway.supervise import watchdog;"
-    " watchdog._STOPPED_SECONDS = 600.0; main()",
+    "from headway.cli.main import main; from headway.core import alerts; from headway.supervise import watchdog;"
+    " watchdog._STOPPED_SECONDS = 600.0; alerts._END_SECONDS = 60.0; main()",
 )
 
 WORDS = ("red", "green", "blue", "stone", "river", "cloud", "under", "over", "seven", "eight")
