@@ -170,6 +170,17 @@ def accepted(verdicts: Sequence[Verdict], committed: Mapping[str, float]) -> dic
     return {name: measured.get(name, committed.get(name, 0.0)) for name in sorted({*committed, *measured})}
 
 
+def stamped(
+    verdicts: Sequence[Verdict], machines: Mapping[str, Mapping[str, Any]], here: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
+    """The machine that each comparison's ratios are of: this one, if all of them were measured now."""
+    measured: dict[str, bool] = {}
+    for v in verdicts:
+        name = v.name.partition(":")[0]
+        measured[name] = measured.get(name, True) and v.median is not None
+    return dict(sorted({**machines, **{name: here for name, whole in measured.items() if whole}}.items()))
+
+
 def table(verdicts: Sequence[Verdict]) -> str:
     """For people."""
     width = max((len(v.name) for v in verdicts), default=0)
@@ -264,7 +275,7 @@ def main() -> None:
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a ratio dropped or a script failed")
     parser.add_argument("--output", type=Path, help="JSON with all of it")
     options = parser.parse_args()
-    before = json.loads(options.ratios.read_text()) if options.ratios.exists() else {"machine": {}, "ratios": {}}
+    before = json.loads(options.ratios.read_text()) if options.ratios.exists() else {"machines": {}, "ratios": {}}
     here, load = machine(), os.getloadavg()[0]
     found, left_out = measure(options.only, options.repeats)
     committed = {n: r for n, r in before["ratios"].items() if n.partition(":")[0] in options.only}
@@ -273,8 +284,9 @@ def main() -> None:
     print(table(verdicts))
     for name, why in left_out.items():
         print(f"{name}: n/a, {why}")
-    if before["machine"] not in ({}, here):
-        print(f"the committed ratios are of another machine: {before['machine']}; this is {here}")
+    for name in options.only:
+        if (machine_of := before["machines"].get(name, here)) != here:
+            print(f"{name}: the committed ratios are of another machine: {machine_of}; this is {here}")
     dropped = [v.name for v in verdicts if v.state == "DROPPED"]
     failed = [name for name, why in left_out.items() if why.startswith("FAILED")]
     if dropped:
@@ -288,7 +300,8 @@ def main() -> None:
         options.output.write_text(json.dumps(record, indent=1) + "\n")
     if options.accept:
         ratios = accepted(verdicts, before["ratios"])
-        options.ratios.write_text(json.dumps({"machine": here, "ratios": ratios}, indent=1) + "\n")
+        machines = stamped(verdicts, before["machines"], here)
+        options.ratios.write_text(json.dumps({"machines": machines, "ratios": ratios}, indent=1) + "\n")
         print(f"{options.ratios} has these ratios now")
     elif options.strict and (dropped or failed):
         sys.exit(1)

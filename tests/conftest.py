@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from object_storage import S3Server, weed
+from object_storage import S3Server, weed, write_every_format
 from support import headway, write_config, write_corpus
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # it comes with the extra for development
+    pass
+else:  # an example may take seconds where the machine is busy
+    settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("headway")
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +39,12 @@ def tiny(corpus: Path, tmp_path: Path) -> Callable[..., Path]:
         return write_config(tmp_path, data=data, **sections)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def every_format(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the same texts in every format; tests only read it."""
+    return write_every_format(tmp_path_factory.mktemp("formats") / "corpus")
 
 
 @pytest.fixture(scope="session")

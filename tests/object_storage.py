@@ -1,9 +1,12 @@
-"""A real S3 server for tests: SeaweedFS from PyPI, with a folder and free ports of its own."""
+"""A real S3 server for tests (SeaweedFS from PyPI, with a folder and free ports of its own), and what is tested with
+every object store."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -17,10 +20,23 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headway.checkpoint.objects import Objects
+from headway.data.store import TokenStore
 from support import headway, state_hash, write_config, write_corpus
+from support_sources import find, read
 
 BUCKET = "headway"
+#: The documents of every file that `write_every_format` makes, but one.
+TEXTS = ["first", "Grüße 🎉\n", *(f"document {number}: " + "some text " * (number % 40) for number in range(3000))]
+#: Globs below its folder, and what they mean.
+GLOBS = {
+    "*.parquet": ["d.parquet"],
+    "part/*": ["a.jsonl", "b.jsonl.gz"],
+    "**/*.jsonl*": ["c.jsonl.zst", "part/a.jsonl", "part/b.jsonl.gz"],
+    "[c-d].*": ["c.jsonl.zst", "d.parquet"],
+}
 
 #: Linux gives connections ports from 32768 on.
 _FIRST_PORT, _PORTS_OF_A_WORKER, _PORT_RANGES = 12_000, 1000, 20
@@ -174,6 +190,58 @@ def free_ports(number: int) -> list[int]:
                 one.bind(("", port))
                 found.append(port)
         return found
+
+
+def write_every_format(folder: Path) -> Path:
+    """The same texts in every format, and what is not read."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (folder / "part").mkdir(parents=True)
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+    (folder / "part" / "a.jsonl").write_bytes(lines)
+    (folder / "part" / "b.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "c.jsonl.zst").write_bytes(pytest.importorskip("zstandard").compress(lines))
+    table = arrow.table({"text": TEXTS, "noise": [random.Random(n).randbytes(400) for n in range(len(TEXTS))]})
+    parquet.write_table(table, folder / "d.parquet", row_group_size=500)
+    with arrow.ipc.new_stream(folder / "e.arrow", table.schema) as out:
+        out.write_table(table, max_chunksize=400)
+    with arrow.ipc.new_file(folder / "f.feather", table.schema) as out:
+        out.write_table(table, max_chunksize=400)
+    (folder / "g.txt").write_text(TEXTS[1])
+    (folder / ".hidden.txt").write_text("not read")
+    (folder / "readme.pdf").write_text("ignored")
+    return folder
+
+
+def put_folder(place: Objects, folder: Path) -> None:
+    """Put all that is below a folder there."""
+    for file in (file for file in folder.rglob("*") if file.is_file()):
+        place.put(file.relative_to(folder).as_posix(), file)
+
+
+def find_by_glob(url: str, corpus: Path, pattern: str, names: list[str], **options: Any) -> None:
+    """A glob means the same in an object store as in the folder that was put there, and it reads the same."""
+    (here,), (there,) = find(f"{corpus}/{pattern}"), find(f"{url}/{pattern}", **options)
+    assert [file.name for file in here.files] == [file.name for file in there.files] == names
+    assert read(f"{corpus}/{pattern}").texts == read(f"{url}/{pattern}", **options).texts
+
+
+def prepare_from_both(url: str, corpus: Path, folder: Path, **options: Any) -> None:
+    """An object store prepares to the same tokens as the folder that was put there, and once."""
+    for name, source in (("local", {"path": str(corpus)}), ("remote", {"path": url, **options})):
+        data = {"sources": [{**source, "name": "corpus"}], "store": str(folder / name), "workers": 2}
+        config = write_config(folder, data=data)
+        result = headway("data", "prepare", config)
+        assert result.returncode == 0, result.stderr
+    # Shards are named by what is known of their input: a hash here, the server's checksum there.
+    here, there = (TokenStore.open(folder / name) for name in ("local", "remote"))
+    assert here.splits == there.splits == ["train", "validation"]
+    for split in here.splits:
+        count = here.tokens(split, "corpus")
+        assert count == there.tokens(split, "corpus")
+        assert (here.read(split, "corpus", 0, count) == there.read(split, "corpus", 0, count)).all()
+    assert all("version" in file for file in there.inputs()["sources"][0]["files"])
+    again = headway("data", "prepare", config)
+    assert again.returncode == 0 and "up to date" in again.stderr
 
 
 def contend_for_an_object(place: Objects) -> None:

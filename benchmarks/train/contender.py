@@ -31,10 +31,11 @@ class Measured:
 
     tokens_per_second: float
     first_step_seconds: float
-    peak_bytes: int
     mean_loss: float
     command_seconds: float
     step_seconds: list[float]
+    peak_bytes: int | None = None
+    """Of a command that was alone."""
 
 
 def family(pid: int) -> Iterator[int]:
@@ -145,11 +146,11 @@ class Command:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def measured(self, peak_bytes: int) -> Measured:
+    def measured(self, peak_bytes: int | None = None) -> Measured:
         """Of a command that has ended.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: it failed, or no step began and ended in one turn.
         """
         if code := self.process.wait():
             raise RuntimeError(f"{self.name} ended with exit code {code}:\n{self._log.read_text()[-2000:]}")
@@ -157,9 +158,11 @@ class Command:
         pairs = list(pairwise(ends[self.work.options.warmup - 1 :]))
         if self.turns:
             pairs = [(a, b) for a, b in pairs if any(start <= a and b <= stop for start, stop in self.turns)]
+        if not pairs:
+            raise RuntimeError(f"{self.name}: no step after the warm-up began and ended in one turn; take more --steps")
         seconds = [b - a for a, b in pairs]
         speed = self.work.tokens_per_step * len(seconds) / sum(seconds)
-        return Measured(speed, ends[0] - self.began, peak_bytes, self._mean_loss(), ended - self.began, seconds)
+        return Measured(speed, ends[0] - self.began, self._mean_loss(), ended - self.began, seconds, peak_bytes)
 
     def _mean_loss(self) -> float:
         if self.name != "headway":

@@ -39,10 +39,36 @@ def in_turns(names: list[str], work: speed.Workload) -> dict[str, float]:
         while waiting := [command for command in commands if command.process.poll() is None]:
             for command in waiting:
                 command.turn(STEPS_OF_A_TURN)
-        return {command.name: statistics.fmean(command.measured(0).step_seconds) for command in commands}
+        return {command.name: statistics.fmean(command.measured().step_seconds) for command in commands}
     finally:
         for command in commands:
             command.kill()
+
+
+def differences(found: dict[str, list[float]]) -> list[float]:
+    """By how many seconds our step took longer, in each round."""
+    return [ours - loop for ours, loop in zip(found["headway"], found["bare"], strict=True)]
+
+
+def report(found: dict[str, list[float]], load: float) -> str:
+    """The medians, and whether the overhead is within its limit.
+
+    Args:
+        found: Mean seconds of a step, by contender and round.
+        load: Of the machine.
+    """
+    longer = differences(found)
+    overhead = statistics.median(longer)
+    share = overhead / STEP_SECONDS
+    verdict = "met" if share <= LIMIT else "MISSED"
+    spread = f"{min(longer) * 1000:.2f} to {max(longer) * 1000:.2f}"
+    return "\n".join(
+        [
+            *(f"{name:8} {statistics.median(seconds) * 1000:6.2f} ms a step" for name, seconds in found.items()),
+            f"overhead {overhead * 1000:6.2f} ms a step ({spread} over {len(longer)} rounds; load {load:.1f})",
+            f"of a step of {STEP_SECONDS * 1000:.0f} ms: {share:.1%}, {verdict} (at most {LIMIT:.0%})",
+        ]
+    )
 
 
 def main() -> None:
@@ -64,17 +90,11 @@ def main() -> None:
                 found[name].append(seconds)
             figures = ", ".join(f"{name} {seconds[-1] * 1000:.2f} ms" for name, seconds in found.items())
             speed.say(f"round {number + 1} of {options.rounds}: {figures} a step")
-    differences = [ours - loop for ours, loop in zip(found["headway"], found["bare"], strict=True)]
-    overhead, load = statistics.median(differences), os.getloadavg()[0]
-    for name, seconds in found.items():
-        print(f"{name:8} {statistics.median(seconds) * 1000:6.2f} ms a step")
-    share = overhead / STEP_SECONDS
-    verdict = "met" if share <= LIMIT else "MISSED"
-    spread = f"{min(differences) * 1000:.2f} to {max(differences) * 1000:.2f}"
-    print(f"overhead {overhead * 1000:6.2f} ms a step ({spread} over {options.rounds} rounds; load {load:.1f})")
-    print(f"of a step of {STEP_SECONDS * 1000:.0f} ms: {share:.1%}, {verdict} (at most {LIMIT:.0%})")
+    load = os.getloadavg()[0]
+    print(report(found, load))
     if options.output:
-        record = {"seconds": found, "overhead_seconds": overhead, "load": load, "python": platform.python_version()}
+        record = {"seconds": found, "overhead_seconds": statistics.median(differences(found)), "load": load}
+        record |= {"python": platform.python_version()}
         options.output.write_text(json.dumps(record, indent=1))
 
 

@@ -1,5 +1,6 @@
 """Run under torchrun with two workers: what sharded strategies hold at a time, and that options change no bits."""
 
+import gc
 import sys
 import time
 import warnings
@@ -64,6 +65,23 @@ def peak(block: Callable[[], Any]) -> int:
     return most
 
 
+def live_peak(block: Callable[[], Any]) -> int:
+    """Most bytes of tensors that came into being in a block and lived at a time."""
+    with LiveBytes() as live:
+        block()
+    return int(live.peak)
+
+
+def least(measure: Callable[[], int]) -> int:
+    """The least of three times, all workers together: where the machine is busy, gloo's threads let go much later."""
+    found = []
+    for _ in range(3):
+        gc.collect()  # or what an earlier time has left goes in the middle of this one
+        time.sleep(0.1)
+        found.append(measure())
+    return min(found)
+
+
 def rows(rank: int) -> torch.Tensor:
     return torch.randint(128, (1, 16), generator=torch.Generator().manual_seed(rank))
 
@@ -86,14 +104,12 @@ def zero2_hands_gradients_over(world: World) -> None:
     model, strategy = built(world, asked)
     whole = sum(p.nbytes for p in model.parameters())
     assert whole > 10 * BUCKET
-    with LiveBytes() as live:
-        gradient(world, asked, model, strategy)
+    most = least(lambda: live_peak(lambda: gradient(world, asked, model, strategy)))
     # Half of them are this worker's own; all of them waited when they were kept to the end of the backward pass.
-    assert live.peak < 0.85 * whole, (live.peak, whole)
-    with LiveBytes() as live:
-        strategy.after_update()
+    assert most < 0.85 * whole, (most, whole)
+    most = least(lambda: live_peak(strategy.after_update))
     largest = max(p.nbytes for p in model.parameters())
-    assert live.peak <= 2 * max(BUCKET, largest), (live.peak, whole)
+    assert most <= 2 * max(BUCKET, largest), (most, whole)
 
 
 def sharded_layers_are_in_half_precision(world: World) -> None:
@@ -110,11 +126,15 @@ def sharded_layers_are_in_half_precision(world: World) -> None:
         with autocast("bf16", world.device):
             outputs.append(model(rows(world.rank), rows(world.rank)))
 
+    def forward_peak() -> int:
+        outputs.clear()
+        return peak(forward)
+
     outputs: list[torch.Tensor] = []
     forward()
-    outputs.clear()
+    most = least(forward_peak)
     # bf16 copies of all matrices alone would be two bytes for each parameter.
-    assert peak(forward) < root * 3.5 + 2 * whole * 0.6, (peak(forward), whole)
+    assert most < root * 3.5 + 2 * whole * 0.6, (most, whole)
     assert seen[0] == (torch.float32, (64,)) and seen[1] == (torch.bfloat16, (192, 64)), seen
     gradient(world, asked, model, strategy)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
@@ -152,7 +172,12 @@ def a_model_is_never_whole(world: World) -> None:
         materialize(model, world, first_value)
         models.append(model)
 
-    taken = peak(make)
+    def make_peak() -> int:
+        models.clear()
+        gc.collect()
+        return peak(make)
+
+    taken = least(make_peak)
     assert taken < whole / 2 + 4 * largest < 0.8 * whole, (taken, whole, largest)
     assert all(torch.equal(a, b) for a, b in zip(weights(models[0]), expected.parameters(), strict=True))
     assert torch.equal(models[0].cos, expected.cos)

@@ -61,6 +61,7 @@ def expert_worker(which: str) -> None:
     torchrun(4, Path(__file__).with_name("experts_worker.py"), which, timeout=580)
 
 
+@pytest.mark.timeout(900)
 def test_parts_gradients_norms_and_counts_are_those_of_the_whole() -> None:
     expert_worker("some")
 

@@ -46,7 +46,7 @@ for name in ("first", "second"):
             "name": name,
             "runs": sys.argv[1],
             "train": {"steps": 3, "global_batch": 4, "device": "cpu"},
-            "parallel": {"timeout_seconds": 20},
+            "parallel": {"timeout_seconds": 120},
             "telemetry": {"report": False},
         }
     )

@@ -12,7 +12,15 @@ import pytest
 
 from headway.checkpoint.objects import Objects
 from headway.core.errors import CheckpointError, ConfigError
-from object_storage import contend_for_an_object, free_ports, lose_a_machine
+from object_storage import (
+    GLOBS,
+    contend_for_an_object,
+    find_by_glob,
+    free_ports,
+    lose_a_machine,
+    prepare_from_both,
+    put_folder,
+)
 
 adlfs = pytest.importorskip("adlfs")
 AZURITE = shutil.which("azurite-blob")
@@ -75,6 +83,24 @@ def test_what_is_wrong_is_said(container: str, account: str) -> None:
             ask()
     with pytest.raises(CheckpointError, match="container does not exist"):
         Objects("az://nothing/x").create("a", b"")
+
+
+@pytest.fixture
+def bucket(container: str, every_format: Path) -> str:
+    """A corpus in the container; returns its URL."""
+    url = f"{container}/corpus"
+    if not Objects(url).facts("g.txt"):
+        put_folder(Objects(url), every_format)
+    return url
+
+
+@pytest.mark.parametrize(("pattern", "names"), GLOBS.items())
+def test_globs(bucket: str, every_format: Path, pattern: str, names: list[str]) -> None:
+    find_by_glob(bucket, every_format, pattern, names)
+
+
+def test_a_container_prepares_to_the_same_tokens_as_a_folder(bucket: str, every_format: Path, tmp_path: Path) -> None:
+    prepare_from_both(bucket, every_format, tmp_path)
 
 
 def test_a_run_on_a_machine_that_is_gone_goes_on_from_azure(container: str, tmp_path: Path) -> None:

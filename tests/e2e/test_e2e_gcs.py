@@ -17,7 +17,14 @@ from headway.checkpoint.objects import PART_BYTES, Objects
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
-from object_storage import contend_for_an_object, lose_a_machine
+from object_storage import (
+    GLOBS,
+    contend_for_an_object,
+    find_by_glob,
+    lose_a_machine,
+    prepare_from_both,
+    put_folder,
+)
 from states import equal, make_state, save
 
 # Or gcsfs asks over gRPC first, which this server does not speak, of what kind the bucket is.
@@ -114,6 +121,24 @@ def test_large_files_go_in_pieces_and_come_from_where_a_download_was_cut_off(
     sent, brought = server.ranges[:before], server.ranges[before:]
     assert len(sent) == 2, "gcsfs sends pieces of 50 MiB"
     assert brought[0] == f"bytes=1000-{PART_BYTES + 999}" and len(brought) == 4
+
+
+@pytest.fixture
+def bucket(server: GcsServer, every_format: Path) -> str:
+    """A corpus in the bucket; returns its URL."""
+    url = f"gs://{server.bucket}/corpus"
+    if not Objects(url, OPTIONS).facts("g.txt"):
+        put_folder(Objects(url, OPTIONS), every_format)
+    return url
+
+
+@pytest.mark.parametrize(("pattern", "names"), GLOBS.items())
+def test_globs(bucket: str, every_format: Path, pattern: str, names: list[str]) -> None:
+    find_by_glob(bucket, every_format, pattern, names, storage_options=OPTIONS)
+
+
+def test_a_bucket_prepares_to_the_same_tokens_as_a_folder(bucket: str, every_format: Path, tmp_path: Path) -> None:
+    prepare_from_both(bucket, every_format, tmp_path, storage_options=OPTIONS)
 
 
 @pytest.mark.slow

@@ -2,87 +2,52 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from pathlib import Path
 
 import pytest
 
+from headway.checkpoint.objects import Objects
 from headway.core.errors import DataError
 from headway.data.reading import remote, sources
 from headway.data.reading.places import open_file, stamp_of
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import pieces_of
-from headway.data.store import TokenStore
-from object_storage import S3Server, weed
+from object_storage import GLOBS, TEXTS, S3Server, find_by_glob, prepare_from_both, put_folder, weed
 from support import headway, write_config
 from support_sources import find, read
 
 pytest.importorskip("s3fs")
 
-TEXTS = ["first", "Grüße 🎉\n", *(f"document {number}: " + "some text " * (number % 40) for number in range(3000))]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same texts in every format."""
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    folder = tmp_path_factory.mktemp("local") / "corpus"
-    (folder / "part").mkdir(parents=True)
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
-    (folder / "part" / "a.jsonl").write_bytes(lines)
-    (folder / "part" / "b.jsonl.gz").write_bytes(gzip.compress(lines))
-    (folder / "c.jsonl.zst").write_bytes(pytest.importorskip("zstandard").compress(lines))
-    table = arrow.table({"text": TEXTS, "noise": [random.Random(n).randbytes(400) for n in range(len(TEXTS))]})
-    parquet.write_table(table, folder / "d.parquet", row_group_size=500)
-    with arrow.ipc.new_stream(folder / "e.arrow", table.schema) as out:
-        out.write_table(table, max_chunksize=400)
-    with arrow.ipc.new_file(folder / "f.feather", table.schema) as out:
-        out.write_table(table, max_chunksize=400)
-    (folder / "g.txt").write_text(TEXTS[1])
-    (folder / ".hidden.txt").write_text("not read")
-    (folder / "readme.pdf").write_text("ignored")
-    return folder
-
 
 @pytest.fixture
-def bucket(s3: S3Server, corpus: Path) -> str:
+def bucket(s3: S3Server, every_format: Path) -> str:
     """The corpus in the bucket; returns its URL."""
+    url = f"{s3.url}/corpus"
     if not s3.files().exists(f"{s3.bucket}/corpus/g.txt"):
-        for file in (file for file in corpus.rglob("*") if file.is_file()):
-            s3.put(f"corpus/{file.relative_to(corpus).as_posix()}", file.read_bytes())
-    return f"{s3.url}/corpus"
+        put_folder(Objects(url), every_format)
+    return url
 
 
 def test_a_folder_in_a_bucket_reads_like_one_on_disk(
-    bucket: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, every_format: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PIECE_BYTES", 50_000)
-    (here,), (there,) = find(corpus), find(bucket)
+    (here,), (there,) = find(every_format), find(bucket)
     assert [(f.name, f.format, f.compression, f.bytes) for f in here.files] == [
         (f.name, f.format, f.compression, f.bytes) for f in there.files
     ]
     assert (here.name, here.ignored) == (there.name, there.ignored)
     assert [piece.span for piece in pieces_of([here])] == [piece.span for piece in pieces_of([there])]
-    local, distant = read(corpus), read(bucket)
+    local, distant = read(every_format), read(bucket)
     assert local.texts == distant.texts and len(local.texts) == 6 * len(TEXTS) + 1
     assert not distant.bad
 
 
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("*.parquet", ["d.parquet"]),
-        ("part/*", ["a.jsonl", "b.jsonl.gz"]),
-        ("**/*.jsonl*", ["c.jsonl.zst", "part/a.jsonl", "part/b.jsonl.gz"]),
-        ("[c-d].*", ["c.jsonl.zst", "d.parquet"]),
-    ],
-)
-def test_globs(bucket: str, corpus: Path, pattern: str, names: list[str]) -> None:
-    (here,), (there,) = find(f"{corpus}/{pattern}"), find(f"{bucket}/{pattern}")
-    assert [file.name for file in here.files] == [file.name for file in there.files] == names
-    assert read(f"{corpus}/{pattern}").texts == read(f"{bucket}/{pattern}").texts
+@pytest.mark.parametrize(("pattern", "names"), GLOBS.items())
+def test_globs(bucket: str, every_format: Path, pattern: str, names: list[str]) -> None:
+    find_by_glob(bucket, every_format, pattern, names)
 
 
 def test_a_remote_file_tells_its_version_and_gives_its_bytes(s3: S3Server) -> None:
@@ -227,19 +192,5 @@ def test_storage_options_reach_the_store(s3: S3Server, monkeypatch: pytest.Monke
     assert read(url, storage_options={"endpoint_url": s3.endpoint}).texts == ["text"]
 
 
-def test_a_bucket_prepares_to_the_same_tokens_as_a_folder(
-    bucket: str, s3: S3Server, corpus: Path, tmp_path: Path
-) -> None:
-    for name, source in (("local", str(corpus)), ("remote", bucket)):
-        config = write_config(tmp_path, data={"sources": [source], "store": str(tmp_path / name), "workers": 2})
-        result = headway("data", "prepare", config)
-        assert result.returncode == 0, result.stderr
-    # Shards are named by what is known of their input: a hash here, the server's checksum there.
-    here, there = (TokenStore.open(tmp_path / name) for name in ("local", "remote"))
-    assert here.splits == there.splits == ["train", "validation"]
-    for split in here.splits:
-        count = here.tokens(split, "corpus")
-        assert count == there.tokens(split, "corpus")
-        assert (here.read(split, "corpus", 0, count) == there.read(split, "corpus", 0, count)).all()
-    again = headway("data", "prepare", config)
-    assert again.returncode == 0 and "up to date" in again.stderr
+def test_a_bucket_prepares_to_the_same_tokens_as_a_folder(bucket: str, every_format: Path, tmp_path: Path) -> None:
+    prepare_from_both(bucket, every_format, tmp_path)

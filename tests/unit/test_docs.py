@@ -20,8 +20,8 @@ from headway.config import Config, load_config
 from headway.config.complaints import known_keys
 
 ROOT = Path(__file__).parents[2]
-CONFIG_FILES = list((ROOT / "configs").glob("*.yaml"))
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+CONFIG_FILES = sorted((ROOT / "configs").glob("*.yaml"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 #: Verbs in whose place a word that names none stands for a subcommand: `headway bench SUITE`.
 GROUPS_WITH_A_DEFAULT = {"bench": "run"}
 

@@ -54,6 +54,8 @@ class Trial:
 
     number: int
     legs: tuple[Leg, ...]
+    memory_every: int | None = None
+    """Steps between copies into host memory, which outlive a worker; None where there are none."""
 
     @property
     def kills(self) -> int:
@@ -98,11 +100,12 @@ def _trial(number: int, shape: Shape, random: Random) -> Trial:
         orders = [f"kill@bring.{random.choice(BRING_POINTS)}:1#1%0"] if lost else []
         orders += [_order(step, start, workers, shape, random) for start, step in enumerate(at_workers, 1 + lost)]
         # The death of a process that writes ends no attempt, so it comes on top.
-        point = random.choice(SAVE_POINTS[:3])
+        point = random.choice(SAVE_POINTS)
         rank = random.randrange(workers) if point == "shard" else 0  # the first one's process does the rest alone
         extra = f"kill@checkpoint.{point}:1#{len(orders) + 1}%{rank}"
         legs.append(Leg(workers, (*orders, *([extra] if is_last else [])), None if is_last else mine[-1], lost))
-    return Trial(number, tuple(legs))
+    # Every other one, for with copies in memory a run seldom goes on from an older checkpoint.
+    return Trial(number, tuple(legs), None if number % 2 else max(1, shape.save_every // 2))
 
 
 def _order(step: int, start: int, workers: int, shape: Shape, random: Random) -> str:

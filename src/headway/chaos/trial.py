@@ -98,11 +98,13 @@ class Runs:
         """
         name, start = f"trial-{trial.number:03d}", time.monotonic()
         run, result = self._folder / name, TrialResult(trial.number, tuple(leg.workers for leg in trial.legs))
-        remote = [f"checkpoint.remote.url={self._remote}"] if self._remote else []
+        tiers = [f"checkpoint.remote.url={self._remote}"] if self._remote else []
+        if trial.memory_every is not None:
+            tiers.append(f"checkpoint.memory_every={trial.memory_every} steps")
         wanted: list[tuple[int, int]] = []
         for leg in trial.legs:
             result.disks_lost += leg.disk_lost and self._lose_disk(run)
-            code = self._command(name, leg, *remote)
+            code = self._command(name, leg, *tiers)
             if not run.exists():
                 raise self._useless(name, code)
             if leg.supervisor_at is None and code != 0:

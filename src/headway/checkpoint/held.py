@@ -45,6 +45,7 @@ class HeldStates:
         self._directory, self._rank, self._workers = directory, rank, workers
         self._has_ended, self._patience_seconds = has_ended, patience_seconds
         self._orders: dict[int, Order] = {}
+        self._place = 0  # the folder's inode
 
     def hold(self, order: Order) -> None:
         """A state is whole in its slot."""
@@ -74,6 +75,7 @@ class HeldStates:
         mine = self._directory / f".held-{tag}-{self._rank:05d}.json"
         with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
+            self._place = self._directory.stat().st_ino
             if self._rank > 0:
                 write_json(mine, sorted(held))
                 chosen = self._read_when_there(choice, 0)
@@ -89,12 +91,13 @@ class HeldStates:
         return []
 
     def _read_when_there(self, path: Path, rank: int) -> list[int] | None:
-        """What another process has left; None when it has not in time, or is gone without."""
+        """What another process has left; None when it has not in time, or is gone without, or when the folder is not
+        the one any more in which they were to meet: each would wait for what the other has left in the old one."""
         start = time.monotonic()
         while not is_there(path):
             ended = self._has_ended(rank)
             seconds = self._patience_seconds if ended is False else _MEETING_SECONDS
-            if ended or time.monotonic() - start > seconds:
+            if ended or time.monotonic() - start > seconds or self._directory.stat().st_ino != self._place:
                 break
             time.sleep(_LOOK_SECONDS)
         if not is_there(path):  # it may have been the last thing that it did

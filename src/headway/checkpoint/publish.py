@@ -35,6 +35,7 @@ from headway.checkpoint.signing import Key, signed
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
 from headway.core.cores import usable_cores
+from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.files import sync_folder
 
@@ -177,11 +178,12 @@ class Publisher:
             What is there afterwards.
 
         Raises:
-            CheckpointError: this process no longer owns the run.
+            CheckpointError: this process no longer owns the run, or the files are gone.
             OSError: it cannot be written.
         """
         tensors = _entries(folder, [piece for part in parts for piece in part.pieces], advance)
         files = {name: entry for part in parts for name, entry in part.files.items()}
+        _assert_there(folder, files)
         manifest = Manifest(
             version=3 if any(name.endswith(SEALED) for name in files) else 4,
             step=cursor["step"],
@@ -229,6 +231,17 @@ class Publisher:
                 discard(path)
             else:
                 path.rename(name)
+
+
+def _assert_there(folder: Path, files: Mapping[str, FileEntry]) -> None:
+    """Somebody may have moved or removed the folder meanwhile: its name would be that of another one by then."""
+    lost = [n for n, entry in files.items() if not (folder / n).is_file() or (folder / n).stat().st_size != entry.bytes]
+    if lost:
+        raise CheckpointError(
+            f"{', '.join(lost)} is gone, or is not what was written",
+            where=str(folder),
+            fix="leave the checkpoints where they are while a run writes them",
+        )
 
 
 def _entries(folder: Path, written: Iterable[WrittenPiece], advance: Callable[[], None]) -> dict[str, TensorEntry]:

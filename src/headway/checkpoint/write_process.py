@@ -245,8 +245,12 @@ class WriteProcess:
 def leave_failure(folder: Path, rank: int, why: str) -> None:
     """Tell the first worker's process that a part will not come. The file's name says it even on a full disk."""
     path = folder / _failure(rank)
-    path.touch()
-    path.write_text(why, encoding="utf-8")
+    whole = path.with_name(f".{path.name}")  # or who looks too soon finds no reason; not flushed: the disk may hang
+    try:
+        whole.write_text(why, encoding="utf-8", errors="backslashreplace")
+        whole.replace(path)
+    except OSError:
+        path.touch()
 
 
 def _bytes_of(folder: Path, rank: int) -> int:

@@ -14,7 +14,8 @@ from pathlib import Path
 from headway.core.machine import host_name
 from headway.core.waiting import wait_until
 
-_FOLDER = ".writers"
+#: In a run directory: the files that they have locked.
+WRITERS_FOLDER = ".writers"
 
 
 def open_writer_lock(run: Path, rank: int) -> int:
@@ -60,13 +61,13 @@ def writer_is_here(run: Path, rank: int) -> bool:
 def wait_for_writers(run: Path, seconds: float) -> bool:
     """Let processes of earlier attempts end the checkpoints that were handed to them; whether all have ended."""
     try:
-        return wait_until(lambda: all(map(_nobody_has, (run / _FOLDER).glob("*"))), seconds)
+        return wait_until(lambda: all(map(_nobody_has, (run / WRITERS_FOLDER).glob("*"))), seconds)
     except OSError:  # a file system without locks: nobody waits for anybody
         return False
 
 
 def _lock_of(run: Path, rank: int) -> Path:
-    return run / _FOLDER / f"{rank:05d}"
+    return run / WRITERS_FOLDER / f"{rank:05d}"
 
 
 def _nobody_has(path: Path) -> bool:

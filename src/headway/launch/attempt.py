@@ -30,7 +30,7 @@ from headway.core.launched import world_size_from_environment
 from headway.core.signals import NOTICES, STOPPING, handled, held, untold
 from headway.supervise.ledger import Ledger
 from headway.supervise.notices import watching_for
-from headway.supervise.ownership import OwnerLock, wait_for_dead_machine
+from headway.supervise.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
 
@@ -286,6 +286,8 @@ def own_attempt(
         ConfigError: the run there was made by another config.
     """
     wait_for_dead_machine(config.run_directory)
+    if not wishes.restart:
+        wait_for_orphaned_writers(config.run_directory)
     with ExitStack() as stack:
         with held():  # a signal between the two would end an attempt that nobody concludes
             attempt = _begin(config, fingerprints, facts, wishes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from types import FrameType
 
 from headway.config import Config
@@ -20,7 +21,7 @@ from headway.launch.attempt import Wishes, WorkerDied
 from headway.launch.watched import WatchedAttempt, newest_checkpoint
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Budget, Decision, Ending
-from headway.supervise.ownership import OwnerLock, wait_for_dead_machine
+from headway.supervise.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.supervise.processes import adopt_orphans
 
 #: A look between attempts.
@@ -55,7 +56,7 @@ class _Supervisor:
             adopt_orphans()
         told = alerting(self._config.telemetry.alert, self._config.run_directory)
         with handled(STOPPING, self._note), told as self._alerts:
-            wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
+            self._wait_for_the_dead()
             try:
                 while (decision := self._next()).goes_on:
                     self._restarts += 1
@@ -68,11 +69,21 @@ class _Supervisor:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
+    def _wait_for_the_dead(self) -> None:
+        """For what is left of a command that was killed, or whose machine was."""
+        wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
+        if not self._wishes.restart:
+            wait_for_orphaned_writers(self._config.run_directory, lambda: self._signals)
+        self._heed("before the first attempt")
+
     def _pause(self, seconds: float) -> None:
         """Between attempts; a signal ends it, and the run."""
-        if wait_until(lambda: self._signals, seconds, _POLL_SECONDS):
-            name = signal.Signals(self._signals[0]).name
-            raise Preempted(f"stopped by {name} between two attempts", fix="run the same command again")
+        wait_until(lambda: self._signals, seconds, _POLL_SECONDS)
+        self._heed("between two attempts")
+
+    def _heed(self, when: str) -> None:
+        if self._signals:
+            raise Preempted(f"stopped by {self._signal} {when}", fix="run the same command again")
 
     def _next(self) -> Decision:
         """One attempt; what has ended the run is raised."""
@@ -88,28 +99,40 @@ class _Supervisor:
             self._lock, self._config = attempt.lock or self._lock, attempt.config
         if attempt.record is None:  # it was finished before, or something spoke against it
             decision = Decision(False, ending.what)
-        elif self._signals:
-            decision = Decision(False, f"{signal.Signals(self._signals[0]).name} came")
-        elif attempt.grows and ending.kind == "preempted":
-            self._crew.grow()
+        elif attempt.grows and ending.kind == "preempted" and not self._signals:
+            self._crew.grow(newest_checkpoint(self._config.run_directory))
             decision = Decision(True, f"to go on with {self._crew.size} workers again")
         else:
             decision = self._decide(ending)
+        stopped = bool(self._signals) and decision.goes_on
+        if stopped:
+            decision = Decision(False, f"{self._signal} came")
         attempt.conclude(ending, decision)
         if not decision.goes_on:
-            self._end(ending, decision)
+            self._end(self._stopped(ending) if stopped else ending, decision)
         return decision
+
+    @property
+    def _signal(self) -> str:
+        return signal.Signals(self._signals[0]).name
+
+    def _stopped(self, ending: Ending) -> Ending:
+        """How the command ends when it was told to stop and the attempt had failed, or fails over that: as it does
+        between two attempts, whose next one does not begin."""
+        if ending.kind == "preempted":
+            return ending
+        if self._signals.count(signal.SIGINT) > 1:
+            return replace(ending, exit_code=INTERRUPTED)
+        what = f"{ending.what}; stopped by {self._signal} before the next attempt"
+        return Ending("preempted", what, Preempted.exit_code, ending.where, "run the same command again")
 
     def _decide(self, ending: Ending) -> Decision:
         newest = newest_checkpoint(self._config.run_directory)
-        decision = self._budget.decide(ending, newest)
-        # A fault that follows one worker may be its machine's and no bug; with fewer workers it will be seen.
-        if (decision.goes_on or decision.is_bug) and self._crew.lose(ending, newest):
-            size = self._crew.size
-            left = f"{size} worker{'s' if size > 1 else ''}"
-            why = f"worker {ending.rank} is lost for good; the run goes on with {left}"
-            return Decision(True, why, decision.delay_seconds)
-        return decision
+        # First, since a worker that goes for good fails no more; and a fault that follows it may be its machine's and
+        # no bug: with fewer workers it will be seen.
+        if (why := self._crew.lose(ending, newest)) is not None:
+            return Decision(True, why)
+        return self._budget.decide(ending, newest)
 
     def _end(self, ending: Ending, decision: Decision) -> None:
         if ending.exit_code == INTERRUPTED:

@@ -302,10 +302,11 @@ class WatchedAttempt:
 
     def _pass_on(self, leader: Leader) -> None:
         """Tell workers what this process was told; they save, and end with 75."""
-        while self._passed_on < len(self._signals):
-            number = self._signals[self._passed_on]
+        several = self.config.parallel.workers > 1
+        for number in self._signals[self._passed_on :]:
             self._passed_on += 1
-            several = self.config.parallel.workers > 1
+            if several and not self._workers.alive:
+                self._look()  # they may have begun since, and be at steps already
             targets = self._workers.alive if several else [leader.pid]
             if not targets and leader.poll() is None:
                 targets, number = [leader.pid], signal.SIGKILL  # an agent without workers has nothing to save
@@ -340,8 +341,7 @@ class WatchedAttempt:
             return Ending("error", "interrupted", INTERRUPTED)
         stopping = signal.Signals(self._signals[0]).name if self._signals else None
         if told is not None and told["exit_code"] != 1:
-            kind = "preempted" if told["exit_code"] == 75 else "error"
-            return _error(kind, told)
+            return _error("preempted" if told["exit_code"] == 75 else "error", told)
         if stopping is not None and newest_checkpoint(self.config.run_directory) == self.config.train.steps:
             return Ending("finished", "finished", 0)  # it came when all was done
         if stopping is not None and (told is None or told.get("signal")):

@@ -22,6 +22,7 @@ from headway.profiling.steps import StepRecorder, part_of
 from headway.profiling.tracing import Tracing
 from headway.telemetry.hardware import device_name
 from headway.training.callbacks import Callback
+from headway.training.optimizer import scales_while_updating
 
 if TYPE_CHECKING:
     from headway.training.loop import Job
@@ -68,6 +69,7 @@ class Profiler(Callback):
         self._timed, self._traced = StepRecorder(job.world.device), StepRecorder(job.world.device)
         self._tracing: Tracing | None = None
         self._work: Work | None = None
+        self._kept_bytes = 0
         observe(self)
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
@@ -120,7 +122,7 @@ class Profiler(Callback):
         if done == plan.warmup:
             self._on = [self._timed]
         elif done == timed_end:
-            self._work = _work(self._job)
+            self._work, self._kept_bytes = _work(self._job), _kept_bytes(self._job)
             self._tracing = Tracing(self._job.world.device, plan.snapshot)
             self._tracing.start()
             self._on = [self._traced]
@@ -144,9 +146,8 @@ class Profiler(Callback):
             tracing.save_snapshot(self._folder / f"memory-{world.rank}.pickle")
         traced = self._traced.times()
         parts = self._traced.host_parts(len(traced) - 1)
-        gradients = sum(_bytes(p) for p in job.state.model.parameters() if p.requires_grad)
-        weights_and_moments = sum(block.local.nbytes for block in job.state.blocks().values())
-        memory = tracing.memory(weights_and_moments + gradients, parts)
+        reduced = sum(_bytes(p) for p in job.state.model.parameters() if p.requires_grad)
+        memory = tracing.memory(self._kept_bytes, parts)
         products = tracing.products(len(traced))
         items = sum(self._items) / len(self._items)
         return WorkerRecord(
@@ -161,9 +162,9 @@ class Profiler(Callback):
             items_per_step=items,
             feed_seconds=_feed_seconds(job),
             checkpoint_stall_seconds=self._stall,
-            checkpoint_bytes=weights_and_moments,
+            checkpoint_bytes=_state_bytes(job),
             work=_with_flops(self._work, job, items, tracing.forward_share()),
-            ceilings=raised_by(products, measure_ceilings(world, job.config.train.precision, gradients)),
+            ceilings=raised_by(products, measure_ceilings(world, job.config.train.precision, reduced)),
             operators=tracing.operators(len(traced)),
             products=products,
             memory=memory,
@@ -188,6 +189,16 @@ def _with_flops(work: Work, job: Job, items: float, forward_share: float) -> Wor
     return work.model_copy(update={"forward_flops": mine * forward_share, "backward_flops": mine * (1 - forward_share)})
 
 
+def _state_bytes(job: Job) -> int:
+    """This worker's weights and moments."""
+    return sum(block.local.nbytes for block in job.state.blocks().values())
+
+
+def _kept_bytes(job: Job) -> int:
+    """What this worker has between two steps: weights, moments, and the gradients that the reduction has left to it."""
+    return _state_bytes(job) + sum(_bytes(p.grad) for p in job.state.model.parameters() if p.grad is not None)
+
+
 def _work(job: Job) -> Work:
     """What clipping and update have to read and write, when gradients are in place after a step."""
     unknown = Work(forward_flops=None, backward_flops=None, update_flops=0.0, update_bytes=None, norm_bytes=None)
@@ -199,11 +210,12 @@ def _work(job: Job) -> Work:
     gradients = sum(_bytes(p.grad) for p in parameters)
     blocks = job.state.blocks().items()
     moments = sum(block.local.nbytes for name, block in blocks if name.startswith("optimizer."))
+    clips = scales_while_updating(job.state.optimizer)
     return unknown.model_copy(
         update={
             "update_flops": sum(map(_newton_schulz_flops, groups)),
-            # Clipping reads and writes gradients, the update reads them; it reads and writes all else.
-            "update_bytes": float(3 * gradients + 2 * weights + 2 * moments),
+            # All are read and written; where clipping is a pass of its own before, the update reads gradients again.
+            "update_bytes": float((2 if clips else 3) * gradients + 2 * weights + 2 * moments),
             "norm_bytes": float(gradients),
         }
     )

@@ -122,7 +122,7 @@ class Memory(Record):
     """Through the last traced step; times are seconds since it began."""
 
     base_bytes: int
-    """Weights, gradients and moments of this worker, which are there all the time."""
+    """What this worker has between two steps: weights, moments, and the gradients that the reduction has left to it."""
     kind: Literal["cpu", "cuda"]
     times: list[float]
     tensor_bytes: list[int]

@@ -63,6 +63,16 @@ class Ending:
         """Equal for the same fault at the same step; None where there is no stack to compare."""
         return (self.kind, self.error, self.signal, self.step, self.frames) if self.frames else None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether another attempt would meet the same."""
+        return self.exit_code in _FINAL
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether a scheduler, a person or the operating system has told a worker to end, and not the command."""
+        return self.kind == "died" and self.signal in _FROM_OUTSIDE
+
     def record(self) -> dict[str, Any]:
         """For `attempt.json`; what is unknown is left out."""
         known = {
@@ -111,14 +121,14 @@ class Budget:
         """
         if ending.kind == "finished":
             return Decision(False, "finished")
-        if ending.exit_code in _FINAL:
+        if ending.is_final:
             return Decision(False, "another attempt would meet the same")
         delay = self._delay(newest_step)
         if ending.exit_code == _PREEMPTED and ending.kind == "preempted":
             if self._config.restart_preempted:
                 return Decision(True, "preempted, which does not count as a failure", delay)
             return Decision(False, "preempted")
-        if ending.kind == "died" and ending.signal in _FROM_OUTSIDE:
+        if ending.is_from_outside:
             return Decision(True, "told to end by a signal from outside, which does not count as a failure", delay)
         if ending.signature is not None and ending.signature in self._seen:
             why = "the same fault at the same step with the same stack: this is a bug, not bad luck"

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,10 +19,12 @@ from pathlib import Path
 from typing import IO
 
 from headway.checkpoint.fence import OWNER_FILE, Owner, read_owner
+from headway.checkpoint.writers import WRITERS_FOLDER, wait_for_writers
 from headway.core.console import notice
 from headway.core.errors import CheckpointError
 from headway.core.machine import host_name
 from headway.core.waiting import wait_until
+from headway.supervise.processes import Seen, gets_on, writers_at
 
 #: The record is padded to this size, so that one write replaces one record, and a reader never sees parts of two.
 _RECORD_BYTES = 512
@@ -99,6 +103,26 @@ def wait_for_dead_machine(run: Path, is_over: Callable[[], object] = lambda: Fal
         return
     notice(f"the run is held by {owner}; waiting {_LEASE_SECONDS:.0f} s, after which a dead machine holds it no more")
     wait_until(lambda: is_over() or _is_free(run), _LEASE_SECONDS, 0.2)
+
+
+def wait_for_orphaned_writers(run: Path, is_over: Callable[[], object] = lambda: False) -> None:
+    """Where nobody has the run, but processes on this machine still write its last checkpoint, wait as long as they get
+    on: once the next attempt has begun they could publish nothing.
+
+    Args:
+        is_over: Ends the waiting.
+    """
+    if wait_for_writers(run, 0.0) or not _is_free(run) or not (pids := writers_at(run / WRITERS_FOLDER)):
+        return
+    process = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+    notice(f"waiting for the checkpoint that {process} of an attempt that died still write{'s' * (len(pids) == 1)}")
+    seen = dict[int, Seen]()
+
+    def has_ended() -> bool:
+        now = time.monotonic()
+        return wait_for_writers(run, 0.0) or not [pid for pid in pids if gets_on(pid, now, seen)]
+
+    wait_until(lambda: is_over() or has_ended(), math.inf, 0.1)
 
 
 def _is_free(run: Path) -> bool:

@@ -144,17 +144,20 @@ def end_all(
                 os.killpg(leader, signal.SIGKILL)
         return []
     start, killed = time.monotonic(), set[int]()
-    spared, seen = start, dict[int, _Seen]()
+    spared, seen = start, dict[int, Seen]()
     while True:
         processes = all_processes()
-        left = members(processes, leaders, descendants_of)
+        # A dead parent leads to no child: one that was killed is looked for by its own number, with its session. Once
+        # neither is there, the number is free for a stranger.
+        killed.intersection_update(number for p in processes for number in (p.pid, p.session))
+        left = members(processes, {*leaders, *killed}, descendants_of)
         _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
         now = time.monotonic()
         if not left or now - spared > GONE_SECONDS:
             return [p.pid for p in left]
         writers = {p.pid for p in left if p.pid not in killed and _finishes_its_work(p.pid, now - start)}
         if writers and now - start >= GRACE_SECONDS:
-            writers = {pid for pid in writers if _gets_on(pid, now, seen)} if unfinished() else set()
+            writers = {pid for pid in writers if gets_on(pid, now, seen)} if unfinished() else set()
         spared = now if writers else spared
         for process in left:
             if process.pid not in writers:
@@ -170,7 +173,7 @@ def _finishes_its_work(pid: int, seconds: float) -> bool:
     return FINISHES_ITS_WORK in command or (not command and seconds < _BEGIN_SECONDS)
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What a process had done when it was looked at, since when, and how often since."""
 
     done: object
@@ -178,17 +181,35 @@ class _Seen(NamedTuple):
     looks: int
 
 
-def _gets_on(pid: int, now: float, seen: dict[int, _Seen]) -> bool:
+def gets_on(pid: int, now: float, seen: dict[int, Seen]) -> bool:
     """Whether a process has computed or written anything lately. One look says nothing, however late it is: a virtual
-    machine may have stood still, and the process with it."""
+    machine may have stood still, and the process with it.
+
+    Args:
+        now: Of the monotonic clock.
+        seen: What earlier looks have found, to be kept for the next one.
+    """
     done: object = None
     with suppress(OSError):
         # User and system time (proc_pid_stat(5), fields 14 and 15), and bytes given to files.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         done = fields[11:13], Path(f"/proc/{pid}/io").read_text(encoding="utf-8").splitlines()[1]
     last = seen.get(pid)
-    seen[pid] = _Seen(done, now, 0) if last is None or last.done != done else last._replace(looks=last.looks + 1)
+    seen[pid] = Seen(done, now, 0) if last is None or last.done != done else last._replace(looks=last.looks + 1)
     return now - seen[pid].since < IDLE_SECONDS or seen[pid].looks < _LOOKS
+
+
+def writers_at(folder: Path) -> list[int]:
+    """The processes that may finish what they write (`FINISHES_ITS_WORK`) and have a file in a folder open, as far as
+    this process can see that."""
+    folder = folder.resolve()
+    return [p.pid for p in all_processes() if FINISHES_ITS_WORK in _command(p.pid) and _has_open(p.pid, folder)]
+
+
+def _has_open(pid: int, folder: Path) -> bool:
+    with suppress(OSError):  # it has ended, or is somebody else's
+        return any(file.readlink().is_relative_to(folder) for file in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def _reap(processes: Iterable[ProcessState]) -> None:

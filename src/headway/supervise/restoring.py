@@ -26,7 +26,7 @@ from headway.core import console
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import atomic_write, fingerprint, sync_folder, write_json
 from headway.supervise.ledger import Ledger
-from headway.supervise.ownership import OwnerLock
+from headway.supervise.ownership import OwnerLock, wait_for_orphaned_writers
 from headway.supervise.run_directory import Attempt, RunDirectory
 from headway.telemetry.record import RESTORED
 
@@ -71,6 +71,7 @@ def restore(
         raise CheckpointError(
             "there is no such run", where=str(run.path), fix="to get one back from elsewhere, give --from URL"
         )
+    wait_for_orphaned_writers(run.path)
     attempt = run.begin_attempt(command)
     try:
         config = load_resolved(run.config_path) if run.config_path.exists() else None

@@ -21,6 +21,7 @@ from headway.bench.suite import Suite, load_suite
 from headway.bench.worker import Spec
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.module_command import module_command
+from headway.supervise.processes import DEAD, process_state
 from support_bench import measurement
 
 SUITE = "strategy: [ddp, zero1]\nworkers: 2\nmodel: 1m\nsequence_length: 32\nrepeats: 2\n"
@@ -216,11 +217,11 @@ def test_nothing_of_a_cell_that_takes_too_long_is_left_running(tmp_path: Path) -
     command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{script}"]
     with (tmp_path / "log").open("wb") as log:
         start = time.monotonic()
-        assert run_command(command, {"PATH": "/bin"}, log, 3.0) is None
-        assert time.monotonic() - start < 60
+        assert run_command(command, {"PATH": "/bin"}, log, 20.0) is None
+        assert time.monotonic() - start < 100
     pid = int((tmp_path / "pid").read_text())
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    state = process_state(pid)
+    assert state is None or state.state == DEAD
 
 
 def test_nothing_is_left_running_that_was_being_started_when_a_signal_came(

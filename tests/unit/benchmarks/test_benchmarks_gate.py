@@ -65,7 +65,7 @@ def test_only_strict_ends_with_an_error_and_accepting_makes_it_the_rule(
     gate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ratios = tmp_path / "ratios.json"
-    ratios.write_text(json.dumps({"machine": {}, "ratios": {"feed: x": 2.0}}))
+    ratios.write_text(json.dumps({"machines": {}, "ratios": {"feed: x": 2.0}}))
     monkeypatch.setattr(gate, "measure", lambda *_: ({"feed: x": [1.0]}, {}))
 
     def run(*options: str) -> None:
@@ -79,6 +79,35 @@ def test_only_strict_ends_with_an_error_and_accepting_makes_it_the_rule(
     run("--accept")
     assert json.loads(ratios.read_text())["ratios"] == {"feed: x": 1.0}
     run("--strict")
+
+
+def test_accepting_some_ratios_does_not_say_that_the_others_were_measured_on_this_machine(
+    gate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ratios, there = tmp_path / "ratios.json", {"cpu": "another"}
+    committed = {"feed: x": 2.0, "packing: x": 2.0, "checkpoint: x": 2.0, "checkpoint: y": 2.0}
+    ratios.write_text(
+        json.dumps({"machines": dict.fromkeys(("feed", "packing", "checkpoint"), there), "ratios": committed})
+    )
+    monkeypatch.setattr(gate, "machine", lambda: {"cpu": "this one"})
+    monkeypatch.setattr(gate, "measure", lambda *_: ({"feed: x": [2.0], "checkpoint: x": [2.0]}, {}))
+
+    def elsewhere(*options: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["gate.py", "--ratios", str(ratios), *options])
+        gate.main()
+        return [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if "another machine" in line]
+
+    assert elsewhere("--only", "feed", "checkpoint", "--accept") == ["feed", "checkpoint"]
+    machines = json.loads(ratios.read_text())["machines"]
+    # Of "checkpoint" only one of two ratios was measured.
+    assert machines == {"feed": {"cpu": "this one"}, "packing": there, "checkpoint": there}
+    assert elsewhere("--only", "feed", "packing", "checkpoint") == ["packing", "checkpoint"]
+
+
+def test_the_committed_ratios_say_what_machine_they_are_of(gate: Any) -> None:
+    committed = json.loads((GATE.parent / "ratios.json").read_text())
+    assert set(committed["machines"]) == {name.partition(":")[0] for name in committed["ratios"]}
+    assert all(committed["machines"].values())
 
 
 def test_every_comparison_is_a_script_that_takes_its_arguments(gate: Any) -> None:

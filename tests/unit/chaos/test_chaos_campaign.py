@@ -104,6 +104,9 @@ def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
         for order in faults.parse_orders(text)
         if order.point.startswith("backward")
     }
+    alone = {o.point for t in trials for o in faults.parse_orders(t.legs[-1].orders[-1])}
+    assert alone == {f"checkpoint.{point}" for point in SAVE_POINTS}
+    assert {trial.memory_every for trial in trials} == {None, 2}, "with a tier in memory and without"
     micro_batches = {(workers, count) for workers, last in SHAPE.micro_batches.items() for count in range(1, last + 1)}
     assert backward == micro_batches, "in the middle of an accumulation too"
     for trial in trials:

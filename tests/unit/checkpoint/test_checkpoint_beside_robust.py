@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -265,27 +266,47 @@ def test_a_process_that_finishes_a_checkpoint_says_that_it_gets_on(
     assert given == [process._get_on]
 
 
+# Neighbours that fail
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_that_a_part_will_not_come_is_told_with_its_reason_or_without_never_with_half_of_it(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure, seen = tmp_path / write_process._failure(1), list[bool]()
+
+    def write(path: Path, text: str, **_: str) -> None:
+        path.touch()
+        seen.append(failure.exists())
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.write_bytes(text.encode())
+
+    monkeypatch.setattr(Path, "write_text", write)
+    write_process.leave_failure(tmp_path, 1, "it died")
+    assert seen == [False] and failure.read_text() == ("" if full else "it died")
+
+
 # Neighbours that are late
 
 
-def meet(folder: Path, late_seconds: float, **knows: Any) -> dict[int, int]:
-    """Two processes that hold a step rescue it, the first one late; what each writes."""
-    written: dict[int, int] = {}
-
-    def rescue(rank: int) -> None:
-        states = HeldStates(folder, rank, 2, **knows)
-        states.hold({"descriptor": 1, "step": 110, "tag": "attempt-1"})
-        time.sleep(late_seconds if rank == 0 else 0.0)
-        states.rescue(-1, lambda order: written.update({rank: order["step"]}))
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(rescue, (0, 1)))
+def rescue(folder: Path, rank: int, late_seconds: float = 0.0, **knows: Any) -> list[int]:
+    """The steps that one of two processes writes, both of which hold the same one."""
+    written = list[int]()
+    states = HeldStates(folder, rank, 2, **knows)
+    states.hold({"descriptor": 1, "step": 110, "tag": "attempt-1"})
+    time.sleep(late_seconds)
+    states.rescue(-1, lambda order: written.append(order["step"]))
     return written
 
 
 def test_a_process_that_lives_is_waited_for_however_late_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held, "_MEETING_SECONDS", 0.2)
-    assert meet(tmp_path, 1.0, has_ended=lambda rank: False) == {0: 110, 1: 110}
+    with ThreadPoolExecutor(2) as pool:
+        found = [
+            pool.submit(rescue, tmp_path, rank, late, has_ended=lambda _: False) for rank, late in ((0, 1.0), (1, 0))
+        ]
+        assert [future.result() for future in found] == [[110], [110]]
 
 
 @pytest.mark.parametrize("knows", [{"has_ended": lambda rank: None}, {"has_ended": lambda rank: True}])
@@ -293,13 +314,37 @@ def test_of_which_that_is_not_known_or_which_is_gone_is_not(
     knows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held, "_MEETING_SECONDS", 0.2)
-    assert 1 not in meet(tmp_path, 1.0, **knows)
+    assert rescue(tmp_path, 1, **knows) == []
 
 
-def test_the_patience_with_a_process_that_lives_has_an_end(tmp_path: Path) -> None:
+def test_the_patience_with_a_process_that_lives_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "_MEETING_SECONDS", 60.0)
     start = time.monotonic()
-    assert 1 not in meet(tmp_path, 1.0, has_ended=lambda rank: False, patience_seconds=0.2)
-    assert time.monotonic() - start < held._MEETING_SECONDS
+    assert rescue(tmp_path, 1, has_ended=lambda rank: False, patience_seconds=0.2) == []
+    assert time.monotonic() - start < 50
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_nobody_is_waited_for_in_a_folder_that_was_moved_away(tmp_path: Path, made_anew: bool) -> None:
+    """The one may have met in the old folder, the other waits in the new one: for minutes, while nothing can begin."""
+    folder, states = tmp_path / "checkpoints", {}
+    looks: list[int] = []
+
+    def move_away(rank: int) -> bool:
+        looks.append(rank)
+        if len(looks) == 3:
+            folder.rename(tmp_path / "elsewhere")
+            if made_anew:
+                folder.mkdir()
+        assert len(looks) < 50, "it waits for ever"
+        return False
+
+    for rank in (0, 1):
+        looks.clear()
+        shutil.rmtree(tmp_path / "elsewhere", ignore_errors=True)
+        states[rank] = HeldStates(folder, rank, 2, move_away)
+        states[rank].hold({"descriptor": 1, "step": 110, "tag": "attempt-1"})
+        states[rank].rescue(-1, lambda order: pytest.fail("nobody else has it"))
 
 
 def test_whether_a_process_lives_is_known_on_its_own_machine_only(

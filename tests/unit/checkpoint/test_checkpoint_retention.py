@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.checkpoint import registry
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.claiming import claim_tier
 from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
@@ -275,7 +276,8 @@ def _add_many(run: str, manifests: list[Any]) -> None:
         assert Registry(Path(run)).add(manifest, "local", "x")
 
 
-def test_several_processes_write_to_the_registry_at_once(tmp_path: Path) -> None:
+def test_several_processes_write_to_the_registry_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_BUSY_SECONDS", 120.0)
     manifests = [save(CheckpointStore(tmp_path / "c", keep=40), step) for step in range(1, 25)]
     spawn = multiprocessing.get_context("fork")
     writers = [spawn.Process(target=_add_many, args=(str(tmp_path), manifests[n::3])) for n in range(3)]

@@ -12,6 +12,7 @@ import pytest
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.write_process import WriteProcess
 from headway.core.errors import CheckpointError
+from headway.core.waiting import wait_until
 from headway.supervise.run_directory import Attempt, RunDirectory
 from states import save
 
@@ -51,12 +52,12 @@ def test_a_checkpoint_of_another_machine_is_seen(tmp_path: Path, client: set[Pat
         store.info(2)
     store.directory.parent.mkdir()
     soon(lambda: source.directory.rename(store.directory))
-    assert store.info(2, patience_seconds=5).step == 2
+    assert store.info(2, patience_seconds=60).step == 2
 
 
 def test_a_part_that_another_machine_has_written_is_seen_at_once(tmp_path: Path, client: set[Path]) -> None:
     settings = {"fence": None, "after_save": None, "rank": 0, "directory": str(tmp_path), "keep": 3, "sign": False}
-    more = {"encrypt": False, "max_shard_bytes": 1, "workers": 2, "patience_seconds": 2.0, "lock": None}
+    more = {"encrypt": False, "max_shard_bytes": 1, "workers": 2, "patience_seconds": 60.0, "lock": None}
     note = tmp_path / "part-00001.json"
     soon(note.touch)
     WriteProcess({**settings, **more}, io.StringIO())._wait_for(note, 1, "worker 1 has not written its part")
@@ -74,6 +75,9 @@ def test_an_attempt_that_began_on_another_machine_is_joined(tmp_path: Path, clie
     soon(lambda: begun.append(run.begin_attempt("x")))
     with pytest.raises(CheckpointError, match="does not see"):  # an attempt of the same number, in another directory
         Attempt.join(run.path, 1, token, patience_seconds=0.6)
+    assert wait_until(lambda: begun, 60)
+    with pytest.raises(CheckpointError, match="does not see"):
+        Attempt.join(run.path, 1, token, patience_seconds=0.0)
     (attempt,) = begun
     assert Attempt.join(run.path, 1, attempt.owner.token, 5).owner == attempt.owner
     attempt.finish("finished", 0)

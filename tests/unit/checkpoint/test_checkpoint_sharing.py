@@ -14,6 +14,8 @@ from headway.checkpoint.images import Elements, Piece, plan_images
 from headway.checkpoint.publish import Part, Publisher, write_part
 from headway.checkpoint.sharing import share_out
 from headway.checkpoint.store import CheckpointStore
+from headway.core.errors import CheckpointError
+from headway.core.files import write_json
 from headway.core.types import Block
 
 SHAPE = (6, 4)
@@ -56,6 +58,30 @@ def save(store: CheckpointStore, workers: list[dict[str, Block]], key: bytes | N
             part = write_part(folder, images, Elements(elements), key=key)
             parts.append(Part.parse(part.record()))  # as it travels
         store.publisher.finish(folder, parts, {"step": 1}, {})
+
+
+@pytest.mark.parametrize("loss", ["moved", "removed", "short"])
+def test_what_was_lost_while_it_was_made_is_not_published(tmp_path: Path, loss: str) -> None:
+    """When somebody moves the checkpoints away, the note of another worker's process makes the folder anew."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+    with (
+        pytest.raises(CheckpointError, match=r"shard-00000\S* is gone, or is not what was"),
+        store.saving(1, "a", 0) as folder,
+    ):
+        piece = Piece.of("a", Block.whole(WHOLE))
+        part = write_part(
+            folder, plan_images([piece], 0, 2**20), Elements(lambda _: memoryview(WHOLE.numpy().tobytes()))
+        )
+        (shard,) = folder.glob("*.safetensors")
+        if loss == "moved":
+            store.directory.rename(tmp_path / "elsewhere")
+            write_json(folder / "note.json", {})
+        elif loss == "removed":
+            shard.unlink()
+        else:
+            shard.write_bytes(shard.read_bytes()[:-1])
+        store.publisher.finish(folder, [part], {"step": 1}, {})
+    assert store.folders() == []
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])

@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from headway.checkpoint import write_process, writers
+from headway.checkpoint import held, write_process, writers
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner
@@ -29,6 +30,7 @@ from headway.checkpoint.writers import open_writer_lock, wait_for_writers, write
 from headway.config import Config, TrainConfig
 from headway.core import console
 from headway.core.errors import CheckpointError
+from headway.core.files import write_json
 from headway.core.heartbeat import Phase
 from headway.core.types import Block, StateBlocks
 from headway.core.waiting import wait_until
@@ -422,7 +424,9 @@ def test_nobody_waits_for_an_upload_as_for_a_checkpoint(tmp_path: Path) -> None:
     submit(writer, 1)
     assert writer._process is not None
     writer._process.finish(tell_end=True)
-    assert wait_for_writers(run, 15) and CheckpointStore(run / "checkpoints").verify(1).good
+    store = CheckpointStore(run / "checkpoints")
+    assert wait_until(store.list, 60), "its start may take long where the machine is busy"
+    assert wait_for_writers(run, 15) and store.verify(1).good
     assert writer._process._popen.poll() is None, "it goes on trying for a while"
     writer._process.kill()
     writer.close()
@@ -431,14 +435,22 @@ def test_nobody_waits_for_an_upload_as_for_a_checkpoint(tmp_path: Path) -> None:
 def test_a_worker_that_waits_for_an_upload_says_so(settings: WriterSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may take longer than any save, and the watchdog would call it a hang."""
     beats: list[Phase] = []
-    monkeypatch.setattr("headway.checkpoint.writer.beat", beats.append)
+
+    def go_on_after_three(phase: Phase) -> None:
+        beats.append(phase)
+        if len(beats) == 3:
+            os.kill(_process(writer), signal.SIGCONT)
+
+    monkeypatch.setattr("headway.checkpoint.writer.beat", go_on_after_three)
     monkeypatch.setattr("headway.checkpoint.writer._LOOK_SECONDS", 0.05)
     writer = CheckpointWriter(settings)
     submit(writer, 1)
     writer.wait()
     os.kill(_process(writer), signal.SIGSTOP)
-    threading.Timer(0.5, os.kill, (_process(writer), signal.SIGCONT)).start()
+    net = threading.Timer(60, os.kill, (_process(writer), signal.SIGCONT))  # or it is stopped for good without a word
+    net.start()
     writer.close()
+    net.cancel()
     assert beats.count(Phase.END) > 2
 
 
@@ -451,16 +463,21 @@ def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
     note = settings.directory / write_process._note(1)
-    threading.Timer(0.5, note.write_text, ('{"files": {}, "pieces": []}',)).start()
+    threading.Timer(0.5, write_json, (note, {"files": {}, "pieces": []})).start()
     assert process._part_of(settings.directory, 1).files == {}
     with pytest.raises(CheckpointError, match="worker 2 has not written its part in time"):
         process._part_of(settings.directory, 2)
 
 
-def test_a_part_whose_process_is_gone_is_not_waited_for(settings: WriterSettings, tmp_path: Path) -> None:
+def test_a_part_whose_process_is_gone_is_not_waited_for(
+    settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though it was begun; it is as long as the process lives, which may be in one long write."""
+    monkeypatch.setattr(write_process, "_PATIENCE_ALONE_SECONDS", 100.0)
+    monkeypatch.setattr(write_process, "_PATIENCE_BEGUN_SECONDS", 100.0)
     settings.directory.mkdir()
-    record = {**replace(settings, fence=owned(tmp_path)).record(), "workers": 3, "lock": None}
+    mine = replace(settings, fence=owned(tmp_path), patience_seconds=100.0)
+    record = {**mine.record(), "workers": 3, "lock": None}
     process = write_process.WriteProcess(record, io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
@@ -471,7 +488,7 @@ def test_a_part_whose_process_is_gone_is_not_waited_for(settings: WriterSettings
     for rank in (1, 2):
         with pytest.raises(CheckpointError, match=f"worker {rank} has not written its part, and its process is gone"):
             process._part_of(settings.directory, rank)
-    assert 1.0 <= time.monotonic() - start < write_process._PATIENCE_ALONE_SECONDS - 1
+    assert 1.0 <= time.monotonic() - start < 50
 
 
 def test_of_a_process_on_another_machine_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,14 +521,16 @@ def test_a_full_disk_is_no_reason_not_to_begin_a_process(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(("noted", "written"), [([3], [3]), (None, [])])
 def test_notes_of_processes_that_are_gone_are_read_but_not_waited_for(
-    noted: list[int] | None, written: list[int], tmp_path: Path
+    noted: list[int] | None, written: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    without_waiting = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: pytest.fail("it waits"))
+    monkeypatch.setattr(held, "time", without_waiting)
     if noted:
         (tmp_path / ".held-attempt-1-00001.json").write_text(json.dumps(noted))
-    held, found, start = HeldStates(tmp_path, 0, 2, has_ended=lambda rank: True), list[int](), time.monotonic()
-    held.hold({"descriptor": 5, "step": 3, "tag": "attempt-1"})
-    held.rescue(-1, lambda order: found.append(order["step"]))
-    assert found == written and time.monotonic() - start < 3
+    states, found = HeldStates(tmp_path, 0, 2, has_ended=lambda rank: True), list[int]()
+    states.hold({"descriptor": 5, "step": 3, "tag": "attempt-1"})
+    states.rescue(-1, lambda order: found.append(order["step"]))
+    assert found == written
 
 
 def test_writers_are_waited_for_on_nfs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,25 +632,32 @@ def test_a_folder_that_cannot_be_made_holds_no_worker_up(settings: WriterSetting
         return [outcome.step for outcome in writer.outcomes() if outcome.error is not None]
 
     start = time.monotonic()
-    assert together(replace(settings, patience_seconds=60.0), save_three, workers=2) == [[1, 2, 3]] * 2
-    assert time.monotonic() - start < 30, "and not when their patience is over"
+    assert together(replace(settings, patience_seconds=250.0), save_three, workers=2) == [[1, 2, 3]] * 2
+    assert time.monotonic() - start < 150, "and not when their patience is over"
 
 
 @pytest.mark.parametrize("hanging", [0, 1])
 def test_a_disk_that_hangs_for_one_of_several_workers_costs_one_checkpoint(
-    settings: WriterSettings, hanging: int
+    settings: WriterSettings, hanging: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ended = CheckpointWriter._ended
+
+    def once(self: CheckpointWriter, *how: Any, **more: Any) -> None:
+        self._settings = replace(self._settings, stalled_seconds=450.0)  # the machine may be busy
+        ended(self, *how, **more)
+
+    monkeypatch.setattr(CheckpointWriter, "_ended", once)
+
     def save_three(writer: CheckpointWriter, rank: int) -> list[tuple[int, str]]:
         if rank == hanging:
             writer._settings = replace(writer._settings, stalled_seconds=3.0)
             os.kill(_process(writer), signal.SIGSTOP)
         for step in (1, 2, 3):  # the third finds no free slot, until the first is given up
             writer.submit(step, shard(make_state(step), rank, 2), {"step": step}, {"attempt": 1})
-        writer._settings = replace(writer._settings, stalled_seconds=450.0)  # the machine may be busy
         writer.wait()
         return [(outcome.step, str(outcome.error or "saved")) for outcome in writer.outcomes()]
 
-    found = together(settings, save_three, workers=2)
+    found = together(replace(settings, patience_seconds=120.0), save_three, workers=2)
     for outcomes in found:
         assert [(step, said == "saved") for step, said in outcomes] == [(1, False), (2, True), (3, True)]
     assert "the disk seems to hang (no progress for" in found[hanging][0][1]
@@ -657,7 +683,7 @@ def test_the_failure_of_one_worker_is_known_to_the_first(
             return str(error.what)
         return "saved"
 
-    first, _, last = together(replace(settings, patience_seconds=2.0), save)
+    first, _, last = together(replace(settings, patience_seconds=120.0), save)
     assert "died (signal 9)" in last
-    assert "worker 2 has not written its part" in first
+    assert "worker 2 has not written its part" in first and "died (signal 9)" in first
     assert names(settings.directory) == []

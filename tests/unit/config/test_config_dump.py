@@ -72,7 +72,11 @@ def a_config() -> Config:
 
 
 @given(config=configs)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 def test_a_dumped_config_loads_back_equal(tmp_path: Path, config: Config) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config), encoding="utf-8")

@@ -41,7 +41,9 @@ def refusal(path: Path | str, *overrides: str) -> ConfigError:
 
 
 @pytest.mark.parametrize(
-    "path", [*CONFIGS.glob("*.yaml"), *(path.stem for path in PRESETS.glob("*.yaml"))], ids=lambda path: str(path)[-20:]
+    "path",
+    [*sorted(CONFIGS.glob("*.yaml")), *sorted(path.stem for path in PRESETS.glob("*.yaml"))],
+    ids=lambda path: str(path)[-20:],
 )
 def test_every_config_that_comes_with_headway_is_right(path: Path | str) -> None:
     config = load_config(path)

@@ -149,27 +149,34 @@ def test_copies_stay_within_their_bound(tmp_path: Path, origin: TokenStore, buck
 
 
 def test_the_copy_used_longest_ago_goes_first(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:
+    """Of those that this process uses, and of those that others have used."""
     source = origin.sources("train")[0]
     shards = origin.shards("train", source)
-    store = RemoteTokenStore(  # with less room than a run would need
-        Copies("memory://bucket/store", {}, tmp_path / "copies", sum(2 * s.tokens for s in shards[:3]), 1),
-        origin.manifest,
-    )
+    smallest = min(range(3, len(shards)), key=lambda number: shards[number].tokens)
 
-    def use(number: int) -> None:
-        store.read("train", source, shards[number].first_token, 1)
+    def opened(folder: str) -> TokenStore:
+        limit = sum(2 * shard.tokens for shard in shards[:3])  # less room than a run would need
+        return RemoteTokenStore(Copies("memory://bucket/store", {}, tmp_path / folder, limit, 1), origin.manifest)
 
-    def there() -> set[str]:
+    def use(store: TokenStore, *numbers: int) -> set[str]:
+        for number in numbers:
+            store.read("train", source, shards[number].first_token, 1)
         return {file.name for file in copied(store)}
 
-    for number in (0, 1, 2, 0):
-        use(number)
-        time.sleep(0.01)
-    assert there() == {shard.file for shard in shards[:3]}
-    smallest = min(range(3, len(shards)), key=lambda number: shards[number].tokens)
-    use(smallest)
-    assert shards[0].file in there() and shards[smallest].file in there()
-    assert shards[1].file not in there()
+    store = opened("copies")
+    assert use(store, 0, 1, 2, 0) == {shard.file for shard in shards[:3]}
+    there = use(store, smallest)
+    assert {shards[0].file, shards[smallest].file} <= there and shards[1].file not in there
+
+    use(opened("others"), 0, 1, 2)
+    gc.collect()  # nobody has them open now
+    for number in range(3):
+        file = tmp_path / "others" / "train" / source / shards[number].file
+        os.utime(file, (number + 1, number + 1))
+    use(opened("others"), 0)
+    gc.collect()
+    there = use(opened("others"), smallest)
+    assert {shards[0].file, shards[smallest].file} <= there and shards[1].file not in there
 
 
 def test_a_mapped_copy_is_never_removed(tmp_path: Path, origin: TokenStore, bucket: Any) -> None:

@@ -132,6 +132,16 @@ def test_a_restarted_run_is_marked_as_one_for_the_remote_tier(tmp_path: Path) ->
             assert (config.run_directory / ".restarted").exists() is restart
 
 
+def test_an_attempt_begins_when_nobody_writes_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, waited = override(Config(train=TrainConfig(steps=1)).resolved(), [f"runs={tmp_path}"]), []
+    monkeypatch.setattr(attempts, "wait_for_orphaned_writers", lambda run: waited.append((run, list(run.glob("*")))))
+    for restart in (False, True):  # what is moved aside gets no checkpoint any more
+        with own_attempt(config, {}, {}, Wishes(restart=restart)):
+            assert waited == [(config.run_directory, [])]
+
+
 def test_each_attempt_costs_what_its_machines_did(tiny: Callable[..., Path]) -> None:
     """A run that goes on where an hour costs another price; the start of an attempt is paid for too."""
     config = load_config(tiny(), ["telemetry.usd_per_hour=2"])

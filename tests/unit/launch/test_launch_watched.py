@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,14 @@ import pytest
 
 from headway.config import load_config
 from headway.core.console import alert_with
-from headway.core.errors import CheckpointError
+from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.core.waiting import wait_until
 from headway.launch import supervisor, supervisor_log, watched
 from headway.launch.attempt import Wishes
 from headway.launch.watched import WatchedAttempt
 from headway.supervise.crew import Crew
-from headway.supervise.endings import Ending
+from headway.supervise.endings import Budget, Ending
 from headway.supervise.ownership import OwnerLock
 from headway.supervise.processes import DEAD, has_one_thread, process_state
 from headway.supervise.watchdog import Finding
@@ -189,6 +190,82 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
         dead.wait()
     assert (ending.kind, ending.rank, ending.signal) == ("died", 1, 9)
     assert has_written()
+
+
+def test_workers_that_have_begun_since_the_last_look_hear_a_signal_too(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were taken for none, and killed with their agent: copies of it are at their steps within a look."""
+    config = load_config(tiny(), ["parallel.workers=2"])
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [signal.SIGTERM], own_process=False)
+    folder = attempt.begin(None).directory
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
+    agent: Any = SimpleNamespace(pid=12345, poll=lambda: None)
+    Heartbeat(folder / "heartbeat-0").beat(Phase.COMPUTE, 1)
+    attempt._pass_on(agent)
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+    attempt._pass_on(agent)
+    assert len(sent) == 1, "once"
+
+
+def test_an_agent_without_workers_has_nothing_to_save(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tiny(), ["parallel.workers=2"])
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [signal.SIGTERM], own_process=False)
+    attempt.begin(None)
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
+    agent: Any = SimpleNamespace(pid=12345, poll=lambda: None)
+    attempt._pass_on(agent)
+    assert sent == [(12345, signal.SIGKILL)]
+
+
+def test_a_second_ctrl_c_ends_workers_at_once(attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the worker is in, and however it ends then."""
+    monkeypatch.setattr(watched, "_GIVE_UP_SECONDS", 0.2)
+    attempt._signals.append(signal.SIGINT)
+    worker = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+
+    def wait(seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(seconds)
+
+    leader: Any = SimpleNamespace(pid=worker.pid, poll=worker.poll, wait=wait)
+    try:
+        attempt._pass_on(leader)
+        with pytest.raises(subprocess.TimeoutExpired):  # it may save
+            worker.wait(0.5)
+        attempt._signals.append(signal.SIGINT)
+        attempt._pass_on(leader)
+        leader.code = worker.wait(60)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert leader.code == -signal.SIGKILL
+    ending = attempt._ended(leader, None)
+    assert (ending.kind, ending.exit_code) == ("error", INTERRUPTED)
+
+
+@pytest.mark.parametrize("answer", ["warn", "restart"])
+def test_a_slow_worker_is_answered_as_the_config_says(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    config = load_config(tiny(supervise={"slow_worker": answer}))
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+    Heartbeat(attempt.begin(None).directory / "heartbeat-0").beat(Phase.COMPUTE, 1)
+    monkeypatch.setattr(watched, "ask_for_stacks", lambda *_, **__: None)
+    findings = [Finding("slow", 0, "takes 3 s for its part of a step", suspects=(0,))]
+    monkeypatch.setattr(attempt._watchdog, "look", lambda *_: findings.pop() if findings else None)
+    finished: Any = SimpleNamespace(pid=-1, code=0, poll=lambda: None if findings else 0, listen=lambda _: [])
+    attempt._done = True
+    ending = attempt._watch(finished, None)
+    if answer == "warn":
+        assert ending.kind == "finished" and [told["rank"] for told in attempt._facts["warnings"]] == [0]
+    else:
+        assert (ending.kind, ending.rank) == ("slow", 0)
+        assert Budget(config.supervise).decide(ending, 1).why == "supervise.max_failures is 0", "a failure"
 
 
 TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "no data", "where": None, "fix": None}

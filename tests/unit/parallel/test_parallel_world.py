@@ -42,13 +42,16 @@ def test_variables_that_do_not_fit_are_named(
 
 
 def test_workers_that_do_not_come_are_told_of_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    for variable, given in {**PLACE, "RANK": "0", "MASTER_PORT": str(port)}.items():
-        monkeypatch.setenv(variable, given)
-    missing = r"worker 0 of 2 did not meet the others: .*1/2"
-    with pytest.raises(HeadwayError, match=missing) as told, open_world("cpu", 1):
-        pass
+    for _ in range(5):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        for variable, given in {**PLACE, "RANK": "0", "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(variable, given)
+        with pytest.raises(HeadwayError, match="worker 0 of 2 did not meet the others: ") as told, open_world("cpu", 5):
+            pass
+        if "EADDRINUSE" not in told.value.what:  # another process was quicker to take the port
+            break
+    assert "1/2" in told.value.what
     assert type(told.value) is HeadwayError and told.value.where == f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
 
 

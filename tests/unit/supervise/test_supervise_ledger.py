@@ -13,7 +13,7 @@ from headway.core import files
 from headway.core.errors import CheckpointError
 from headway.supervise.ledger import Ledger, UnwritableLedger
 from headway.supervise.ledger_keeper import LedgerKeeper
-from states import save
+from states import make_state, save
 
 
 @pytest.fixture
@@ -68,6 +68,11 @@ class Rows:
         return {}
 
 
+def job_at(step: int) -> Any:
+    state = SimpleNamespace(cursor=SimpleNamespace(step=step), left_out=())
+    return SimpleNamespace(state=state, task=SimpleNamespace(feed=Rows(), fingerprints={}))
+
+
 def test_what_a_rollback_strikes_too_much_is_committed_again(ledger: Ledger, tmp_path: Path) -> None:
     """The line of step 15 was never written, and the checkpoint of step 20 is damaged."""
     ledger.commit(1, 0, 10, {"a": 20}, "step-00000010")
@@ -75,10 +80,21 @@ def test_what_a_rollback_strikes_too_much_is_committed_again(ledger: Ledger, tmp
     store = CheckpointStore(tmp_path / "checkpoints")
     for step in (10, 15):
         save(store, step)
-    state = SimpleNamespace(cursor=SimpleNamespace(step=15), left_out=())
-    job: Any = SimpleNamespace(state=state, task=SimpleNamespace(feed=Rows(), fingerprints={}))
-    LedgerKeeper(ledger, 2, store.directory).on_start(job)
+    LedgerKeeper(ledger, 2, store.directory).on_start(job_at(15))
     assert [(c.attempt, c.first_step, c.last_step) for c in ledger.commits()] == [(1, 0, 10), (1, 10, 15)]
+
+
+def test_a_checkpoint_that_was_passed_over_tells_of_no_step(ledger: Ledger, tmp_path: Path) -> None:
+    """Step 34's was damaged before the ledger knew of it, so the attempt after went on from step 30."""
+    ledger.commit(1, 0, 25, {"a": 50}, "step-00000025")
+    store = CheckpointStore(tmp_path / "checkpoints", keep=9)
+    for step, attempt, parent in ((25, 1, None), (30, 8, 25), (34, 8, 25), (35, 11, 30), (40, 11, 30), (41, 12, 40)):
+        origin = {"step": parent} if parent else None
+        store.save(step, make_state(step), {"step": step}, {"attempt": attempt, "world_size": 1, "parent": origin})
+    next((store.directory / "step-00000034").glob("*.safetensors")).unlink()
+    LedgerKeeper(ledger, 13, store.directory).on_start(job_at(41))
+    done = [(c.attempt, c.first_step, c.last_step) for c in ledger.commits()]
+    assert done == [(1, 0, 25), (8, 25, 30), (11, 30, 35), (11, 35, 40), (12, 40, 41)]
 
 
 def test_a_line_cut_off_by_a_kill_counts_as_not_written(ledger: Ledger) -> None:

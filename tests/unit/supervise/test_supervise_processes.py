@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import pytest
 
 from headway.core.waiting import wait_until
 from headway.supervise import processes
-from headway.supervise.processes import DEAD, STOPPED, can_be_copied, end_all, process_state
+from headway.supervise.processes import DEAD, STOPPED, ProcessState, can_be_copied, end_all, process_state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
@@ -48,6 +49,15 @@ def test_a_whole_family_goes_and_a_stranger_stays() -> None:
         for process in (stranger, worker):
             process.kill()
             process.wait()
+
+
+def test_who_dies_after_its_parent_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left the session, so that it was its parent's child, and nothing else."""
+    worker, away = ProcessState(2**30, "S", 1, 2**30), ProcessState(2**30 + 1, "S", 2**30, 2**30 + 1)
+    looks = [[worker, away], [replace(away, parent=1)], []]
+    monkeypatch.setattr(processes, "all_processes", lambda: looks.pop(0))
+    monkeypatch.setattr(processes, "_command", lambda pid: "sleep")
+    assert end_all([worker.pid]) == [] and looks == []
 
 
 def test_how_a_process_died_can_be_read() -> None:
@@ -120,9 +130,9 @@ def test_a_machine_that_stood_still_makes_no_process_idle() -> None:
     try:
         sleeper.send_signal(signal.SIGSTOP)  # it is still beginning, and computes for that
         assert wait_until(lambda: (state := process_state(sleeper.pid)) is not None and state.state == STOPPED, 60)
-        seen = dict[int, processes._Seen]()
-        assert processes._gets_on(sleeper.pid, 0.0, seen)
-        looks = [processes._gets_on(sleeper.pid, 1e6 + number, seen) for number in range(100)]
+        seen = dict[int, processes.Seen]()
+        assert processes.gets_on(sleeper.pid, 0.0, seen)
+        looks = [processes.gets_on(sleeper.pid, 1e6 + number, seen) for number in range(100)]
         assert looks == [True] * 49 + [False] * 51
     finally:
         sleeper.kill()

@@ -21,6 +21,7 @@ from headway.cli import checkpoints as verb
 from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved, override
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
+from headway.supervise import restoring
 from headway.supervise.ledger import Ledger
 from headway.supervise.restoring import prune, restore
 from headway.supervise.run_directory import RunDirectory, what_to_do
@@ -142,6 +143,13 @@ def test_restoring_is_refused_while_the_run_is_in_use_and_changes_nothing(run: R
     assert open_run(run.path).state == "finished" and [r["number"] for r in run.attempt_records()] == [1, 2]
     assert restore(run, 4).step == 4, "the run is free again"
     assert len(names(run.checkpoints)) == 4 and Ledger(run.ledger_path).committed_step == 4
+
+
+def test_the_newest_checkpoint_may_still_be_on_its_way(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(run.checkpoints)
+    newest = max(info.step for info in store.list())
+    monkeypatch.setattr(restoring, "wait_for_orphaned_writers", lambda _: save(store, newest + 1))
+    assert restore(run).step == newest + 1
 
 
 def test_a_checkpoint_of_another_config_is_refused(run: RunDirectory, tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ import errno
 import json
 import os
 import shlex
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from headway.checkpoint import fence
 from headway.checkpoint.fence import OWNER_FILE, read_owner
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
-from headway.supervise import ownership
+from headway.supervise import ownership, processes
 from headway.supervise.ledger import Ledger
-from headway.supervise.ownership import OwnerLock, wait_for_dead_machine
+from headway.supervise.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line, what_to_do
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training.recorders import Recorder
@@ -94,6 +95,73 @@ def test_the_lock_of_another_machine_is_waited_for_and_its_end_seen(
     wait_for_dead_machine(run.path)
     run.claim().release()
     assert time.monotonic() - start < 20
+
+
+#: Writes a checkpoint when its attempt is dead: a while, or not at all, or as long as it is let.
+WRITER = """
+import fcntl, sys, time
+from pathlib import Path
+run, way = Path(sys.argv[1]), sys.argv[2]
+(run / ".writers").mkdir(exist_ok=True)
+lock = (run / ".writers/00000").open("w")
+fcntl.flock(lock, fcntl.LOCK_SH)
+print("writes", flush=True)
+if way == "idle":
+    time.sleep(600)
+while way == "on" or time.process_time() < 1.5:
+    pass
+(run / "written").touch()
+"""
+
+
+@pytest.fixture
+def orphan(run: RunDirectory) -> Iterator[Callable[[str], None]]:
+    """Starts a process that writes beside nobody."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(way: str) -> None:
+        command = [sys.executable, "-c", WRITER, str(run.path), way, processes.FINISHES_ITS_WORK]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout is not None and started[-1].stdout.readline() == "writes\n"
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_checkpoint_that_outlives_its_command_is_waited_for(
+    run: RunDirectory, orphan: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever was done since the checkpoint before would be done again."""
+    attempt = run.begin_attempt("x")
+    orphan("for a while")
+    wait_for_orphaned_writers(run.path)
+    assert not (run.path / "written").exists() and capsys.readouterr().err == "", "it is a living attempt's"
+    die(attempt)
+    wait_for_orphaned_writers(run.path)
+    assert (run.path / "written").exists() and "waiting for the checkpoint that process " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_writer_that_does_not_get_on_is_not_waited_for_for_ever(
+    run: RunDirectory, orphan: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die(run.begin_attempt("x"))
+    monkeypatch.setattr(processes, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "_LOOKS", 3)
+    orphan("idle")
+    wait_for_orphaned_writers(run.path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_nobody_waits_for_a_writer_when_told_to_stop(run: RunDirectory, orphan: Callable[[str], None]) -> None:
+    die(run.begin_attempt("x"))
+    orphan("on")
+    looks: list[bool] = []
+    wait_for_orphaned_writers(run.path, lambda: looks.append(True) or len(looks) > 2)
+    assert len(looks) == 3
 
 
 def test_attempts_count_up_and_the_dead_are_marked(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headway.core import patience
 from headway.core.errors import CheckpointError
 from headway.telemetry.metrics import MetricsLog, read_metrics
 
@@ -148,7 +149,9 @@ def test_a_line_cut_by_a_kill_harms_no_other_record(tmp_path: Path) -> None:
 
 def test_a_killed_process_loses_no_record(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from headway.telemetry.metrics import MetricsLog\n"
+        "import os, signal, sys; from pathlib import Path; from headway.core import patience\n"
+        "from headway.telemetry.metrics import MetricsLog\n"
+        "patience._SECONDS = 60\n"  # a busy disk is not to be taken for one that hangs
         "log = MetricsLog(Path(sys.argv[1]), 1)\n"
         "for step in range(1, 101): log.write(step, {'train/loss': 1.0})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
@@ -187,7 +190,10 @@ def test_the_newest_records_of_a_long_history_are_found_quickly(tmp_path: Path) 
     assert 100 < len(steps) < 10_000 and steps.tolist() == list(range(steps[0], 20_001))
 
 
-def test_records_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_wait_in_memory_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(patience, "_SECONDS", 60.0)
     path, before = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     with MetricsLog(path, 1) as log:
         log.write(1, {"train/loss": 1.0})

@@ -11,6 +11,7 @@ import pytest
 
 from headway.checkpoint.fence import Fenced, OwnerUnknown
 from headway.config import Config, TrainConfig
+from headway.core import patience
 from headway.telemetry.metrics import read_metrics
 from headway.training.recorders import Recorder
 
@@ -30,7 +31,10 @@ def said_of(
     return capsys.readouterr().err
 
 
-def test_each_record_asks_whose_the_run_is_where_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+def test_each_record_asks_whose_the_run_is_where_a_disk_that_hangs_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "_SECONDS", 60.0)
     asked_by: list[threading.Thread] = []
 
     def ask() -> None:

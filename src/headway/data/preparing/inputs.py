@@ -74,24 +74,17 @@ class InputHashes:
         return begun[1] if begun is not None and begun[0] == unit else self._of(unit)
 
     def _of(self, unit: Unit) -> list[dict[str, Any]]:
-        return [self._part(list(pieces)) for _, pieces in groupby(unit.pieces, key=lambda piece: piece.file)]
+        return [self._part(pieces) for pieces in _by_file(unit)]
 
     def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        file, start, end = pieces[0].file, pieces[0].span, pieces[-1].span
-        facts: dict[str, Any] = {"path": file.name, "format": file.format, "bytes": sum(p.bytes for p in pieces)}
-        if file.compression:
-            facts["compression"] = file.compression
-        whole = start is None or end is None or sum(p.bytes for p in pieces) == file.bytes
-        if not whole:
-            assert start is not None and end is not None
-            facts["span"] = [start[0], end[1]]
+        file, facts = pieces[0].file, _outline(pieces)
         if pieces[0].texts is not None:
             return facts | {"sha256": _hash_texts(pieces)}
         if not file.local and file.version:
             return facts | {"version": file.version}
         # Only lines can be told by their bytes; row groups need the footer, which is anywhere in the file.
-        lines = None if whole or file.format != "jsonl" else (facts["span"][0], facts["span"][1])
-        return facts | {"sha256": self._hash(file, lines)}
+        span = facts.get("span") if file.format == "jsonl" else None
+        return facts | {"sha256": self._hash(file, (span[0], span[1]) if span else None)}
 
     def stay(self, file: SourceFile) -> str:
         """See that a file is as it was when it was listed, and whenever this was asked before; returns its stamp.
@@ -133,6 +126,27 @@ class InputHashes:
         if remembered != _read(memory):
             with atomic_write(memory, "w") as file:
                 json.dump(remembered, file)
+
+
+def outlines_of(unit: Unit) -> list[dict[str, Any]]:
+    """What `InputHashes.of` says of a unit, without the hashes or versions: for this nothing is read."""
+    return [_outline(pieces) for pieces in _by_file(unit)]
+
+
+def _by_file(unit: Unit) -> Iterator[list[Piece]]:
+    return (list(pieces) for _, pieces in groupby(unit.pieces, key=lambda piece: piece.file))
+
+
+def _outline(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Of one file's pieces in a unit: its name and format, their bytes, and their span when they are not all of it."""
+    file, start, end = pieces[0].file, pieces[0].span, pieces[-1].span
+    size = sum(piece.bytes for piece in pieces)
+    facts: dict[str, Any] = {"path": file.name, "format": file.format, "bytes": size}
+    if file.compression:
+        facts["compression"] = file.compression
+    if start is not None and end is not None and size != file.bytes:
+        facts["span"] = [start[0], end[1]]
+    return facts
 
 
 def files_of(unit: Unit) -> list[SourceFile]:

@@ -30,7 +30,7 @@ from headway.data.preparing.records import WORK, Records, record_encoder, record
 from headway.data.preparing.settings import settings_json
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
-from headway.data.reading.sources import Source, find_sources
+from headway.data.reading.sources import Source, find_sources, open_tables
 from headway.data.store import INPUTS, MANIFEST, SKIPPED, TokenStore, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
@@ -143,6 +143,7 @@ def prepare(
         present = None if force else _present(path)
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
         _begin_hashing(hashes, data, sources)
+        open_tables(sources)  # what is wrong with one is told before hours of reading
         tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
         encoder = choose_encoder(
             tokenizer,

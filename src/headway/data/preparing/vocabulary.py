@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.data import DataConfig
-from headway.core.console import notice
+from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files import atomic_write, canonical_json, fingerprint
 from headway.core.format import format_bytes
-from headway.data.preparing.inputs import InputHashes
+from headway.data.preparing.inputs import InputHashes, outlines_of
 from headway.data.preparing.records import WORK
 from headway.data.preparing.units import units_of
 from headway.data.reading.places import SourceFile, open_file, stamp_of, unreadable
@@ -212,20 +212,44 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:
-    """Whether something of what the present store was made from is still there; as a rule the first file tells."""
+    """Whether something of what the present store was made from is still there; as a rule the first file tells.
+
+    Nothing is hashed that a look at names, lengths and how they are read tells to be other: it may lie behind a limit,
+    where nobody else would read it.
+    """
     try:
         described = present.inputs().get("sources", [])
     except DataError:  # unknown; what is there is kept
         return True
-    before = {_reading(s["field"], s.get("template"), file) for s in described for file in s["files"]}
-    for number, source in enumerate(sources):
-        for unit in units_of(number, source, data.shard_bytes):
-            if any(_reading(source.field, source.template, file) in before for file in hashes.of(unit)):
-                return True
-    return _has_grown_file(described, sources)
+    files = [(source["field"], source.get("template"), file) for source in described for file in source["files"]]
+    before = {_reading(*file) for file in files}
+    outlines = {_reading(field, template, _outline(file)) for field, template, file in files}
+    names = {(field, template, file["path"]) for field, template, file in files}
+    with progress("comparing the input with the store's", None, "B") as bar:
+        for number, source in enumerate(sources):
+            how = source.field, source.template
+            if names.isdisjoint((*how, name) for name in _names(source)):
+                continue
+            for unit in units_of(number, source, data.shard_bytes):
+                if not any(_reading(*how, outline) in outlines for outline in outlines_of(unit)):
+                    continue
+                if any(_reading(*how, file) in before for file in hashes.of(unit)):
+                    return True
+                bar.advance(unit.bytes)
+        return _has_grown_file(described, sources, bar)
 
 
-def _has_grown_file(described: Sequence[dict[str, Any]], sources: Sequence[Source]) -> bool:
+def _names(source: Source) -> list[str]:
+    """Under which the store's description has what a source is made of."""
+    return [source.name] if source.stream is not None else [file.name for file in source.files]
+
+
+def _outline(file: dict[str, Any]) -> dict[str, Any]:
+    """What is described of a file besides what it holds."""
+    return {key: fact for key, fact in file.items() if key not in ("sha256", "version")}
+
+
+def _has_grown_file(described: Sequence[dict[str, Any]], sources: Sequence[Source], bar: Progress) -> bool:
     """Whether a file is there that begins with what the present store was made from."""
     before = defaultdict(list)
     for source in described:
@@ -234,20 +258,21 @@ def _has_grown_file(described: Sequence[dict[str, Any]], sources: Sequence[Sourc
                 key = (source["field"], source.get("template"), file["path"], file["format"], file.get("compression"))
                 before[key].append(file)
     return any(
-        0 < file["bytes"] < now.bytes and _hash_beginning(now, file["bytes"]) == file["sha256"]
+        0 < file["bytes"] < now.bytes and _hash_beginning(now, file["bytes"], bar) == file["sha256"]
         for source in sources
         for now in source.files
         for file in before[source.field, source.template, now.name, now.format, now.compression]
     )
 
 
-def _hash_beginning(file: SourceFile, size: int) -> str:
+def _hash_beginning(file: SourceFile, size: int, bar: Progress) -> str:
     """SHA-256 of a file's first bytes."""
     digest = hashlib.sha256()
     try:
         with open_file(file, 0, size) as stream:
             while size and (block := stream.read(min(size, _BLOCK))):
                 digest.update(block)
+                bar.advance(len(block))
                 size -= len(block)
     except OSError as error:
         raise unreadable(file.location, error) from error

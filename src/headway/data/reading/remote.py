@@ -27,7 +27,8 @@ _SMALL = 2**20
 
 # The library below has tried for seconds already.
 _TRIED = {"EndpointConnectionError"}
-_CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "commit_hash")
+# The last is Hugging Face's: a file's git object, which for a large one names its SHA-256.
+_CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "blob_id")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
 
 # What a store may answer that is asked for a glob as if it were a file; what is wrong, if anything, listing tells.

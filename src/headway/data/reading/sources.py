@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from headway.config.data import SourceConfig, source_name, stored_names
 from headway.config.units import Amount
-from headway.core.console import warning
+from headway.core.console import progress, warning
 from headway.core.errors import DataError
 from headway.data.reading import huggingface_datasets as hub
 from headway.data.reading import streams
 from headway.data.reading.compression import ENDINGS
 from headway.data.reading.json_lines import first_complaint
 from headway.data.reading.pieces import Piece as Piece
-from headway.data.reading.places import STDLIB, Listing, Place, is_remote, list_places
+from headway.data.reading.places import STDLIB, Listing, Place, is_remote, list_places, stamp_of
 from headway.data.reading.places import SourceFile as SourceFile
-from headway.data.reading.tables import arrow_spans, parquet_spans
+from headway.data.reading.tables import Span, arrow_spans, parquet_spans
 
 #: Bytes of a large file that one worker handles at a time.
 PIECE_BYTES = 4 * 2**20
@@ -39,6 +41,8 @@ _FORMATS = {
 }
 # Formats with a footer or an index of their own, which compress what they hold by themselves.
 _TABLES = ("parquet", "arrow")
+# Tables that are opened at a time: far away, a request takes long and little else.
+_OPENED = 16
 _KNOWN = f"({', '.join(_FORMATS)}, all but tables also under {', '.join(ENDINGS)})"
 _SET_FORMAT = "set the source's format: text, jsonl, csv, parquet or arrow"
 
@@ -62,6 +66,10 @@ class Source:
     """Its path in the config, which names a stream in messages."""
     limit: Amount | None = None
     """As much of it is used, from its beginning on."""
+    _cuts: dict[SourceFile, tuple[str, list[tuple[Span | None, int]]]] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Where tables that were opened are cut, each with its stamp then (`open_tables`)."""
 
     @property
     def bytes(self) -> int:
@@ -188,6 +196,38 @@ def pieces_of(sources: Sequence[Source]) -> Iterator[Piece]:
             yield from _file_pieces(number, source, file)
 
 
+def open_tables(sources: Sequence[Source]) -> None:
+    """Look into all tables, several at a time, for where they are cut; `pieces_of` does not open them again.
+
+    Of a source with a limit none is opened: it may be reached before them.
+
+    Raises:
+        ConfigError, DataError: as `pieces_of`.
+    """
+    new = [
+        (source, file)
+        for source in sources
+        if source.limit is None
+        for file in source.files
+        if file.format in _TABLES and file not in source._cuts
+    ]
+    if not new:
+        return
+    with progress("opening tables", len(new), "files") as bar, ThreadPoolExecutor(min(_OPENED, len(new))) as pool:
+        for _ in pool.map(_cut_table, *zip(*new, strict=True)):
+            bar.advance()
+
+
+def _cut_table(source: Source, file: SourceFile) -> list[tuple[Span | None, int]]:
+    """The parts of a table, each with its bytes, as they are now."""
+    stamp = stamp_of(file) if file.local else ""  # what a server told of it when it was listed is in `file`
+    known = source._cuts.get(file)
+    if known is None or known[0] != stamp:
+        spans_of = parquet_spans if file.format == "parquet" else arrow_spans
+        known = source._cuts[file] = (stamp, [*spans_of(file, source.field, source.template, PIECE_BYTES)])
+    return known[1]
+
+
 def _file_pieces(number: int, source: Source, file: SourceFile) -> Iterator[Piece]:
     try:
         spans = list(_spans(source, file))
@@ -203,10 +243,10 @@ def _file_pieces(number: int, source: Source, file: SourceFile) -> Iterator[Piec
 
 def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] | None, int]]:
     """The parts of a file, each with its bytes."""
-    if file.format == "parquet":
-        yield from parquet_spans(file, source.field, source.template, PIECE_BYTES)
-    elif file.format == "arrow":
-        yield from arrow_spans(file, source.field, source.template, PIECE_BYTES)
+    if file.format in _TABLES:
+        if file not in source._cuts:
+            open_tables([source])
+        yield from _cut_table(source, file)
     elif file.format == "jsonl" and not file.compression and file.bytes > PIECE_BYTES and file.ranges:
         for start in range(0, file.bytes, PIECE_BYTES):
             end = min(start + PIECE_BYTES, file.bytes)

@@ -17,7 +17,7 @@ from headway.core.format import format_bytes
 from headway.data.feeding.order import permute
 from headway.data.reading.documents import text_size
 from headway.data.reading.readers import read_batches
-from headway.data.reading.sources import Piece, Source, pieces_of
+from headway.data.reading.sources import Piece, Source, open_tables, pieces_of
 from headway.data.tokenizing.patterns import PATTERNS, pattern_of
 from headway.data.tokenizing.patterns import pre_tokenizer as pre_tokenizer_of
 from headway.data.tokenizing.spec import END_OF_TEXT, parts
@@ -45,6 +45,7 @@ def train_tokenizer(
     Returns:
         The tokenizer, and the UTF-8 bytes that it was trained on.
     """
+    open_tables(sources)  # or the time that it takes would be counted as reading's
     total = None
     if all(source.stream is None for source in sources):  # of those nobody knows
         total = min(training_bytes, sum(source.bytes for source in sources))

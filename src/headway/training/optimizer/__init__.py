@@ -2,7 +2,13 @@
 
 from headway.training.optimizer.build import build_optimizer, hidden_matrices, refuse_offload
 from headway.training.optimizer.combined import Combined
-from headway.training.optimizer.state import materialize, optimizer_tensors, set_learning_rate, update
+from headway.training.optimizer.state import (
+    materialize,
+    optimizer_tensors,
+    scales_while_updating,
+    set_learning_rate,
+    update,
+)
 
 __all__ = [
     "Combined",
@@ -11,6 +17,7 @@ __all__ = [
     "materialize",
     "optimizer_tensors",
     "refuse_offload",
+    "scales_while_updating",
     "set_learning_rate",
     "update",
 ]

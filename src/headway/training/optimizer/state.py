@@ -75,16 +75,19 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
         _set_rate(group, rate * group.get("lr_scale", 1.0))
 
 
-def update(optimizer: Optimizer, factor: float) -> None:
-    """One step of the optimizer by its parameters' gradients times `factor`, which overwrites them.
+def scales_while_updating(optimizer: Optimizer) -> bool:
+    """Whether `update` leaves the factor to the optimizer's kernel, without a pass over all gradients before: the fused
+    ones of AdamW multiply what they read, and write it back."""
+    return isinstance(optimizer, torch.optim.AdamW) and bool(optimizer.defaults.get("fused"))
 
-    The fused kernels of AdamW multiply while they read: without a pass over all gradients before.
-    """
+
+def update(optimizer: Optimizer, factor: float) -> None:
+    """One step of the optimizer by its parameters' gradients times `factor`, which overwrites them."""
     groups = optimizer.param_groups
     gradients = [local_part(p.grad) for group in groups for p in group["params"] if p.grad is not None]
     if not gradients:
         return
-    if isinstance(optimizer, torch.optim.AdamW) and optimizer.defaults.get("fused"):
+    if scales_while_updating(optimizer):
         # Filled where it is wanted: a copy from the host would wait for the device. The kernels divide by it.
         divisor = torch.full((), 1 / factor, dtype=torch.float32, device=gradients[0].device)
         optimizer.grad_scale = divisor  # type: ignore[attr-defined]

@@ -55,12 +55,12 @@ def config_of(store: Path, mixture: dict[str, Any]) -> Config:
 
 
 def is_quick(work: Callable[[], Any]) -> bool:
-    """Whether it takes less than a tenth of a second in one of some tries: whatever else the machine does only makes it
-    slower."""
+    """Whether it takes less than a twentieth of a second of the processor in one of some tries: whatever else the
+    machine does only makes it slower."""
     for _ in range(30):
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        if time.perf_counter() - start < 0.1:
+        if time.process_time() - start < 0.05:
             return True
     return False
 
@@ -71,7 +71,8 @@ def test_first_and_late_batches_come_at_once(large: Path, mixture: dict[str, Any
     feed = TokenFeed.of(config, GRID, TokenStore.open(large))
     assert feed.rows == pytest.approx(SHARDS * EACH / 1024, rel=1e-6)
     for step in (0, STEPS - 1):
-        assert is_quick(lambda s=step: TokenFeed.of(config, GRID, TokenStore.open(large, check=False)).batch(s, 0))
+        # A look at each of the ten thousand files included.
+        assert is_quick(lambda s=step: TokenFeed.of(config, GRID, TokenStore.open(large)).batch(s, 0))
         assert sum(batch["ids"].numel() for batch in feed.batch(step, 0)) == 8 * 1024
     if mixture:
         assert is_quick(lambda: feed.rows_by_source(0, STEPS))

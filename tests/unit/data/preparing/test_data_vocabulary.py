@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ import pytest
 
 from headway.config import load_config
 from headway.config.data import DataConfig
+from headway.core.console import Progress, progress
 from headway.core.errors import DataError
+from headway.data.preparing import inputs, vocabulary
 from headway.data.preparing import prepare as prepare_module
 from headway.data.preparing.prepare import prepare
+from headway.data.reading import sources as source_module
+from headway.data.reading.places import SourceFile
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
 from support import write_config, write_corpus
@@ -161,3 +166,58 @@ def test_a_vocabulary_that_was_begun_for_other_text_is_not_taken(
     if change == "the text":
         jsonl(tmp_path / "a.jsonl", ["der stone river " * 9, "lube cloud tower " * 9])
     assert _vocabulary(after) == _vocabulary(after, store=tmp_path / "fresh") != begun
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of the input that were read to be hashed, each time."""
+    sizes: list[int] = []
+    hash_lines = inputs._hash_lines
+
+    def counted(file: SourceFile, lines: tuple[int, int] | None) -> str:
+        sizes.append(lines[1] - lines[0] if lines else file.bytes)
+        return hash_lines(file, lines)
+
+    monkeypatch.setattr(inputs, "_hash_lines", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("change", [{"field": "other"}, {"template": "{text} {other}"}])
+def test_what_is_read_otherwise_is_hashed_no_further_than_the_limit(
+    tmp_path: Path,
+    config: Configs,
+    documents: Texts,
+    jsonl: Jsonl,
+    hashed: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, str],
+) -> None:
+    monkeypatch.setattr(source_module, "PIECE_BYTES", 1000)
+    jsonl(tmp_path / "a.jsonl", documents(300), other="other words")
+    source = {"path": "a.jsonl", "limit": "5 documents"}
+    first = _vocabulary(config([source], shard_bytes=1000))
+    hashed.clear()
+    assert _vocabulary(config([{**source, **change}], shard_bytes=1000)) != first
+    assert 0 < sum(hashed) <= 4000 < (tmp_path / "a.jsonl").stat().st_size / 10
+
+
+def test_a_file_is_compared_with_the_store_where_its_name_and_length_are_as_they_were_and_that_is_shown(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[Progress] = []
+
+    @contextmanager
+    def recorded(*arguments: Any) -> Iterator[Progress]:
+        with progress(*arguments) as bar:
+            bars.append(bar)
+            yield bar
+
+    monkeypatch.setattr(vocabulary, "progress", recorded)
+    shorter = documents(19, seed=1)
+    before = _vocabulary(config(jsonl(tmp_path / "a.jsonl", documents(20))))
+    for texts, is_compared in ((shorter, False), ([text[::-1] for text in shorter], True)):
+        file = jsonl(tmp_path / "a.jsonl", texts)
+        now = _vocabulary(config(file))
+        assert now != before and bars[-1].done == is_compared * file.stat().st_size
+        before = now
+    assert len(bars) == 2

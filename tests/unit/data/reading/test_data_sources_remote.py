@@ -11,10 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from headway.core.errors import ConfigError, DataError
+from headway.data.preparing.inputs import InputHashes
+from headway.data.preparing.units import units_of
 from headway.data.reading import places, remote, sources
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import pieces_of
@@ -291,3 +294,41 @@ def test_the_owner_of_a_file_is_no_version_of_it() -> None:
     info = {"size": 10, "uid": 1000}
     assert remote._version({**info, "mtime": "a"}) != remote._version({**info, "mtime": "b"})
     assert remote._version({**info, "ETag": "a", "mtime": "b"}) == remote._version({**info, "ETag": "a", "mtime": "c"})
+
+
+def test_a_file_on_the_hub_is_known_by_the_hash_that_the_hub_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the real file system; what the Hub's API tells is made up."""
+    pytest.importorskip("huggingface_hub")
+    from huggingface_hub import HfApi, HfFileSystem
+    from huggingface_hub.hf_api import RepoFile
+
+    told: dict[str, RepoFile] = {}
+
+    def put(name: str, content: str) -> None:
+        large = {"size": 4, "oid": content * 64, "pointerSize": 130}
+        told[name] = RepoFile(path=name, size=4, oid=content * 40, lfs=large, xetHash=content * 64)
+
+    def fetched(*_: Any) -> Any:
+        raise AssertionError("a whole file would be fetched to be hashed")
+
+    monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: None)
+    monkeypatch.setattr(HfApi, "list_repo_tree", lambda *_, **__: iter(list(told.values())))
+    pages = [(told.values(), True)]
+    monkeypatch.setattr(HfApi, "_iter_repo_tree_pages", lambda *_, **__: pages, raising=False)
+    monkeypatch.setattr(remote, "open_remote", fetched)
+    HfFileSystem.clear_instance_cache()
+    try:
+        put("a.txt", "a")
+        put("b.txt", "b")
+        for path in ("hf://datasets/org/name/*.txt", "hf://datasets/org/name/a.txt"):
+            (source,) = find(path)
+            (unit,) = units_of(0, source, 10**9)
+            facts = InputHashes().of(unit)[0]
+            assert facts == {"path": "a.txt", "format": "text", "bytes": 4, "version": f"blob_id:{'a' * 40}"}
+        before = source.files[0]
+        assert InputHashes().stay(before)
+        put("a.txt", "c")  # other text of the same length
+        with pytest.raises(DataError, match="changed while it was read"):
+            InputHashes().stay(before)
+    finally:
+        HfFileSystem.clear_instance_cache()
