@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import shutil
 import socket
@@ -13,7 +14,9 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,9 @@ GLOBS = {
     "**/*.jsonl*": ["c.jsonl.zst", "part/a.jsonl", "part/b.jsonl.gz"],
     "[c-d].*": ["c.jsonl.zst", "d.parquet"],
 }
+
+#: Linux gives connections ports from 32768 on.
+_FIRST_PORT, _PORTS_OF_A_WORKER, _PORT_RANGES = 12_000, 1000, 20
 
 
 @dataclass
@@ -126,9 +132,13 @@ class S3Server:
         until = time.monotonic() + 60
         while time.monotonic() < until and self._process.poll() is None:
             try:
-                self.files().mkdir(self.bucket)
-                return
-            except FileExistsError:
+                files, first = self.files(), f"{self.bucket}/is-it-there"
+                with suppress(FileExistsError):
+                    files.mkdir(self.bucket)
+                # It makes buckets some time before it has room for an object.
+                files.pipe_file(first, b"yes")
+                assert files.cat_file(first) == b"yes"
+                files.rm_file(first)
                 return
             except Exception:
                 time.sleep(0.2)
@@ -158,15 +168,28 @@ def store_files(store: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(store).as_posix(), path
 
 
-def free_ports(count: int) -> list[int]:
-    taken = [socket.socket() for _ in range(count)]
-    try:
-        for one in taken:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in taken]
-    finally:
-        for one in taken:
-            one.close()
+def _own_ports() -> Iterator[int]:
+    """Ports that no connection is given by the kernel while a server starts, nor another worker of these tests; two
+    runs of the tests side by side begin at other ones."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = _FIRST_PORT + worker % _PORT_RANGES * _PORTS_OF_A_WORKER
+    for number in count(os.getpid()):
+        yield first + number % _PORTS_OF_A_WORKER
+
+
+_ports = _own_ports()
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens at, others at every call."""
+    with ExitStack() as held:
+        found: list[int] = []
+        while len(found) < number:
+            port, one = next(_ports), held.enter_context(socket.socket())
+            with suppress(OSError):
+                one.bind(("", port))
+                found.append(port)
+        return found
 
 
 def write_every_format(folder: Path) -> Path:

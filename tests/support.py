@@ -14,6 +14,18 @@ import yaml
 
 from headway.core import faults as core_faults
 from headway.core.errors import HeadwayError
+from headway.core.heartbeat import read_heartbeat
+from headway.core.waiting import wait_until
+from headway.supervise.processes import STOPPED, process_state
+
+#: The command line, whose supervisor leaves a worker alone that is stopped, and waits for what it tells at the end, for
+#: longer than a test takes.
+PATIENT_HEADWAY = (
+    sys.executable,
+    "-c",
+    "from headway.cli.main import main; from headway.core import alerts; from headway.supervise import watchdog;"
+    " watchdog._STOPPED_SECONDS = 600.0; alerts._END_SECONDS = 60.0; main()",
+)
 
 WORDS = ("red", "green", "blue", "stone", "river", "cloud", "under", "over", "seven", "eight")
 
@@ -64,12 +76,13 @@ def write_config(folder: Path, **sections: Any) -> Path:
 
 
 def headway(
-    *arguments: str | Path, faults: str = "", timeout: float = 240, **options: Any
+    *arguments: str | Path, faults: str = "", timeout: float = 240, patient: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+    """Run the command line in a process of its own, `patient` with workers that are stopped."""
     environment = {**os.environ, "HEADWAY_FAULTS": faults}
+    command = PATIENT_HEADWAY if patient else (sys.executable, "-m", "headway")
     return subprocess.run(
-        [sys.executable, "-m", "headway", *map(str, arguments)],
+        [*command, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -77,6 +90,21 @@ def headway(
         check=False,
         **options,
     )
+
+
+def stopped_worker(run: Path, seconds: float = 120) -> int:
+    """The process of the first attempt's first worker, once it has stopped itself (`freeze`)."""
+    found: list[int] = []
+
+    def has_stopped() -> bool:
+        reading = read_heartbeat(run / "attempts/001/heartbeat-0")
+        state = process_state(reading.pid) if reading is not None else None
+        if state is not None and state.state == STOPPED:
+            found.append(state.pid)
+        return bool(found)
+
+    assert wait_until(has_stopped, seconds), "it was to stop itself"
+    return found[0]
 
 
 def torchrun(workers: int, *command: str | Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:

@@ -150,6 +150,26 @@ def test_a_cell_reads_a_token_store_whoever_starts_its_worker(corpus: Path, tmp_
     assert found["items"] == 32 and 4 < found["mean_loss"] < 7
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_torchruns_workers_are_measured_and_one_that_is_killed_is_named(tmp_path: Path) -> None:
+    fault = "faults: [{strategy: zero1, order: kill@step=2%1}]"
+    (tmp_path / "own.yaml").write_text(
+        f"strategy: [ddp, zero1]\nworkers: 2\nvocab_size: 256\n{SMALLEST}config: {{{ON_ONE_CORE}}}\n{fault}\n"
+    )
+    done = headway("bench", "own.yaml", "--launcher", "torchrun", "--output", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ends = {cell["cell"]["strategy"]: cell["repeats"][0] for cell in json.loads(done.stdout)["results"]}
+    assert (ends["ddp"]["status"], ends["ddp"]["reason"]) == ("ok", None), ends["ddp"]
+    assert ends["ddp"]["measured"]["items"] == 2 * 32
+    # In torchrun's own words, since nobody prints a result for a process that is gone.
+    assert (ends["zero1"]["status"], ends["zero1"]["reason"]) == ("killed", "worker 1 died (signal 9)"), ends["zero1"]
+    collected = headway("bench", "collect", "out/logs", "-o", "again", cwd=tmp_path)
+    assert collected.returncode == 0, collected.stderr
+    for path in (tmp_path / "out/cells").iterdir():
+        assert json.loads(path.read_bytes()) == json.loads((tmp_path / "again/cells" / path.name).read_bytes())
+
+
 def test_a_model_that_no_memory_holds_is_out_of_memory_and_not_tried_again(tmp_path: Path) -> None:
     # With 2^40 rows the embedding has more bytes than a process has addresses, however much a machine promises.
     (tmp_path / "own.yaml").write_text(f"vocab_size: {2**40}\n{SMALLEST}config: {{{ON_ONE_CORE}}}\n")

@@ -21,6 +21,7 @@ from headway.checkpoint.remote import RESTARTED_FILE, FencedError, RemoteTier, j
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
+from headway.core.waiting import wait_until
 from headway.supervise.ledger import Ledger
 from object_storage import S3Server
 from s3_proxy import S3Proxy
@@ -316,10 +317,11 @@ def test_what_one_attempt_could_not_send_the_next_one_sends(s3: S3Server, proxy:
     proxy.rules = [lambda method, path, body: "503" if method == "PUT" and "-001." in path else None]
     after = AfterSave(settings(run, url))
     files = save(CheckpointStore(run / "checkpoints", max_shard_bytes=100, after_save=after), 1).files
+    assert wait_until(lambda: proxy.done["503"], 60)
     after.close(1.0)
     proxy.rules, proxy.requests = [], []
     second = AfterSave({**settings(run, url), "attempt": 2})
-    second.close(30)
+    second.close(60)
     assert RemoteTier.find(Objects(f"{url}/tiny"), run).manifest(1) is not None
     assert proxy.sent("shard-00000.") == 0 and proxy.sent("shard-00000-001.") == 1 and len(files) > 2
 

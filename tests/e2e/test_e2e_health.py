@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from headway.checkpoint.registry import Registry
 from headway.config import load_config
 from headway.core import faults as core_faults
 from headway.core.errors import HeadwayError
+from headway.core.waiting import wait_until
 from headway.launch.api import train
 from headway.supervise.ledger_proof import prove
+from headway.training import rollback
 from support import headway, manifest, state_hash
 
 
@@ -166,13 +169,28 @@ def test_states_are_held_again_after_a_rollback(tiny: Callable[..., Path], here:
     assert code == 0 and "checkpoints/step-00000006" in said, said
 
 
-def test_a_rollback_goes_for_the_remote_tier_too(tiny: Callable[..., Path], tmp_path: Path, here: Here) -> None:
+def is_remote(run: Path, step: int) -> bool:
+    places = (place for entry in Registry(run).entries() if entry.step == step for place in entry.places)
+    return any(place.tier == "remote" and place.complete for place in places)
+
+
+def test_a_rollback_goes_for_the_remote_tier_too(
+    tiny: Callable[..., Path], tmp_path: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    planned = rollback._planned
+
+    def planned_once_it_is_sent(job: Any, decision: Any) -> Any:
+        if decision.step + 1 == 10 and job.config.name == "moved":
+            assert wait_until(lambda: is_remote(runs / "moved", 8), 60)
+        return planned(job, decision)
+
+    monkeypatch.setattr(rollback, "_planned", planned_once_it_is_sent)
     checkpoint = {"every": "4 steps", "keep": 9, "remote": {"url": f"file://{tmp_path}/remote"}}
     health = {"on_nonfinite": "rollback", "leave_out_steps": 3}
     config = tiny(train={"steps": 14}, checkpoint=checkpoint, health=health)
     # What was sent before is withdrawn, although the step is not saved again before the end of the disk.
-    code, said = here(config, "name=moved", faults=f"{'slow@step=8,' * 5}nan@gradient=10,stop@step=11")
+    code, said = here(config, "name=moved", faults="nan@gradient=10,stop@step=11")
     assert code == 75 and "going back to step 4" in said and "/step-00000008: it was made with rows" in said, said
     (runs / "moved").rename(elsewhere)
     # On another disk there is one checkpoint; those to go back to are remote.

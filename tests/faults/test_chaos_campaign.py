@@ -6,12 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from support import headway
 
 #: One by which uploads and downloads are killed in the first run already.
 SEED = "44"
 
 
+@pytest.mark.timeout(960)
 def test_a_campaign_comes_out_as_if_nothing_had_happened(tiny: Callable[..., Path], tmp_path: Path) -> None:
     mine = {"remote": {"url": f"file://{tmp_path}/mine"}}
     config = tiny(train={"steps": 24, "lanes": 2}, determinism="elastic", checkpoint=mine)

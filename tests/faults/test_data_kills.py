@@ -62,16 +62,15 @@ def work_begins(folder: Path, process: subprocess.Popen[bytes]) -> float:
 
 
 def kill(folder: Path, workers: int, seconds: float) -> bool:
-    """SIGKILL the whole process group so long after work has begun; whether it was still going on."""
+    """SIGKILL the whole process group so long after work has begun; whether that left a store half made."""
     process = start(folder, workers)
     work_begins(folder, process)
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-    running = process.poll() is None
-    if running:
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return running
+    return (folder / ".store.preparing").exists() and not (folder / "store").exists()
 
 
 def finish(folder: Path, workers: int) -> float:
@@ -97,8 +96,10 @@ def test_kills_at_random_moments(tmp_path: Path, workers: int, more: dict[str, A
     write_config(whole, tmp_path / "sources", more)
     write_config(killed, tmp_path / "sources", more)
     seconds = finish(whole, workers)
-    moments = random.Random(workers)
-    hits = [kill(killed, workers, moments.uniform(0.0, seconds)) for _ in range(KILLS)]
+    generator = random.Random(workers)
+    # The early ones first: a store that is finished cannot be hit any more.
+    moments = sorted(generator.uniform(0.0, seconds) for _ in range(KILLS))
+    hits = [kill(killed, workers, moment) for moment in moments]
     assert any(hits), "no kill hit a running preparation, so nothing was tested"
     finished = finished_shards(killed)
     finish(killed, workers)

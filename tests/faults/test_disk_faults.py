@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.core.waiting import wait_until
 from headway.supervise.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
-from support import headway, state_hash, write_config
+from support import PATIENT_HEADWAY, headway, state_hash, stopped_worker, write_config
 
 #: Ends a file system as a cable that is pulled does (`EXT4_IOC_SHUTDOWN`, without writing what is in memory).
 _SHUTDOWN, _NO_FLUSH = 0x8004587D, 2
@@ -35,7 +37,7 @@ class Disk:
         self.path.mkdir()
         with self._image.open("wb") as file:
             file.truncate(32 * 2**20)
-        quietly("mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(self._image))
+        quietly("mkfs.ext4", "-q", "-F", "-b", "1024", "-O", "^has_journal", str(self._image))
         self.mount()
 
     def mount(self) -> None:
@@ -45,6 +47,12 @@ class Disk:
 
     def unmount(self) -> None:
         quietly("umount", str(self.path))
+
+    def sync(self) -> None:
+        """Of this file system only: that of the machine may take minutes where others write."""
+        folder = os.open(self.path, os.O_RDONLY)
+        assert ctypes.CDLL(None, use_errno=True).syncfs(folder) == 0, os.strerror(ctypes.get_errno())
+        os.close(folder)
 
     def turn_read_only(self) -> None:
         """By itself, as the kernel does when it no longer trusts a file system."""
@@ -88,11 +96,19 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 class Training:
-    """`headway train` in a process of its own, whose words are read while it goes."""
+    """`headway train` in a process of its own, whose words are read while it goes.
 
-    def __init__(self, config: Path, *more: str, faults: str = "slow@step=1") -> None:
+    Args:
+        run: Its directory.
+        stops: Which saves, counted from 1, the first worker stops itself before: its state is staged, nothing is
+            written. So a test has all the time that it needs.
+    """
+
+    def __init__(self, config: Path, run: Path, *more: str, stops: tuple[int, ...]) -> None:
+        self._run = run
+        faults = ",".join(["slow@step=1", *(f"freeze@checkpoint.stage:{save}%0" for save in stops)])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway", "train", str(config), *more],
+            [*PATIENT_HEADWAY, "train", str(config), *more],
             env={**os.environ, "HEADWAY_FAULTS": faults},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -108,6 +124,16 @@ class Training:
 
     def until(self, text: str) -> None:
         assert wait_until(lambda: any(text in line for line in self.said), 60), self.said
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """While the worker is stopped before a save, and the first checkpoint is there."""
+        worker = stopped_worker(self._run)
+        assert wait_until((self._run / "checkpoints/step-00000004").is_dir, 60), self.said
+        try:
+            yield
+        finally:
+            os.kill(worker, signal.SIGCONT)
 
     def end(self) -> tuple[int, str]:
         """Its exit code, and all that it has said."""
@@ -184,12 +210,12 @@ def test_a_disk_that_is_full_for_a_while(
     tiny: Callable[..., Path], tmp_path: Path, disk: Disk, whole: str, workers: int
 ) -> None:
     config = tiny(**_sections(disk.path / "runs"))
-    training = Training(config, "-w", str(workers), "telemetry.state_hash_every=1")
     run = disk.path / "runs/tiny"
-    assert wait_until(lambda: "commit" in words(run / "ledger.jsonl"), 60)
-    disk.fill()
-    training.until("training goes on without a checkpoint of step")
-    disk.make_room()
+    training = Training(config, run, "-w", str(workers), "telemetry.state_hash_every=1", stops=(2, 4))
+    with training.stopped():
+        disk.fill()
+    with training.stopped():  # the save before last has ended: there is room for two states
+        disk.make_room()
     code, said = training.end()
     assert code == 0, said
     assert said.count("No space left on device") >= 3, "metrics, hashes, a checkpoint"
@@ -218,10 +244,11 @@ def test_a_disk_that_fails_for_good(
 ) -> None:
     """It trains to the end, since the disk might come back; what is lost then is said, and the exit code is 4."""
     config = tiny(**_sections(disk.path / "runs"))
-    training, run = Training(config, "-w", str(workers)), disk.path / "runs/tiny"
-    assert wait_until(lambda: "commit" in words(run / "ledger.jsonl"), 60)
-    os.sync()
-    fails(disk)
+    run = disk.path / "runs/tiny"
+    training = Training(config, run, "-w", str(workers), stops=(2,))
+    with training.stopped():
+        disk.sync()
+        fails(disk)
     code, said = training.end()
     assert code == 4, said
     assert "step 16/16" in said and "Traceback" not in said
@@ -244,15 +271,16 @@ def test_a_disk_that_hangs_for_a_while(
     tiny: Callable[..., Path], tmp_path: Path, disk: Disk, whole: str, workers: int
 ) -> None:
     """Steps go on, though it is longer than a worker may be silent, until there is no room for a further state."""
-    config = tiny(**_sections(disk.path / "runs", hang_seconds=6.0, save_seconds=60.0))
-    training, run = Training(config, "-w", str(workers)), disk.path / "runs/tiny"
-    assert wait_until(lambda: "commit" in words(run / "ledger.jsonl"), 60)
-    disk.hang()
+    config = tiny(**_sections(disk.path / "runs", hang_seconds=10.0, save_seconds=240.0))
+    run = disk.path / "runs/tiny"
+    training = Training(config, run, "-w", str(workers), stops=(2,))
+    with training.stopped():
+        disk.hang()
     training.until("step 10/16")
     if workers == 1:  # several wait for each other by then, with a sign of life every second
-        training.until("in phase 'checkpoint', which may take 1 m 0 s")
-        assert wait_until(lambda: "gave no sign of life" in alerts(tmp_path), 10)
-    threading.Timer(7.0 if workers > 1 else 1.0, disk.go_on).start()
+        training.until("in phase 'checkpoint', which may take 4 m 0 s")
+        assert wait_until(lambda: "gave no sign of life" in alerts(tmp_path), 60)
+    threading.Timer(11.0 if workers > 1 else 1.0, disk.go_on).start()
     code, said = training.end()
     assert code == 0, said
     assert "missing in" not in said, "what has waited is written"
@@ -264,7 +292,7 @@ def test_a_disk_that_hangs_for_a_while(
 
 
 def test_a_write_that_hangs_is_given_up(tiny: Callable[..., Path], tmp_path: Path, whole: str) -> None:
-    config = tiny(**_sections(tmp_path / "disk" / "runs", hang_seconds=2.0, save_seconds=3.0))
+    config = tiny(**_sections(tmp_path / "disk" / "runs", hang_seconds=15.0, save_seconds=30.0))
     done = headway("train", config, faults="hang@checkpoint.shard:2")
     assert done.returncode == 0, done.stderr
     assert "training goes on without a checkpoint of step 8: the disk seems to hang" in done.stderr

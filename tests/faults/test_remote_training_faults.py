@@ -109,7 +109,7 @@ def test_a_run_ends_with_the_same_bits_whatever_the_store_and_the_machine_do(
     )
     weather = Weather(run)
     proxy.rules = [weather]
-    hurt = headway("train", config, faults="freeze@step=5,freeze@step=11#2")
+    hurt = headway("train", config, faults="freeze@step=5,freeze@step=11#2", patient=True)
     assert hurt.returncode == 1 and "attempt 1 ended: worker 0" in hurt.stderr, hurt.stderr
     assert not weather._kills, hurt.stderr
     shutil.rmtree(run / "checkpoints")
@@ -147,7 +147,7 @@ def test_a_run_that_may_not_upload_says_so_goes_on_and_the_same_command_makes_up
 
     thread = threading.Thread(target=go_on_once_it_has_failed, daemon=True)
     thread.start()
-    result = headway("train", config, faults="freeze@step=5")
+    result = headway("train", config, faults="freeze@step=5", patient=True)
     ended.set()
     assert result.returncode == 0, result.stderr
     why = "is not uploaded: the store does not let us in"

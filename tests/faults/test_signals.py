@@ -35,7 +35,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def wait_for(path: Path) -> None:
-    wait_until(lambda: path.exists() and path.stat().st_size, 60, 0.005)
+    assert wait_until(lambda: path.exists() and path.stat().st_size, 120, 0.005)
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGINT, signal.SIGHUP])

@@ -11,14 +11,21 @@ import pytest
 
 import headway
 from headway.core.faults import FAULTS_VARIABLE
+from headway.launch import watched
 from headway.launch.attempt import WorkerDied
 from headway.supervise import watchdog
+from headway.supervise.processes import ask_for_stacks
 
 
 @pytest.fixture
 def train(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Trains under a supervisor in this process, whose patience is short; returns the records of the attempts."""
-    monkeypatch.setattr(watchdog, "_STOPPED_SECONDS", 1.0)
+    """Trains under a supervisor in this process, which compares workers often and waits long for their stacks; returns
+    the records of the attempts."""
+
+    def patiently(files: Any, seconds: float, stopped: bool = False) -> None:
+        ask_for_stacks(files, seconds and 60.0, stopped)
+
+    monkeypatch.setattr(watched, "ask_for_stacks", patiently)
     monkeypatch.setattr(watchdog, "_WINDOW_SECONDS", 0.5)
 
     def make(workers: int, faults: str, **sections: Any) -> list[dict[str, Any]]:
@@ -35,7 +42,7 @@ def train(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_one_of_four_workers_that_hangs_or_is_stopped_is_named(train: Callable[..., list[Any]], tmp_path: Path) -> None:
-    supervise = {"hang_seconds": 2, "hang_steps": 2, "max_failures": 1}
+    supervise = {"hang_seconds": 8, "hang_steps": 2, "max_failures": 1}
     records = train(4, "hang@compute=2%2,freeze@compute=2#2%1", supervise=supervise)
     assert [(r["kind"], r["rank"], r["step"]) for r in records] == [("hung", 2, 2), ("hung", 1, 2)]
     assert "gave no sign of life" in records[0]["outcome"] and "SIGSTOP" in records[1]["outcome"]

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from headway.core.heartbeat import Reading, read_heartbeat
 from headway.core.waiting import wait_until
 from support import headway, state_hash
 
@@ -67,6 +69,18 @@ def test_kills_at_every_phase_of_a_step(tiny: Callable[..., Path], tmp_path: Pat
     assert state_hash(tmp_path / "runs" / "killed") == state_hash(tmp_path / "runs" / "whole")
 
 
+def processes_of(folder: Path, workers: list[Reading | None]) -> list[psutil.Process]:
+    """Those that are left of a run: its workers, and all whose command line names the folder."""
+    pids = {worker.pid for worker in workers if worker is not None}
+    there = psutil.process_iter(["pid", "cmdline", "status"])
+    return [
+        process
+        for process in there
+        if process.info["status"] != psutil.STATUS_ZOMBIE
+        and (process.info["pid"] in pids or str(folder) in " ".join(process.info["cmdline"] or ()))
+    ]
+
+
 def test_the_death_of_the_launcher_leaves_no_orphans(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(train={"steps": 100_000})
     process = subprocess.Popen(
@@ -76,11 +90,13 @@ def test_the_death_of_the_launcher_leaves_no_orphans(tiny: Callable[..., Path], 
         start_new_session=True,
     )
     metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size, 120)
     try:
+        assert wait_until(lambda: metrics.exists() and metrics.stat().st_size, 120)
+        workers = [read_heartbeat(page) for page in (tmp_path / "runs/tiny/attempts/001").glob("heartbeat-*")]
+        assert len(workers) == 2
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        time.sleep(1.0)
+        assert wait_until(lambda: not processes_of(tmp_path, workers), 60), processes_of(tmp_path, workers)
         size = metrics.stat().st_size
         time.sleep(1.0)
         assert metrics.stat().st_size == size, "a worker goes on training without its launcher"

@@ -70,7 +70,7 @@ def setting_charts(
         _efficiency(results, names),
         _memory(results, names),
         _step_times(results, names),
-        _communication(shown, names),
+        _communication(results, names),
     )
     return [Named(f"{prefix}{kind}", chart, setting) for kind, chart in zip(KINDS, drawn, strict=True) if chart]
 
@@ -288,18 +288,26 @@ def _two_and_five(value: float) -> str:
 
 def _communication(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart | None:
     """Shares of a step, exposed and hidden, of cells with several workers."""
-    ordered = sorted(results, key=lambda r: (r.cell.workers, names[r.cell.strategy]))
-    found = [(r, mean(r, COMMUNICATION[1]), mean(r, COMMUNICATION[2])) for r in ordered]
-    known = [(r, e.value, o.value) for r, e, o in found if e is not None and o is not None]
+    several = [r for r in results if r.cell.workers > 1]
+    ordered = sorted(several, key=lambda r: (r.cell.workers, names[r.cell.strategy]))
+    shown, found = good(ordered), [(mean(r, COMMUNICATION[1]), mean(r, COMMUNICATION[2])) for r in ordered]
+    known = {
+        place: (100 * exposed.value, 100 * hidden.value)
+        for place, (exposed, hidden) in enumerate(found)
+        if exposed is not None and hidden is not None and ordered[place] in shown
+    }
     if not known:
         return None
-    with drawing(_WIDTH, 90 + 22 * len(known)) as (figure, axes):
-        places = range(len(known))
-        exposed, hidden = [100 * e for _, e, _ in known], [100 * o for _, _, o in known]
-        axes.barh(places, exposed, 0.7, color=SERIES[1], label="exposed: nothing is computed meanwhile")
-        axes.barh(places, hidden, 0.7, left=exposed, color=SERIES[5], label="overlapped with computation")
-        axes.set_yticks(places, [f"{r.cell.strategy}, {_workers(r.cell.workers)}" for r, _, _ in known])
-        axes.invert_yaxis()
+    with drawing(_WIDTH, 90 + 22 * len(ordered)) as (figure, axes):
+        exposed, hidden = zip(*known.values(), strict=True)
+        axes.barh(list(known), exposed, 0.7, color=SERIES[1], label="exposed: nothing is computed meanwhile")
+        axes.barh(list(known), hidden, 0.7, left=exposed, color=SERIES[5], label="overlapped with computation")
+        for place, result in enumerate(ordered):
+            if place not in known:
+                axes.annotate(_missing(result), (0.006, place), xycoords=("axes fraction", "data"), va="center",
+                              color=MUTED, fontsize=10)  # fmt: skip
+        axes.set_yticks(range(len(ordered)), [f"{r.cell.strategy}, {_workers(r.cell.workers)}" for r in ordered])
+        axes.set_ylim(len(ordered) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.set_xlim(0, 100)
         axes.set_xlabel("percent of the time of profiled steps")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.bench.blocks import find_blocks
-from headway.bench.results import CellResult, merge_results, parse_result, read_results, write_result
+from headway.bench.results import (
+    CELLS,
+    DISCARDED,
+    EARLIER,
+    CellResult,
+    merge_results,
+    parse_result,
+    read_results,
+    write_result,
+)
 from headway.core.errors import ConfigError, DataError
 
 KUBECTL = "kubectl:"
@@ -31,14 +41,17 @@ class Collected:
     """Blocks that have lost lines, by where they were."""
     sources: int = 0
     """Places that were read."""
+    replaced: int = 0
+    """Repeats that came out, and gave way to newer ones of the same cell and number."""
 
 
 def collect(sources: Sequence[str], folder: Path) -> Collected:
     """Read results, bring repeats of the same cell together, and write them into a folder.
 
     Args:
-        sources: Files (also .gz), result JSON files, folders (all files in them), `-` for standard input, and
-            `kubectl:` with what `kubectl logs` takes: `kubectl:pod/bench-0`, `kubectl:-n ml job/bench`.
+        sources: Files (also .gz), result JSON files, folders (all files in them, but for what a folder of results has
+            put aside), `-` for standard input, and `kubectl:` with what `kubectl logs` takes: `kubectl:pod/bench-0`,
+            `kubectl:-n ml job/bench`.
         folder: Results that are there already stay, but for repeats that are found in a newer form.
 
     Raises:
@@ -52,10 +65,22 @@ def collect(sources: Sequence[str], folder: Path) -> Collected:
             blocks = find_blocks(lines)
             found.results += [parse_result(value, where) for value in blocks.values]
             found.broken += [f"{where}: block {name[:12]}" for name in blocks.broken]
-    found.results = merge_results(found.results)
-    for result in merge_results([*read_results(folder), *found.results]):
+    every = [*read_results(folder), *found.results]
+    found.results, merged = merge_results(found.results), merge_results(every)
+    for result in merged:
         write_result(folder, result)
+    found.replaced = len(_measured(every) - _measured(merged))
     return found
+
+
+def _measured(results: Iterable[CellResult]) -> set[tuple[str, int, float]]:
+    """Repeats that came out, each once however often it was told of."""
+    return {
+        (result.key, repeat.number, repeat.started)
+        for result in results
+        for repeat in result.repeats
+        if repeat.measured is not None
+    }
 
 
 def _opened(source: str) -> Iterator[tuple[str, Iterable[str]]]:
@@ -73,8 +98,16 @@ def _opened(source: str) -> Iterator[tuple[str, Iterable[str]]]:
         raise ConfigError(
             "there is no such file or folder", where=source, fix="give logs, folders, - or kubectl:pod/NAME"
         )
-    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+    for file in sorted(_files(path)) if path.is_dir() else [path]:
         yield str(file), _lines(file)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files, but for those that a folder of results has put aside: a report of it would be without them, too."""
+    for root, folders, names in os.walk(folder):
+        if CELLS in folders:
+            folders[:] = [name for name in folders if name not in (EARLIER, DISCARDED)]
+        yield from (path for name in names if (path := Path(root, name)).is_file())
 
 
 def _lines(file: Path) -> list[str]:

@@ -78,8 +78,10 @@ class _Processors:
 
 
 def _processors(machine: Machine) -> Counter | None:
-    # intel-rapl:0 is a whole package; intel-rapl:0:1 is a part of it. AMD's counters have the same names.
-    names = [name for name in machine.names(RAPL) if name.startswith("intel-rapl:") and name.count(":") == 1]
+    # intel-rapl:0 is a whole zone; intel-rapl:0:1 is a part of it. AMD's counters have the same names. A zone "psys"
+    # counts the whole board, packages included.
+    whole = [name for name in machine.names(RAPL) if name.startswith("intel-rapl:") and name.count(":") == 1]
+    names = [name for name in whole if (machine.text(RAPL / name / "name") or "").startswith("package")]
     limits = [machine.number(RAPL / name / "max_energy_range_uj") for name in names]
     zones = [(name, most) for name, most in zip(names, limits, strict=True) if most is not None]
     if not zones or any(machine.number(RAPL / name / "energy_uj") is None for name, _ in zones):

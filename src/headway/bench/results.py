@@ -16,11 +16,17 @@ from headway.core.files import fingerprint, write_json
 from headway.core.format import counted
 
 SCHEMA_VERSION = 1
-CELLS = "cells"
+CELLS, LOGS = "cells", "logs"
+#: What was measured otherwise, and comes back when it fits again.
+EARLIER = "earlier"
+#: What is measured anew. Never read, or a matrix that is stopped and goes on would mix it with what is new.
+DISCARDED = "discarded"
 
 Status = Literal["ok", "failed", "killed", "timeout", "out_of_memory", "refused", "excluded"]
 #: What a cell is that could not be run at all; another attempt would meet the same.
 FINAL: tuple[Status, ...] = ("refused", "excluded", "out_of_memory")
+#: What did not come out so often, and never did, would hardly do so the next time.
+_GIVEN_UP = 2
 
 #: Times from here on cannot be shown as a date.
 _YEAR_10000 = 253_402_300_800
@@ -165,7 +171,8 @@ class CellResult(Record):
     @property
     def last_failure(self) -> Repeat | None:
         """The newest one that did not come out."""
-        return next((repeat for repeat in reversed(self.repeats) if repeat.status != "ok"), None)
+        failures = (repeat for repeat in self.repeats if repeat.status != "ok")
+        return max(failures, key=lambda repeat: repeat.started, default=None)
 
     @property
     def repeats_asked(self) -> int:
@@ -204,8 +211,10 @@ class CellResult(Record):
         return max(repeat.started for repeat in self.repeats)
 
     def is_done(self, repeats: int) -> bool:
-        """Whether there is nothing left to measure: all repeats, or one that did not come out."""
-        return self.last_failure is not None or len(self.repeats) >= repeats
+        """Whether there is nothing left to measure: all repeats are there, or those that failed say enough."""
+        if any(repeat.status in FINAL for repeat in self.repeats):
+            return True
+        return len(self.repeats) >= (repeats if self.measured else min(repeats, _GIVEN_UP))
 
     @property
     def file_name(self) -> str:
@@ -274,6 +283,13 @@ def read_results(folder: Path, below: str = CELLS) -> list[CellResult]:
     return results
 
 
+def authority(repeat: Repeat) -> int:
+    """Whose word counts where several workers tell of one repeat: who has lost a peer says no more than that."""
+    if repeat.status == "ok":
+        return 3
+    return 2 if repeat.status == "killed" else 1 if repeat.status in FINAL else 0
+
+
 def merge_results(results: Iterable[CellResult]) -> list[CellResult]:
     """Each cell once: repeats of the same cell in the same environment come together, the newest of each number."""
     merged: dict[str, CellResult] = {}
@@ -312,7 +328,8 @@ def _together(first: CellResult, second: CellResult) -> CellResult:
     by_number = {repeat.number: repeat for repeat in first.repeats}
     for repeat in second.repeats:
         before = by_number.get(repeat.number)
-        # A worker's own word comes first, that of whoever started it later and knows more of the same.
+        # A worker's own word comes first, that of whoever started it later and knows more of the same. Of workers
+        # whose word counts alike, who meets the reason says so first.
         if before is None or repeat.started > before.started or _is_fuller(repeat, before):
             by_number[repeat.number] = repeat
     newest = max(first, second, key=lambda result: result.started)
@@ -320,9 +337,9 @@ def _together(first: CellResult, second: CellResult) -> CellResult:
 
 
 def _is_fuller(repeat: Repeat, before: Repeat) -> bool:
-    return repeat.started == before.started and (repeat.wall_seconds is not None, repeat.status == "ok") >= (
+    return repeat.started == before.started and (repeat.wall_seconds is not None, authority(repeat)) > (
         before.wall_seconds is not None,
-        before.status == "ok",
+        authority(before),
     )
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,13 @@ from headway.bench.launchers import LOCAL, launch_command, run_command
 from headway.bench.matrix import PlannedCell, plan_matrix, rows_for_workers, unused_patterns
 from headway.bench.results import (
     CELLS,
+    DISCARDED,
+    EARLIER,
     FINAL,
+    LOGS,
     CellResult,
     Repeat,
+    authority,
     conditions_of,
     merge_results,
     read_results,
@@ -39,9 +43,6 @@ from headway.core.format import counted, format_bytes, format_count, format_seco
 from headway.core.signals import NOTICES, handled
 from headway.launch.trainings import refuse_as_worker
 
-LOGS, EARLIER = "logs", "earlier"
-#: What is measured anew. Never read, or a matrix that is stopped and goes on would mix it with what is new.
-DISCARDED = "discarded"
 _LOOK_SECONDS = 0.5
 _TAIL_LINES, _TAIL_CHARACTERS = 20, 4000
 #: What torchrun says of a worker that a signal has ended.
@@ -69,8 +70,8 @@ class Matrix:
     cells: list[PlannedCell]
     results: dict[str, CellResult]
     """By key."""
-    discarded: frozenset[str] = frozenset()
-    """Keys of results that are there, and are to be measured anew."""
+    discarded: tuple[CellResult, ...] = ()
+    """Of results that are there the repeats that are to be measured anew."""
 
 
 def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishes = Wishes()) -> Matrix:
@@ -88,14 +89,23 @@ def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishe
         notice(text)
     keys = {planned.key for planned in cells}
     found = merge_results([*read_results(folder), *read_results(folder, EARLIER)])
-    known = {result.key: result for result in found if result.key in keys}
-    discarded = frozenset(
-        key
-        for key, result in known.items()
-        if wishes.again or (wishes.failed_again and result.last_failure is not None)
-    )
-    kept = {key: result for key, result in known.items() if key not in discarded}
+    halves = [_split(result, wishes) for result in found if result.key in keys]
+    kept = {result.key: result for result, _ in halves if result is not None}
+    discarded = tuple(result for _, result in halves if result is not None)
     return Matrix(suite, folder, launcher, environment, cells, kept, discarded)
+
+
+def _split(result: CellResult, wishes: Wishes) -> tuple[CellResult | None, CellResult | None]:
+    """With the repeats that stay, and with those that are to be measured anew; None without any."""
+
+    def part(*, stays: bool) -> CellResult | None:
+        def is_in(repeat: Repeat) -> bool:
+            return stays is not (wishes.again or (wishes.failed_again and repeat.status != "ok"))
+
+        repeats = list(filter(is_in, result.repeats))
+        return result.model_copy(update={"repeats": repeats}) if repeats else None
+
+    return part(stays=True), part(stays=False)
 
 
 def to_do(matrix: Matrix) -> list[tuple[int, PlannedCell]]:
@@ -128,7 +138,7 @@ def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResul
         for place, (number, planned) in enumerate(missing, 1):
             result = matrix.results.get(planned.key)
             if result is not None and result.is_done(matrix.suite.repeats):
-                continue  # an earlier repeat of it did not come out
+                continue  # what came of earlier repeats of it says enough
             repeat = _measure(matrix, planned, number)
             result = _result(matrix, planned, [*(result.repeats if result else ()), repeat])
             matrix.results[planned.key] = result
@@ -226,7 +236,11 @@ def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) ->
         spec_path.unlink()
     wall_seconds = round(time.monotonic() - start, 3)
     end = _ending(begun, code, log_path.read_text(encoding="utf-8", errors="replace"), suite.timeout_seconds)
-    return end.model_copy(update={"wall_seconds": wall_seconds})
+    end = end.model_copy(update={"wall_seconds": wall_seconds})
+    # Workers do not know all of it: one that took too long or was killed has said nothing.
+    with log_path.open("a", encoding="utf-8") as log:
+        log.write(f"\n{block(_result(matrix, planned, [end]).model_dump(mode='json'))}\n")
+    return end
 
 
 def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> Repeat:
@@ -245,18 +259,15 @@ def _ending(begun: Repeat, code: int | None, log: str, timeout_seconds: int) -> 
 
 
 def _failure(begun: Repeat, code: int, log: str, told: Sequence[Repeat]) -> Repeat:
-    died = [repeat for repeat in told if repeat.status == "killed"]
+    # Who meets the reason says so first; the others lose a peer.
+    first = max(told, key=authority, default=None)
     # The agent itself ends others by SIGTERM.
     signalled = [(rank, number) for rank, number in _TORCHRUN_SIGNAL.findall(log) if number != "15"]
-    if died:
-        return died[0]
-    # Who meets the reason says so first; the others lose a peer.
-    planned = [repeat for repeat in told if repeat.status in FINAL]
-    if signalled and not planned:
+    if signalled and (first is None or first.status == "failed"):
         reason = "worker {} died (signal {})".format(*signalled[0])
         return begun.model_copy(update={"status": "killed", "reason": reason})
-    if told:
-        return (planned or list(told))[0]
+    if first is not None:
+        return first
     status = "killed" if code < 0 else "failed"
     return begun.model_copy(update={"status": status, "reason": f"ended with {_code_in_words(code)}"})
 
@@ -310,10 +321,8 @@ def _make_room(matrix: Matrix) -> None:
     Others are kept out of the report's way, and come back when they fit again; cells that this matrix does not have
     stay. What is to be measured anew never comes back.
     """
-    for below in (EARLIER, CELLS) if matrix.discarded else ():
-        for result in read_results(matrix.folder, below):
-            if result.key in matrix.discarded:
-                _move(matrix.folder, result, below, DISCARDED)
+    for result in matrix.discarded:
+        _discard(matrix.folder, result, matrix.results.get(result.key))
     kept = {result.file_name for result in matrix.results.values()}
     names = {planned.cell.name for planned in matrix.cells}
     settings = _settings(matrix.suite, matrix.cells[0].cell, "")
@@ -325,7 +334,8 @@ def _make_room(matrix: Matrix) -> None:
         wanted = conditions_of(matrix.environment, {**settings, "rows_for_workers": shared})
         fits = result.conditions == wanted and result.cell.name not in names
         if result.file_name not in kept and not fits:
-            _move(matrix.folder, result, CELLS, EARLIER)
+            _put(matrix.folder, result, EARLIER)
+            (matrix.folder / CELLS / result.file_name).unlink()
             aside += 1
     for result in matrix.results.values():
         write_result(matrix.folder, result)
@@ -336,6 +346,23 @@ def _make_room(matrix: Matrix) -> None:
         notice(f"{cells} to be measured anew; what was there is in {matrix.folder / DISCARDED}")
 
 
-def _move(folder: Path, result: CellResult, source: str, target: str) -> None:
-    (folder / target).mkdir(exist_ok=True)
-    (folder / source / result.file_name).replace(folder / target / result.file_name)
+def _discard(folder: Path, result: CellResult, kept: CellResult | None) -> None:
+    """Take repeats out of the way, with what their logs say of them; others of the same cell stay."""
+    _put(folder, result, DISCARDED, {repeat.number for repeat in kept.repeats} if kept else frozenset())
+    if kept is not None:
+        write_result(folder, kept)
+    else:
+        (folder / CELLS / result.file_name).unlink(missing_ok=True)
+    (folder / EARLIER / result.file_name).unlink(missing_ok=True)
+
+
+def _put(folder: Path, result: CellResult, target: str, kept: Collection[int] = ()) -> None:
+    """Write a result below another folder, and move the logs of its cell there, but for those of some repeats."""
+    write_json(folder / target / result.file_name, result.model_dump(mode="json"))
+    logs = folder / target / LOGS
+    logs.mkdir(exist_ok=True)
+    stem = result.file_name.removesuffix(".json")
+    for source in (folder / LOGS, folder / EARLIER / LOGS):
+        for path in source.glob(f"{stem}.r*.log"):
+            if not any(path.name.startswith(f"{stem}.r{number}.") for number in kept):
+                path.replace(logs / path.name)

@@ -185,9 +185,20 @@ def collect(
         found = read(sources, output)
     for place in found.broken:
         warning(f"a result has lost lines: {place}")
+    if found.replaced:
+        gave = counted(found.replaced, "older repeat")
+        warning(f"{gave} gave way to newer ones of the same cell and number; a folder for each source keeps them")
     if as_json:
         names = [result.cell.name for result in found.results]
-        print_json({"sources": found.sources, "cells": names, "broken": found.broken, "output": str(output)})
+        print_json(
+            {
+                "sources": found.sources,
+                "cells": names,
+                "broken": found.broken,
+                "replaced": found.replaced,
+                "output": str(output),
+            }
+        )
     else:
         print(f"{counted(len(found.results), 'cell')} from {counted(found.sources, 'log')}, in {output}")
     if not found.results:

@@ -12,7 +12,7 @@ import pytest
 
 from headway.bench.blocks import block, find_blocks
 from headway.bench.collect import collect
-from headway.bench.results import merge_results, read_results, write_result
+from headway.bench.results import CellResult, Status, merge_results, read_results, write_result
 from headway.core.errors import DataError
 from support_bench import result
 
@@ -146,3 +146,38 @@ def test_repeats_come_together_under_what_was_asked_last(tmp_path: Path) -> None
     for order in ([few, many], [many, few]):
         (merged,) = merge_results(order)
         assert len(merged.repeats) == merged.settings["repeats"] == 3
+
+
+def _told(status: Status, reason: str, started: float = 5.0) -> CellResult:
+    """As a worker tells that it ends."""
+    found = result("ddp", 2, failure=(status, reason))
+    repeat = found.repeats[0].model_copy(update={"started": started, "wall_seconds": None})
+    return found.model_copy(update={"repeats": [repeat]})
+
+
+def test_of_several_workers_who_tells_the_cause_is_believed() -> None:
+    lost, other = _told("failed", "connection closed"), _told("failed", "lost a peer")
+    large, dead = _told("out_of_memory", "too large"), _told("killed", "worker 1 died (signal 9)")
+    for told, believed in (
+        ([large, lost], large),
+        ([lost, large], large),
+        ([lost, other], lost),
+        ([large, dead, lost], dead),
+        ([dead, large], dead),
+    ):
+        assert merge_results(told) == [believed]
+    later = _told("failed", "once more", started=6.0)
+    assert merge_results([later, dead]) == [later], "another attempt has the last word"
+
+
+def test_repeats_that_give_way_to_those_of_an_equal_machine_are_counted(tmp_path: Path) -> None:
+    for name, seconds in (("one", 0.0), ("two", 60.0)):
+        cell = result("ddp", 2, [100.0 + seconds, 101.0 + seconds], failure=("killed", "x"))
+        repeats = [repeat.model_copy(update={"started": repeat.started + seconds}) for repeat in cell.repeats]
+        told = cell.model_copy(update={"repeats": repeats})
+        (tmp_path / f"{name}.log").write_text(block(told.model_dump(mode="json")))
+    logs = [str(tmp_path / f"{name}.log") for name in ("one", "two")]
+    assert collect([logs[0], logs[0]], tmp_path / "same").replaced == 0
+    found = collect(logs, tmp_path / "both")
+    assert found.replaced == 2 and [m.tokens_per_second for m in found.results[0].measured] == [160.0, 161.0]
+    assert collect([logs[1]], tmp_path / "same").replaced == 2, "those that were collected before count as well"

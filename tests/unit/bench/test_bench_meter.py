@@ -93,16 +93,18 @@ def test_communication_on_gpus_is_what_kernels_of_nccl_do() -> None:
 
 def test_processors_count_joules_and_begin_anew(tmp_path: Path) -> None:
     zone = tmp_path / "sys/class/powercap/intel-rapl:0"
-    part = tmp_path / "sys/class/powercap/intel-rapl:0:0"
-    for folder, joules in ((zone, 9_000_000), (part, 5)):
+    part, board = (tmp_path / "sys/class/powercap" / name for name in ("intel-rapl:0:0", "intel-rapl:1"))
+    for folder, name, joules in ((zone, "package-0", 9_000_000), (part, "core", 5), (board, "psys", 7)):
         folder.mkdir(parents=True)
+        (folder / "name").write_text(f"{name}\n")
         (folder / "max_energy_range_uj").write_text("10000000\n")
         (folder / "energy_uj").write_text(f"{joules}\n")
     machine = Machine(tmp_path)
     counter = open_counter("cpu", 0, True, machine)
     assert counter is not None
     (zone / "energy_uj").write_text("9500000\n")
-    assert counter.joules() == 0.5
+    (board / "energy_uj").write_text("1500000\n")
+    assert counter.joules() == 0.5, "the board's counter has the package's joules in it"
     (zone / "energy_uj").write_text("1500000\n")
     assert counter.joules() == 2.0
     assert open_counter("cpu", 0, False, machine) is None, "one worker of a machine speaks for it"

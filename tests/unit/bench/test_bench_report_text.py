@@ -129,6 +129,30 @@ def test_charts_show_what_did_not_come_out_and_why() -> None:
     assert ">not compared<" in _charts(DDP, doubtful)["throughput"]
 
 
+def test_communication_is_drawn_of_every_cell_with_several_workers() -> None:
+    pytest.importorskip("matplotlib")
+    shares = {**SHARES, "exposed_share": 0.3}
+    cells = [
+        result("ddp", 2, [100.0], communication=shares),
+        result("zero1", 2, failure=("killed", "x")),
+        result("zero2", 2, [100.0]),
+        result("zero3", 2, [100.0], communication=shares, mean_loss=None),
+        result("ddp", 1, [100.0]),
+    ]
+    svg = _charts(*cells)["communication"]
+    shown = (
+        "ddp, 2 workers",
+        "zero1, 2 workers",
+        "killed",
+        "zero2, 2 workers",
+        "n/a",
+        "zero3, 2 workers",
+        "not compared",
+    )
+    assert all(f">{text}<" in svg for text in shown) and "ddp, 1 worker" not in svg
+    assert "communication" not in _charts(*cells[1:]), "nothing is known of any"
+
+
 def test_logarithmic_axes_have_labels_between_powers_of_ten() -> None:
     pytest.importorskip("matplotlib")
     svg = _charts(DDP, result("zero3", 2, [2000.0, 2001.0]))["throughput"]

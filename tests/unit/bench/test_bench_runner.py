@@ -14,6 +14,7 @@ import pytest
 
 from headway.bench import runner
 from headway.bench.blocks import block
+from headway.bench.collect import collect
 from headway.bench.launchers import launch_command, run_command
 from headway.bench.results import CELLS, CellResult, Status, read_results
 from headway.bench.runner import DISCARDED, EARLIER, LOGS, Wishes, open_matrix, run_matrix, stoppable, to_do
@@ -49,8 +50,8 @@ class Workers:
         return code
 
 
-def told(spec: Spec, status: Status, reason: str | None = None) -> str:
-    found = measurement(100.0, spec.result.cell.workers) if status == "ok" else None
+def told(spec: Spec, status: Status, reason: str | None = None, speed: float = 100.0) -> str:
+    found = measurement(speed, spec.result.cell.workers) if status == "ok" else None
     return block(spec.ended(status, reason, found).model_dump(mode="json"))
 
 
@@ -109,7 +110,10 @@ def test_another_machine_measures_anew_and_the_first_ones_results_come_back(
     run(suite(), tmp_path)
     assert len(workers.measured) == 4
     assert {r.environment["machine"] for r in read_results(tmp_path)} == {"two"}
-    assert len(list((tmp_path / EARLIER).iterdir())) == 4
+    assert len(list((tmp_path / EARLIER).glob("*.json"))) == 4
+    assert [len(list((tmp_path / below).iterdir())) for below in (LOGS, f"{EARLIER}/{LOGS}")] == [4, 8]
+    collect([str(tmp_path)], tmp_path / "collected")
+    assert read_results(tmp_path / "collected") == read_results(tmp_path), "what is put aside is not reported either"
     workers.machine = "one"
     workers.measured.clear()
     run(suite(), tmp_path)
@@ -168,7 +172,10 @@ def test_what_does_not_come_out_is_a_result_with_its_reason(
     assert bad.status == status and bad.last_failure is not None
     assert bad.last_failure.reason == reason.removeprefix("failed: ")
     assert bad.last_failure.log_tail[-1] == "last line" and "HEADWAY-BENCH" not in str(bad.last_failure.log_tail)
-    assert workers.measured == ["ddp.1", "zero1.1", "ddp.2"], "no second repeat of what did not come out"
+    rest = [] if status == "out_of_memory" else ["zero1.2"]
+    assert workers.measured == ["ddp.1", "zero1.1", "ddp.2", *rest], "a second repeat would not fit either"
+    collect([str(tmp_path / LOGS)], tmp_path / "collected")
+    assert read_results(tmp_path / "collected") == read_results(tmp_path), "logs alone say all of it"
     workers.answer = lambda spec: (0, told(spec, "ok"))
     assert run(suite(), tmp_path)["zero1"].status == status, "a failure is a result too"
     assert run(suite(), tmp_path, Wishes(failed_again=True))["zero1"].status == "ok"
@@ -302,7 +309,7 @@ def test_what_is_measured_anew_does_not_come_back_when_that_is_stopped(
     results = run(suite(), tmp_path)
     assert workers.measured == ["zero1.1", "ddp.2", "zero1.2"], "what was measured anew stays, and nothing of before"
     assert results["zero1"].repeats[0].started >= begun - 0.01
-    assert len(list((tmp_path / DISCARDED).iterdir())) == 2 and len(list((tmp_path / EARLIER).iterdir())) == 2
+    assert [len(list((tmp_path / below).glob("*.json"))) for below in (DISCARDED, EARLIER)] == [2, 2]
 
 
 def test_failures_that_are_measured_anew_do_not_come_back(
@@ -318,6 +325,60 @@ def test_failures_that_are_measured_anew_do_not_come_back(
     with pytest.raises(KeyboardInterrupt):
         run(suite(), tmp_path, Wishes(failed_again=True))
     assert [cell.cell.strategy for _, cell in to_do(open_matrix(suite(), tmp_path))] == ["ddp", "ddp"]
+
+
+def test_what_is_measured_anew_is_not_collected_with_what_is_new(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    one_cell = suite("strategy=ddp", "repeats=3")
+    run(one_cell, tmp_path / "out")
+    workers.measured.clear()
+
+    def stop_at_second(spec: Spec) -> tuple[int, str]:
+        if len(workers.measured) == 2:
+            raise KeyboardInterrupt
+        return 0, told(spec, "ok", speed=200.0)
+
+    workers.answer = stop_at_second
+    with pytest.raises(KeyboardInterrupt):
+        run(one_cell, tmp_path / "out", Wishes(again=True))
+    for source, target in ((tmp_path / "out", "folder"), (tmp_path / "out" / LOGS, "logs")):
+        collect([str(source)], tmp_path / target)
+        (cell,) = read_results(tmp_path / target)
+        assert [found.tokens_per_second for found in cell.measured] == [200.0], target
+    collect([str(tmp_path / "out" / DISCARDED)], tmp_path / "discarded")
+    (cell,) = read_results(tmp_path / "discarded")
+    assert len(cell.measured) == 3, "whoever names it gets it"
+
+
+@pytest.mark.parametrize("flake", [1, 2])
+def test_a_repeat_that_does_not_come_out_ends_no_cell_and_is_measured_anew_alone(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path, flake: int
+) -> None:
+    one_cell = suite("strategy=ddp", "repeats=3")
+    workers.answer = lambda spec: (3, "") if spec.result.repeats[0].number == flake else (0, told(spec, "ok"))
+    before = run(one_cell, tmp_path)["ddp"]
+    assert [repeat.status == "ok" for repeat in before.repeats] == [number != flake for number in (1, 2, 3)]
+    workers.measured.clear()
+    run(one_cell, tmp_path)
+    assert workers.measured == [], "a failure is a result too"
+    workers.answer = lambda spec: (0, told(spec, "ok"))
+    after = run(one_cell, tmp_path, Wishes(failed_again=True))["ddp"]
+    assert workers.measured == [f"ddp.{flake}"] and len(after.measured) == 3
+    assert {repeat.started for repeat in before.repeats if repeat.measured} < {r.started for r in after.repeats}
+    (discarded,) = read_results(tmp_path, DISCARDED)
+    assert [repeat.number for repeat in discarded.repeats] == [flake]
+    assert [path.name.split(".")[1] for path in (tmp_path / DISCARDED / LOGS).iterdir()] == [f"r{flake}"]
+    assert len(list((tmp_path / LOGS).iterdir())) == 3
+    assert to_do(open_matrix(one_cell, tmp_path)) == []
+
+
+def test_a_cell_of_which_nothing_came_out_twice_is_given_up(
+    workers: Workers, suite: Callable[..., Suite], tmp_path: Path
+) -> None:
+    workers.answer = lambda spec: (3, "")
+    run(suite("strategy=ddp", "repeats=9"), tmp_path)
+    assert workers.measured == ["ddp.1", "ddp.2"]
 
 
 def test_patterns_that_fit_no_cell_are_said(

@@ -49,8 +49,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return lambda seconds: monkeypatch.setattr(patience, "_SECONDS", seconds)
 
 
-def threads() -> int:
-    return sum(thread.name == "headway-patience" for thread in threading.enumerate())
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "headway-patience"}
 
 
 def test_what_hangs_is_waited_for_once(hurried: Callable[[float], None]) -> None:
@@ -120,7 +120,7 @@ def test_the_last_lines_of_a_log_are_waited_for(
         console.write_log("two")
         threading.Timer(0.3, disk.goes.set).start()
     assert disk.content == b"one\ntwo\n" and disk.closed
-    assert wait_until(lambda: threads() == before, 10), "nobody trains with the threads of an earlier run"
+    assert wait_until(lambda: threads() <= before, 60), "nobody trains with the threads of an earlier run"
 
 
 def hanging_metrics(path: Path, disk: Hanging, monkeypatch: pytest.MonkeyPatch) -> MetricsLog:
@@ -164,14 +164,15 @@ def test_the_last_records_are_waited_for(
 ) -> None:
     """A disk that is only slow loses none."""
     hurried(0.05)
-    metrics, before = hanging_metrics(tmp_path / "metrics.jsonl", disk, monkeypatch), threads()
+    before = threads()
+    metrics = hanging_metrics(tmp_path / "metrics.jsonl", disk, monkeypatch)
     for step in (1, 2):
         metrics.write(step, {"train/loss": float(step)})
     threading.Timer(0.3, disk.goes.set).start()
     metrics.close()
     metrics.close()
     assert disk.content.count(b"\n") == 2 and disk.closed and not capsys.readouterr().err
-    assert wait_until(lambda: threads() == before - 1, 10)
+    assert wait_until(lambda: threads() <= before, 60)
 
 
 def test_a_disk_that_hangs_to_the_end_is_given_up(

@@ -89,19 +89,39 @@ def test_a_broken_run_goes_on_exactly_with_a_dataset_smaller_than_a_batch(config
 
 
 class Stuck(Squares):
-    """Its rows stop coming after so many; then a signal to stop comes."""
+    """Its rows stop coming after so many; then, when steps have used them up, a signal to stop comes."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.left, self.comes = 1 + rows, threading.Event()  # one is looked at before the run begins
+        self.used_up = threading.Event()
+
+    def _stop_soon(self) -> None:
+        assert self.used_up.wait(60)
+        time.sleep(0.3)
+        signal.raise_signal(signal.SIGTERM)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not self.left:
-            threading.Timer(0.3, signal.raise_signal, [signal.SIGTERM]).start()
+            threading.Thread(target=self._stop_soon, daemon=True).start()
             self.comes.wait()
             raise KeyError("nobody wants it any more")
         self.left -= 1
         return super().__getitem__(index)
+
+
+class Reaches(Callback):
+    """Tells that a step is done."""
+
+    def __init__(self, last: int, reached: threading.Event) -> None:
+        self.last, self.reached = last, reached
+
+    def on_start(self, job: Any) -> None:
+        self.on_step(job, 0, {})
+
+    def on_step(self, job: Any, step: int, metrics: dict[str, float]) -> None:
+        if step == self.last:
+            self.reached.set()
 
 
 @pytest.mark.parametrize("steps", [0, 2, 3])
@@ -114,7 +134,8 @@ def test_a_signal_is_heard_while_data_do_not_come(
     data = Stuck(8 * steps)
     try:
         with pytest.raises(Preempted, match=f"step {steps} is saved" if steps else "SIGTERM before the first step"):
-            Trainer(Model(), data, loss, config("broken")).fit()
+            callbacks = [Reaches(steps, data.used_up)]
+            Trainer(Model(), data, loss, config("broken"), callbacks=callbacks).fit()
     finally:
         data.comes.set()
     found = [info.step for info in CheckpointStore(config("broken").run_directory / "checkpoints").list()]

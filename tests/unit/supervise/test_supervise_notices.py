@@ -19,7 +19,7 @@ from headway.core.machine import Machine, Output
 from headway.core.notices import Board, Notice, post, posted
 from headway.core.waiting import wait_until
 from headway.launch.attempt import WorkerDied
-from headway.supervise.notices import watching, watching_for
+from headway.supervise.notices import metadata, watching, watching_for
 from headway.supervise.notices.aws import Aws
 from headway.supervise.notices.azure import Azure
 from headway.supervise.notices.detect import detected, make_sources
@@ -35,6 +35,9 @@ from support_notices import Cloud, metadata_service, utc
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     # A proxy must not be asked for what only the machine itself knows.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    opened = metadata._opener.open
+    # The service of the test runs beside it, on a machine that may be busy.
+    monkeypatch.setattr(metadata._opener, "open", lambda request, timeout: opened(request, timeout=timeout + 30))
     with metadata_service() as service:
         yield service
 
@@ -49,23 +52,25 @@ def test_aws_needs_a_token_and_tells_interruptions_and_recommendations(cloud: Cl
     assert found and found.wish == "stop"
     assert Aws(cloud.url, "ignore").check() is None
     cloud.tokens = ["token-2"]  # the old one has run out
+    earliest = int(time.time()) + 120
     cloud.spot = {"action": "terminate", "time": utc(120)}
+    latest = time.time() + 120
     found = aws.check()
     assert found and found.wish == "stop" and "terminate" in str(found)
-    assert found.deadline == pytest.approx(time.time() + 120, abs=5)
+    assert found.deadline and earliest <= found.deadline <= latest
     cloud.spot = {"action": "hibernate", "time": utc(120)}
     found = aws.check()
     assert found and found.deadline is None, "hibernation begins at once"
 
 
 def test_gcp_is_told_of_a_change_while_it_waits(cloud: Cloud) -> None:
-    gcp, host = Gcp("preempted", cloud.url, wait_seconds=30), Gcp("maintenance-event", cloud.url, wait_seconds=30)
+    gcp, host = Gcp("preempted", cloud.url, wait_seconds=200), Gcp("maintenance-event", cloud.url, wait_seconds=200)
     assert gcp.check() is None and host.check() is None
-    start = time.monotonic()
+    start, earliest = time.monotonic(), time.time() + 30
     threading.Timer(0.1, cloud.change_google, ("preempted", "TRUE")).start()
     found = gcp.check()
-    assert found and found.deadline and 25 < found.deadline - time.time() <= 30
-    assert 0.05 < time.monotonic() - start < 20, "it waits for the change, and not for the end of the time"
+    assert found and found.deadline and earliest <= found.deadline <= time.time() + 30
+    assert 0.05 < time.monotonic() - start < 100, "it waits for the change, and not for the end of the time"
     cloud.change_google("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
     assert host.check() is None, "a migration takes the process along"
     cloud.change_google("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
@@ -78,16 +83,18 @@ def test_azure_tells_events_of_this_machine_only_and_takes_an_answer(cloud: Clou
     others = {"EventId": "a", "EventType": "Preempt", "Resources": ["trainer_8"], "NotBefore": formatdate(usegmt=True)}
     cloud.events = [others, {**others, "EventType": "Freeze", "Resources": ["trainer_7"]}]
     assert azure.check() is None
-    at = formatdate(time.time() + 900, usegmt=True)
+    due = int(time.time()) + 900
+    at = formatdate(due, usegmt=True)
     cloud.events += [{"EventId": "b", "EventType": "Reboot", "Resources": ["trainer_7", "x"], "NotBefore": at}]
     found = azure.check()
-    assert found and found.deadline and 890 < found.deadline - time.time() < 905 and "Reboot" in found.what
+    assert found and found.deadline == due and "Reboot" in found.what
     azure.acknowledge(found)
     Azure(cloud.url, answers=False).acknowledge(found)
     assert cloud.started == ["b"]
     cloud.events = [{"EventId": "c", "EventType": "Preempt", "Resources": ["trainer_7"], "NotBefore": ""}]
+    earliest = time.time() + 30
     found = azure.check()
-    assert found and found.deadline and 20 < found.deadline - time.time() <= 30
+    assert found and found.deadline and earliest <= found.deadline <= time.time() + 30
 
 
 def slurm_machine(end: float, left: str) -> tuple[Machine, list[Any]]:
@@ -102,23 +109,26 @@ def slurm_machine(end: float, left: str) -> tuple[Machine, list[Any]]:
 
 
 def test_slurm_asks_its_controller_only_when_the_end_is_near() -> None:
-    far, asked = slurm_machine(time.time() + 7200, "2:00:00")
+    end = int(time.time()) + 7200
+    far, asked = slurm_machine(end, "2:00:00")
     slurm = Slurm(far, grace_seconds=120)
     found = slurm.check()
-    assert found and found.deadline and found.deadline > time.time() + 7000 and not asked
+    assert found and found.deadline == end and not asked
+    earliest = time.time() + 86410
     moved, asked = slurm_machine(time.time() + 60, "1-00:00:10")
     slurm = Slurm(moved, grace_seconds=120)
     for _ in range(3):
         found = slurm.check()
-    assert found and found.deadline == pytest.approx(time.time() + 86410, abs=5)
+    assert found and found.deadline and earliest <= found.deadline <= time.time() + 86410
     assert len(asked) == 1, "the end was moved; it is near tomorrow"
     unknown, asked = slurm_machine(0, "UNLIMITED")
     slurm = Slurm(unknown, grace_seconds=120)
     assert [slurm.check() for _ in range(3)] == [None] * 3 and len(asked) == 1
-    silent, asked = slurm_machine(time.time() + 60, "INVALID")
+    end = int(time.time()) + 60
+    silent, asked = slurm_machine(end, "INVALID")
     slurm = Slurm(silent, grace_seconds=120)
     found = [slurm.check() for _ in range(3)][-1]
-    assert found and found.deadline == pytest.approx(time.time() + 60, abs=5) and len(asked) == 1
+    assert found and found.deadline == end and len(asked) == 1
 
 
 def test_a_cloud_is_told_from_firmware(tmp_path: Path) -> None:
@@ -193,18 +203,17 @@ def test_a_callback_that_fails_is_called_again(capsys: pytest.CaptureFixture[str
 def test_a_service_that_fails_is_no_ones_business(
     cloud: Cloud, service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("headway.supervise.notices.metadata.TIMEOUT_SECONDS", 0.05)
+    over = threading.Event()
 
     def slowly(*_: Any, **__: Any) -> None:
-        time.sleep(0.3)
+        over.wait(200)
+        raise OSError("nobody listens any more")
 
     url = cloud.url
     if service == "away":
         url = "http://127.0.0.1:9"
     elif service == "slow":
-        monkeypatch.setattr(
-            "headway.supervise.notices.metadata._opener.open", lambda *_, **__: time.sleep(0.05) or 1 / 0
-        )
+        monkeypatch.setattr(metadata._opener, "open", slowly)
     else:
         cloud.nonsense = b"<html>\xff not here</html>"
     endpoints = dict.fromkeys(("aws", "gcp", "azure"), url)
@@ -216,7 +225,8 @@ def test_a_service_that_fails_is_no_ones_business(
     start = time.monotonic()
     with watching_for(tmp_path, config):
         time.sleep(0.2)
-    assert time.monotonic() - start < 5, "nobody waits for a question under way"
+    over.set()
+    assert time.monotonic() - start < 100, "nobody waits for a question under way"
     assert not posted(tmp_path)
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from headway.core.waiting import wait_until
 from headway.supervise import processes
 from headway.supervise.processes import DEAD, STOPPED, ProcessState, can_be_copied, end_all, process_state
 
@@ -115,6 +116,8 @@ def test_a_writer_that_has_just_begun_is_known_too(monkeypatch: pytest.MonkeyPat
         return command(pid) if looks[pid] > 2 else ""
 
     monkeypatch.setattr(processes, "_command", late)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(processes, "_BEGIN_SECONDS", 30.0)
     code = "import time; time.sleep(0.5)"
     writer = subprocess.Popen([sys.executable, "-c", code, processes.FINISHES_ITS_WORK], start_new_session=True)
     assert end_all([writer.pid]) == []
@@ -125,6 +128,8 @@ def test_a_machine_that_stood_still_makes_no_process_idle() -> None:
     """So long it was seen to do nothing, but only once."""
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
+        sleeper.send_signal(signal.SIGSTOP)  # it is still beginning, and computes for that
+        assert wait_until(lambda: (state := process_state(sleeper.pid)) is not None and state.state == STOPPED, 60)
         seen = dict[int, processes.Seen]()
         assert processes.gets_on(sleeper.pid, 0.0, seen)
         looks = [processes.gets_on(sleeper.pid, 1e6 + number, seen) for number in range(100)]
