@@ -21,6 +21,7 @@ from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
+from headway.data.in_use import refuse_in_use
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.building import building, publish, refuse_foreign
 from headway.data.preparing.encode import LISTED, Recipe
@@ -127,14 +128,16 @@ def prepare(
 
     Raises:
         ConfigError: an optional package is missing; or the store is elsewhere (`data.remote`), or was imported.
-        DataError: text, tokenizer or disk is not as it should be, too much would be removed as duplicate, or the
-            present store's manifest cannot be read.
+        DataError: text, tokenizer or disk is not as it should be, too much would be removed as duplicate, the present
+            store's manifest cannot be read, or a training reads that store and something has changed.
     """
     started = time.monotonic()
     # Renaming must happen beside the folder itself, not beside a link to it.
     path = data.store.resolve() if data.store.is_symlink() else data.store
     refuse_foreign(path)
     _refuse_other_origin(data, path, force)
+    if force:
+        refuse_in_use(path)  # otherwise it may turn out that nothing has changed
     steps = _described_steps(data)
     sources = find_sources(data.sources, iterables)
     _warn_of_empty_files(sources)
