@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Raised when the code gives other results for the same input, so that old records are not taken for new ones.
 _CODE = 1
 # The same for units in which a source's limit may be reached.
-_LIMITS = 2
+_LIMITS = 3
 # What a survey keeps per document for the search for duplicates: fingerprints, and which documents were kept so far.
 _PRINTS, _KEPT = "prints", "kept.npy"
 # Documents of streams, between the two passes.
@@ -202,7 +202,10 @@ class Builder:
 
             prints = prints_recipe(self._data.dedup)
         limit = str(budget) if budget is None else f"{budget}, {_LIMITS}"
-        return key_of("survey", _CODE, how, self._steps, inputs, limit, prints)
+        mended = ["numbers as JSON"] if config.template is not None else []  # read otherwise once
+        if self._recipe.skip_bad and any(piece.file.format == "csv" for piece in unit.pieces):
+            mended.append("rest of CSV")
+        return key_of("survey", _CODE, how, self._steps, inputs, limit, prints, *mended)
 
     def _shards_key(self, outcome: Outcome, recipe: Recipe, verdict: Verdict | None) -> str:
         # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.

@@ -166,6 +166,7 @@ def prepare(
         records = Records(folder, path, tokenizer.dtype.itemsize, fresh=force, hashed=repair)
         builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count)
         outcomes, bound = _built(builder, data, sources, present)
+        _warn_of_cut_files(outcomes)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
         manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs)
@@ -241,6 +242,13 @@ def _warn_of_empty_files(sources: Sequence[Source]) -> None:
     if empty:
         count = "an input file is" if len(empty) == 1 else f"{len(empty)} input files are"
         warning(f"{count} empty: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}")
+
+
+def _warn_of_cut_files(outcomes: Iterable[Outcome]) -> None:
+    cut = sum(outcome.survey.cut for outcome in outcomes)
+    if cut:
+        files = "an input file is" if cut == 1 else f"{cut} input files are"
+        warning(f"{files} left out from a place on, named in {SKIPPED}: what follows there cannot be read")
 
 
 def _present(path: Path) -> TokenStore | None:
