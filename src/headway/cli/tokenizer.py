@@ -10,6 +10,8 @@ import typer
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from headway.config.data import DataConfig
     from headway.data.tokenizing.statistics import TokenizerFigures
     from headway.data.tokenizing.tokenizer import Tokenizer
@@ -103,15 +105,18 @@ def inspect(
     from headway.data.tokenizing.train import sample_text
 
     sample = [as_utf8(text, "--text")] if text is not None else []
+    special = False
     if not path.is_dir() and path.suffix in (".yaml", ".yml"):
         settings = load(path, overrides, trains=False).data
         sample = sample or list(sample_text(find_sources(settings.sources), _SAMPLE_BYTES))
         loaded, path = _own(settings)
+        special = settings.tokenizer.special_tokens_in_text
     else:
         loaded = Tokenizer.load(path, _pattern_of(overrides or []))
-    facts = _facts(loaded, str(path)) | _measured(loaded, sample)
+    ids = loaded.encode_arrays(sample, special_tokens_in_text=special)
+    facts = _facts(loaded, str(path)) | _measured(sample, ids)
     if text is not None:
-        facts["tokens"] = [[number, loaded.decode([number])] for number in loaded.encode_batch([text])[0]]
+        facts["tokens"] = [[number, loaded.decode([number], skip_special_tokens=False)] for number in ids[0].tolist()]
     if json:
         print_json(facts)
     else:
@@ -176,8 +181,8 @@ def compare(
     if not loaded:
         own, path = _own(settings)
         loaded = [(str(path), own)]
-    special = settings.tokenizer.special_tokens_in_text
-    results = [(name, measure(one, samples, special_tokens_in_text=special)) for name, one in loaded]
+    wanted = settings.tokenizer
+    results = [(name, measure(one, samples, wanted.encoder, wanted.special_tokens_in_text)) for name, one in loaded]
     if json:
         print_json([{"tokenizer": name, **figures.to_json()} for name, figures in results])
     else:
@@ -221,8 +226,8 @@ def _facts(loaded: Tokenizer, where: str) -> dict[str, Any]:
     }
 
 
-def _measured(loaded: Tokenizer, texts: list[str]) -> dict[str, Any]:
-    count = sum(map(len, loaded.encode_arrays(texts)))
+def _measured(texts: list[str], ids: list[NDArray[Any]]) -> dict[str, Any]:
+    count = sum(map(len, ids))
     size = sum(len(text.encode()) for text in texts)
     return {"sample_bytes": size, "bytes_per_token": size / count} if count else {}
 

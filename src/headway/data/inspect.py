@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from headway.data.preparing.records import recorded_encoder
 from headway.data.store import TokenStore
+from headway.data.tokenizing.statistics import count_words
 from headway.data.tokenizing.tokenizer import Tokenizer
 
 PERCENTILES = (5, 25, 50, 75, 95, 100)
@@ -19,7 +19,6 @@ _SAMPLE_TOKENS = 100
 _COUNTED = 2**20
 # Tokens per source on which fertility is measured: from documents spread evenly over its shards.
 _FERTILITY_TOKENS = 100_000
-_WORD = re.compile(r"\w+")
 
 
 def describe_store(store: TokenStore) -> dict[str, Any]:
@@ -99,7 +98,7 @@ def fertility(store: TokenStore, split: str, source: str) -> float | None:
     tokens = words = 0
     for ids in _sample_documents(store, split, source):
         tokens += len(ids)
-        words += len(_WORD.findall(tokenizer.decode(ids)))
+        words += count_words(tokenizer.decode(ids))
     return tokens / words if words else None
 
 

@@ -13,6 +13,7 @@ from headway.core.console import is_first_worker, notice, warning
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
 from headway.core.launched import world_size_from_environment
+from headway.data.in_use import in_use
 from headway.launch.completed import completed
 
 if TYPE_CHECKING:
@@ -86,12 +87,14 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
     if alone and config.supervise.enabled and (several or own_process):
         from headway.launch.supervisor import supervise
 
-        supervise(config, wishes, own_process=own_process)
+        with in_use(config.data.store):  # between attempts too
+            supervise(config, wishes, own_process=own_process)
         with preemptible():
             _tell_goodput(config)
             return _finished(config)
     with preemptible():
-        _train(config, wishes, own_process)
+        with in_use(config.data.store):
+            _train(config, wishes, own_process)
         return _finished(config)
 
 

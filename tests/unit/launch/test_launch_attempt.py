@@ -15,9 +15,11 @@ import torch
 
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, MeshShape, TrainConfig, identity, load_config, load_resolved, override
-from headway.core.errors import ConfigError, Preempted
+from headway.core.errors import ConfigError, DataError, Preempted
 from headway.core.files import fingerprint
 from headway.core.signals import handled
+from headway.data.in_use import refuse_in_use
+from headway.launch import api, supervisor
 from headway.launch import attempt as attempts
 from headway.launch.api import train
 from headway.launch.assemble import _updates
@@ -60,6 +62,23 @@ def test_a_number_of_workers_that_an_agent_overrules_is_told(
         train(load_config(tiny(train={"steps": 2}), [*overrides, f"name=of{number}"]))
         said = "parallel.workers=2 does not count: the agent has started 1 worker\n"
         assert (said in capfd.readouterr().err) == told
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_runs_store_stays_in_its_place_between_attempts_too(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, supervised: bool
+) -> None:
+    config = load_config(tiny(), [f"supervise.enabled={str(supervised).lower()}"])
+
+    def look(*_: Any, **__: Any) -> None:
+        with pytest.raises(DataError, match="a training reads this token store"):
+            refuse_in_use(config.data.store)
+        raise Preempted("seen")
+
+    monkeypatch.setattr(*((supervisor, "supervise") if supervised else (api, "_train")), look)
+    with pytest.raises(Preempted, match="seen"):
+        train(config, own_process=True)
+    refuse_in_use(config.data.store)
 
 
 def test_ctrl_c_is_no_crash(tiny: Callable[..., Path]) -> None:

@@ -53,7 +53,7 @@ def drop_paragraphs(text: str, keep: NDArray[np.bool_]) -> str:
     """
     paragraphs = split_paragraphs(text)
     if len(paragraphs) != len(keep):
-        raise ValueError(f"the document has {len(paragraphs)} paragraphs, not {len(keep)}: it has changed")
+        raise ValueError(f"the document has {len(paragraphs)} paragraphs, not {len(keep)}")
     if bool(keep.all()):
         return text
     kept = [paragraph for paragraph, is_kept in zip(paragraphs, keep.tolist(), strict=True) if is_kept]

@@ -20,6 +20,7 @@ from headway.core.format import format_bytes, format_count, format_seconds
 from headway.data.importing import datatrove, megatron, nanogpt
 from headway.data.importing.documents import SPLIT_RULE, Counts, DocumentWriter, ShardSeries
 from headway.data.importing.files import ImportSource, TokenFile, read_blocks, sha256
+from headway.data.in_use import refuse_in_use
 from headway.data.preparing.building import building, publish, refuse_foreign
 from headway.data.preparing.manifest import head_json, part_json
 from headway.data.preparing.prepare import settled_bound
@@ -248,13 +249,15 @@ def import_store(
 
     Raises:
         ConfigError: there is a store already.
-        DataError: an id is not in the vocabulary, a file is damaged, or the store cannot be written.
+        DataError: an id is not in the vocabulary, a file is damaged, the store cannot be written, or a training reads
+            the present one.
     """
     started = time.monotonic()
     output = output.resolve() if output.is_symlink() else output
     refuse_foreign(output)
     if (output / MANIFEST).exists() and not force:
         raise ConfigError("there is a token store already", where=str(output), fix="--force replaces it")
+    refuse_in_use(output)
     try:
         with building(output, resumes=False) as folder:
             manifest, counts = _build(plan, folder, shard_bytes)

@@ -21,6 +21,7 @@ from headway.config.units import Amount
 from headway.core.console import Progress, progress
 from headway.core.faults import fault_point
 from headway.core.files import atomic_write
+from headway.data.in_use import refuse_in_use
 from headway.data.preparing.encode import SPLITS, PieceResult, PieceWorker, Recipe, Verdict, Work
 from headway.data.preparing.inputs import InputHashes, files_of
 from headway.data.preparing.records import WORK, Records, Shards, Survey, key_of
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 # Raised when the code gives other results for the same input, so that old records are not taken for new ones.
 _CODE = 1
 # The same for units in which a source's limit may be reached.
-_LIMITS = 2
+_LIMITS = 3
 # What a survey keeps per document for the search for duplicates: fingerprints, and which documents were kept so far.
 _PRINTS, _KEPT = "prints", "kept.npy"
 # Documents of streams, between the two passes.
@@ -99,8 +100,8 @@ class Builder:
         """Shards of all units, in input order, with documents held out whose hash is below `bound`.
 
         Raises:
-            DataError: the input is malformed or changed while it was read, or a safety gate refuses what the search for
-                duplicates would remove.
+            DataError: the input is malformed or changed while it was read, a safety gate refuses what the search for
+                duplicates would remove, or there is something to do and a training reads the present store.
             OSError: the disk is full, or the like.
         """
         self.records.used.clear()
@@ -201,7 +202,10 @@ class Builder:
 
             prints = prints_recipe(self._data.dedup)
         limit = str(budget) if budget is None else f"{budget}, {_LIMITS}"
-        return key_of("survey", _CODE, how, self._steps, inputs, limit, prints)
+        mended = ["numbers as JSON"] if config.template is not None else []  # read otherwise once
+        if self._recipe.skip_bad and any(piece.file.format == "csv" for piece in unit.pieces):
+            mended.append("rest of CSV")
+        return key_of("survey", _CODE, how, self._steps, inputs, limit, prints, *mended)
 
     def _shards_key(self, outcome: Outcome, recipe: Recipe, verdict: Verdict | None) -> str:
         # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.
@@ -262,6 +266,8 @@ class _UnitJob:
 
     def submit(self, line: Pipeline) -> None:
         """Have the pieces processed."""
+        if not self._builder.processed:  # from here on the store will be another one
+            refuse_in_use(self._builder._data.store)
         self._builder._open.add(self)
         self._builder.processed[self._outcome.key] = self._outcome.unit.bytes
         self._stay()

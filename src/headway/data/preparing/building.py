@@ -12,6 +12,7 @@ from pathlib import Path
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
 from headway.core.files import exchange, sync_folder
+from headway.data.in_use import is_at, replacing
 from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING
@@ -62,10 +63,10 @@ def building(store: Path, *, resumes: bool = True) -> Iterator[Path]:
         try:
             yield folder
         except BaseException:
-            if _is_at(folder, descriptor) and not (resumes and _holds_work(folder)):
+            if is_at(folder, descriptor) and not (resumes and _holds_work(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        if _is_at(folder, descriptor):  # still here: nothing was published
+        if is_at(folder, descriptor):  # still here: nothing was published
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
@@ -77,15 +78,8 @@ def _lock(folder: Path, descriptor: int, store: Path) -> None:
     except OSError:
         raise _busy(store) from None
     # The one before us may have moved the folder into place between our open and our lock.
-    if not _is_at(folder, descriptor):
+    if not is_at(folder, descriptor):
         raise _busy(store)
-
-
-def _is_at(folder: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(folder.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _busy(store: Path) -> DataError:
@@ -106,7 +100,7 @@ def publish(folder: Path, store: Path) -> None:
     """Put a finished folder in the store's place, in which there is a store at any moment if there was one.
 
     Raises:
-        DataError: what is in the store's place is not a token store.
+        DataError: what is in the store's place is not a token store, or a training reads it.
     """
     sync_folder(folder)
     fault_point("data.publish")
@@ -117,7 +111,8 @@ def publish(folder: Path, store: Path) -> None:
         return
     refuse_foreign(store)
     with _held(store):
-        old = _changed_places(folder, store)
+        with replacing(store):
+            old = _changed_places(folder, store)
         sync_folder(store.parent)
         fault_point("data.published")
         _remove_replaced(old, store)

@@ -98,6 +98,8 @@ class PieceResult:
     empty: int = 0
     skipped: int = 0
     skipped_list: list[BadDocument] = field(default_factory=list)
+    cut: int = 0
+    """Those of them that stand for the rest of a file."""
     failed: BadDocument | None = None
     """The malformed document before which reading ended, when these are not to be skipped."""
     ended: bool = False
@@ -178,17 +180,21 @@ class PieceWorker:
         left = work.budget
         for batch in read_batches(work.piece):
             sizes = [text_size(text) for text in batch.texts]
-            count, bad, ended = len(sizes), batch.bad, False
+            count, bad, empty, ended = len(sizes), batch.bad, batch.empty.total(), False
             if left is not None:
                 count = _affordable(sizes, left, result)
                 used_up = _is_used_up(left, result, sizes[:count])
                 result.ended = ended = used_up or count < len(sizes)
-                bad = [document for document in bad if document.after < count + (not used_up)]
+                # What stands before the first text that is not read, unless the one before it has used up the budget.
+                texts_before = count - used_up
+                bad = [document for document in bad if document.after <= texts_before]
+                empty = sum(number for after, number in batch.empty.items() if after <= texts_before)
             if bad and not self.recipe.skip_bad:
                 result.failed, count, bad, ended = bad[0], bad[0].after, [], True
             result.skipped += len(bad)
+            result.cut += sum(document.rest for document in bad)
             result.skipped_list += bad[: LISTED - len(result.skipped_list)]
-            result.empty += batch.empty
+            result.empty += empty
             result.read += count
             result.read_bytes += sum(sizes[:count])
             yield batch.texts[:count]
@@ -216,9 +222,7 @@ class PieceWorker:
             if self._cleaner is not None:
                 chosen = [self._cleaner.clean_kept(text) or "" for text in chosen]
             if paragraphs is not None:
-                from headway.data.dedup import drop_paragraphs
-
-                chosen = [drop_paragraphs(text, mask) for text, mask in zip(chosen, paragraphs, strict=False)]
+                chosen = [_without_paragraphs(text, mask) for text, mask in zip(chosen, paragraphs, strict=False)]
             return [text for text in chosen if text]
 
         return choose
@@ -288,6 +292,21 @@ def _affordable(sizes: Sequence[int], budget: Amount, result: PieceResult) -> in
 def _is_used_up(budget: Amount, result: PieceResult, sizes: Sequence[int]) -> bool:
     """Whether the next documents, given their bytes, leave nothing of the budget."""
     return budget.amount == (result.read + len(sizes) if budget.unit == "documents" else result.read_bytes + sum(sizes))
+
+
+def _without_paragraphs(text: str, keep: Bits) -> str:
+    from headway.data.dedup import drop_paragraphs
+
+    try:
+        return drop_paragraphs(text, keep)
+    except ValueError as error:
+        from headway.data.clean.base import named
+
+        raise DataError(
+            f"the cleaning makes another text of a document than it did for the search for duplicates: {error}",
+            where=named(text),
+            fix="repair the functions in data.clean: what they return must depend on the text alone",
+        ) from None
 
 
 def _paragraph_masks(verdict: Verdict) -> Iterator[Bits] | None:

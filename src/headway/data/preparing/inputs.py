@@ -172,7 +172,8 @@ def _hash_texts(pieces: Sequence[Piece]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
         bad = [[document.where, document.reason] for document in piece.bad]
-        digest.update(json.dumps([piece.texts, bad, piece.empty]).encode())
+        empty = sum(count for _, count in piece.empty)
+        digest.update(json.dumps([piece.texts, bad, empty]).encode())
     return digest.hexdigest()
 
 

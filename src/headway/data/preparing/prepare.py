@@ -21,6 +21,7 @@ from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
+from headway.data.in_use import refuse_in_use
 from headway.data.preparing.build import Builder, Outcome
 from headway.data.preparing.building import building, publish, refuse_foreign
 from headway.data.preparing.encode import LISTED, Recipe
@@ -127,14 +128,16 @@ def prepare(
 
     Raises:
         ConfigError: an optional package is missing; or the store is elsewhere (`data.remote`), or was imported.
-        DataError: text, tokenizer or disk is not as it should be, too much would be removed as duplicate, or the
-            present store's manifest cannot be read.
+        DataError: text, tokenizer or disk is not as it should be, too much would be removed as duplicate, the present
+            store's manifest cannot be read, or a training reads that store and something has changed.
     """
     started = time.monotonic()
     # Renaming must happen beside the folder itself, not beside a link to it.
     path = data.store.resolve() if data.store.is_symlink() else data.store
     refuse_foreign(path)
     _refuse_other_origin(data, path, force)
+    if force:
+        refuse_in_use(path)  # otherwise it may turn out that nothing has changed
     steps = _described_steps(data)
     sources = find_sources(data.sources, iterables)
     _warn_of_empty_files(sources)
@@ -164,6 +167,7 @@ def prepare(
         records = Records(folder, path, tokenizer.dtype.itemsize, fresh=force, hashed=repair)
         builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count)
         outcomes, bound = _built(builder, data, sources, present)
+        _warn_of_cut_files(outcomes)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
         manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs)
@@ -239,6 +243,13 @@ def _warn_of_empty_files(sources: Sequence[Source]) -> None:
     if empty:
         count = "an input file is" if len(empty) == 1 else f"{len(empty)} input files are"
         warning(f"{count} empty: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}")
+
+
+def _warn_of_cut_files(outcomes: Iterable[Outcome]) -> None:
+    cut = sum(outcome.survey.cut for outcome in outcomes)
+    if cut:
+        files = "an input file is" if cut == 1 else f"{cut} input files are"
+        warning(f"{files} left out from a place on, named in {SKIPPED}: what follows there cannot be read")
 
 
 def _present(path: Path) -> TokenStore | None:

@@ -50,6 +50,8 @@ class Survey:
     read_bytes: int = 0
     empty: int = 0
     skipped: int = 0
+    cut: int = 0
+    """Those of them that stand for the rest of a file."""
     skipped_list: list[dict[str, str]] = field(default_factory=list)
     """Some of them, until the survey is kept: then `Records.listed` has them."""
     clean: dict[str, Any] | None = None
@@ -65,6 +67,7 @@ class Survey:
         self.read_bytes += result.read_bytes
         self.empty += result.empty
         self.skipped += result.skipped
+        self.cut += result.cut
         listed = [{"where": bad.where, "reason": bad.reason} for bad in result.skipped_list]
         self.skipped_list += listed[: LISTED - len(self.skipped_list)]
         self.piece_documents.append(result.read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from headway.core.errors import DataError
@@ -16,6 +17,8 @@ class BadDocument:
     reason: str
     after: int = field(default=0, compare=False)
     """Texts of its batch that stand before it."""
+    rest: bool = field(default=False, compare=False)
+    """It is the rest of a file."""
 
     def error(self) -> DataError:
         """The error for those who do not want to go on without it."""
@@ -30,8 +33,8 @@ class Batch:
     """Sound documents that hold text."""
     bad: list[BadDocument] = field(default_factory=list)
     """Malformed documents that were met on the way."""
-    empty: int = 0
-    """Documents without any text that were met on the way."""
+    empty: Counter[int] = field(default_factory=Counter)
+    """Documents without any text that were met on the way, by the number of texts before them."""
 
     def add(self, value: str | BadDocument) -> None:
         """Put one document where it belongs."""
@@ -40,7 +43,7 @@ class Batch:
         elif value:
             self.texts.append(value)
         else:
-            self.empty += 1
+            self.empty[len(self.texts)] += 1
 
 
 def text_size(text: str) -> int:

@@ -64,7 +64,7 @@ def first_complaint(file: SourceFile, field: str, template: str | None) -> BadDo
 
 def damaged(where: str, error: BaseException) -> BadDocument:
     """The rest of a file that cannot be read."""
-    return BadDocument(where, f"the file cannot be read from here on: {error}")
+    return BadDocument(where, f"the file cannot be read from here on: {error}", rest=True)
 
 
 def _line_blocks(stream: BinaryIO, start: int, end: int | None) -> Iterator[tuple[int, list[bytes]]]:

@@ -32,8 +32,8 @@ class Piece:
     """Documents of a stream."""
     bad: tuple[BadDocument, ...] = ()
     """What of a stream was malformed."""
-    empty: int = 0
-    """Documents of a stream without any text."""
+    empty: tuple[tuple[int, int], ...] = ()
+    """Documents of a stream without any text: texts before them, and how many they are."""
     problem: DataError | None = None
     """Why nothing of it can be read, for whoever comes to it."""
 

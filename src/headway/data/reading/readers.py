@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +35,7 @@ def read_batches(piece: Piece) -> Iterator[Batch]:
         raise piece.problem
     try:
         if piece.texts is not None:
-            yield Batch(list(piece.texts), list(piece.bad), piece.empty)
+            yield Batch(list(piece.texts), list(piece.bad), Counter(dict(piece.empty)))
         elif file.format == "jsonl":
             yield from read_json_lines(file, piece.span, piece.field, piece.template)
         elif file.format == "parquet":
@@ -105,7 +106,11 @@ def _csv_documents(piece: Piece) -> Iterator[str | BadDocument]:
                 except IndexError:
                     yield BadDocument(f"{location}:{last + 1}", f"row has {len(row)} of {len(header)} columns")
                 except csv.Error as error:
-                    yield BadDocument(f"{location}:{last + 1}", f"not valid CSV: {error}")
+                    # A quote is where none may be, so no quote behind it tells text from what stands between texts:
+                    # any line may be one of this row's.
+                    reason = f"not valid CSV: {error}; nothing tells where the next row begins"
+                    yield BadDocument(f"{location}:{last + 1}", reason, rest=True)
+                    return
                 except BadRecordError as error:
                     yield BadDocument(f"{location}:{last + 1}", str(error))
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -10,8 +11,9 @@ from headway.config.template import parse_template, template_fields
 from headway.core.errors import DataError
 
 _MISSING = object()
-# What text `json` and Python agree on; lists, objects and dates have several forms, and guessing one would be silent.
-_PLAIN = (str, int, float)
+# What has one form in JSON (truth values are among the whole numbers); lists, objects and dates have several forms, and
+# guessing one would be silent.
+_PLAIN = (int, float)
 
 
 class BadRecordError(Exception):
@@ -91,10 +93,10 @@ def _value(record: Any, field: str, above: str = "") -> Any:
 
 def _rendered(value: Any, field: str) -> str:
     """A value in a template: text as it is, numbers as JSON writes them."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, _PLAIN):
+    if isinstance(value, str):
         return str(value)
+    if isinstance(value, _PLAIN):
+        return json.dumps(value)
     if value is None:
         raise BadRecordError(f"field '{field}' of the template is null")
     what = "a list" if isinstance(value, list | tuple) else f"{type(value).__name__}"

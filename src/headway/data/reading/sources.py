@@ -261,8 +261,8 @@ def _stream_pieces(number: int, source: Source) -> Iterator[Piece]:
     fields = source.field, source.template
     batches = streams.read_stream(source.location, source.stream, *fields, PIECE_BYTES, source.limit)
     for batch, size in batches:
-        texts, bad = tuple(batch.texts), tuple(batch.bad)
-        yield Piece(number, file, source.field, None, size, source.template, texts, bad, batch.empty)
+        texts, bad, empty = tuple(batch.texts), tuple(batch.bad), tuple(batch.empty.items())
+        yield Piece(number, file, source.field, None, size, source.template, texts, bad, empty)
 
 
 def _check_first_records(source: Source) -> None:

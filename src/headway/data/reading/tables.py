@@ -334,8 +334,8 @@ def _batch_of(table: Any, column: str | None, text_of: Callable[[Any], str], whe
         if values is not None:
             batch.texts = [value for value in values if value]
             if len(batch.texts) < len(values):
-                batch.empty = values.count("")
-                texts = accumulate(map(bool, values))
+                texts = list(accumulate(map(bool, values)))
+                batch.empty.update(after for value, after in zip(values, texts, strict=True) if value == "")
                 batch.bad = [
                     BadDocument(where(number), f"field '{column}' holds null, not text", after)
                     for number, (value, after) in enumerate(zip(values, texts, strict=True))

@@ -15,7 +15,9 @@ from headway.config.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import sha256_file
 from headway.data.importing import files as import_files
+from headway.data.importing import store as importing
 from headway.data.importing.store import import_store, plan_import
+from headway.data.in_use import in_use
 from headway.data.inspect import describe_store, sample_text
 from headway.data.preparing.prepare import prepare
 from headway.data.store import TokenStore
@@ -80,6 +82,11 @@ class TestWholeOrAbsent:
         plan = plan_import("nanogpt", [str(flat)], tokenizer=vocabulary, names=["other"])
         with pytest.raises(ConfigError, match="there is a token store already"):
             import_store(plan, store.path)
+        assert content(store.path) == before
+        with in_use(store.path), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(importing, "_build", lambda *_: pytest.fail("it has worked"))
+            with pytest.raises(DataError, match="a training reads this token store"):
+                import_store(plan, store.path, force=True)
         assert content(store.path) == before
         import_store(plan, store.path, force=True)
         assert TokenStore.open(store.path).sources("train") == ["other"]

@@ -24,7 +24,7 @@ TEXTS = [f"{number:060}" for number in range(10)]
 
 def _write(path: Path, texts: list[str]) -> None:
     if path.suffix == ".csv":
-        path.write_text("".join(f"{line}\n" for line in ["text", *texts]))
+        path.write_text("".join(f'"{line}"\n' for line in ["text", *texts]))
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     else:
@@ -60,6 +60,20 @@ def test_a_table_behind_a_limit_may_be_none(
     with pytest.raises(DataError) as error:
         prepare(config([more], dedup=dedup, store=store, bad_documents="skip"), workers=1)
     assert str(error.value.where).startswith(f"{folder}/b.{ending}") and not store.exists()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("limit", "empty"),
+    [("1 documents", 1), ("2 documents", 3), ("60 bytes", 1), ("119 bytes", 3), ("120 bytes", 3), ("3 documents", 6)],
+)
+def test_documents_without_text_count_as_far_as_a_limit(
+    tmp_path: Path, config: Configs, ending: str, limit: str, empty: int
+) -> None:
+    """As malformed ones do: those before the document that has used it up, or before the first that it does not pay."""
+    _write(tmp_path / f"a.{ending}", ["", TEXTS[0], "", "", TEXTS[1], "", "", ""])
+    report = prepare(config([{"path": f"a.{ending}", "limit": limit}]), workers=1)
+    assert report.empty_documents == empty
 
 
 def test_without_a_limit_a_table_that_is_none_is_told_before_anything_is_read(tmp_path: Path) -> None:

@@ -224,7 +224,9 @@ def test_skipped_documents_are_counted_and_listed(
     (tmp_path / "empty.txt").write_bytes(b"")
     report = prepare(config(["a.jsonl", "b.txt.gz", "empty.txt"], bad_documents="skip"), workers=1)
     assert (report.documents, report.skipped, report.empty_documents, report.empty_files) == (20, 1502, 1, 1)
-    assert "an input file is empty: empty.txt" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "an input file is empty: empty.txt" in said
+    assert "an input file is left out from a place on, named in skipped.jsonl" in said
     first, second, _ = TokenStore.open(tmp_path / "store").manifest["sources"]
     assert (first["skipped"], second["skipped"], first["empty"]) == (1501, 1, 1)
     listed = [json.loads(line) for line in (tmp_path / "store" / SKIPPED).read_text().splitlines()]

@@ -116,6 +116,19 @@ def test_paragraphs_that_repeat_leave(tmp_path: Path, config: Configs, jsonl: Js
     assert prepare(config("a.jsonl", dedup=dedup), workers=1).up_to_date
 
 
+def test_cleaning_that_gives_other_paragraphs_the_second_time_is_told(
+    tmp_path: Path, config: Configs, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "forgetful", raising=False)
+    code = "seen = set()\ndef join(text):\n    if text in seen:\n        return text.replace('\\n\\n', ' ')\n"
+    (tmp_path / "forgetful.py").write_text(f"{code}    seen.add(text)\n    return text\n")
+    jsonl(tmp_path / "a.jsonl", [f"Page {n}.\n\nIt has two paragraphs." for n in range(9)])
+    clean, dedup = [{"step": "python", "function": "forgetful:join"}], {"paragraphs": True, "paragraph_bytes": 1}
+    with pytest.raises(DataError, match=r"the search for duplicates: the document has 1 paragraphs, not 2") as caught:
+        prepare(config("a.jsonl", clean=clean, dedup={**dedup, "max_removed": 0.9}), workers=1)
+    assert "begins with 'Page 0. It has" in str(caught.value.where) and "data.clean" in str(caught.value.fix)
+
+
 def test_too_much_is_refused_and_harms_nothing(tmp_path: Path, config: Configs, jsonl: Jsonl) -> None:
     jsonl(tmp_path / "a.jsonl", [f"document number {n} is like no other one" for n in range(50)])
     prepare(config("a.jsonl", dedup={"documents": True}), workers=1)

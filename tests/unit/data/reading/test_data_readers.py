@@ -73,7 +73,7 @@ def compressed(content: bytes, ending: str) -> bytes:
 def test_every_format_gives_the_same_documents(tmp_path: Path, ending: str) -> None:
     write_as(tmp_path / f"corpus.{ending}", TEXTS)
     found = read(tmp_path / f"corpus.{ending}")
-    assert (found.texts, found.bad, found.empty) == (TEXTS, [], 0)
+    assert (found.texts, found.bad, found.empty.total()) == (TEXTS, [], 0)
 
 
 def test_a_text_file_is_one_document_without_byte_order_mark(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_pieces_cover_a_file_exactly_once(
     monkeypatch.setattr(json_lines, "BLOCK", block)
     for name in ("a.jsonl", "b.parquet", "c.arrow", "d.feather"):
         found = read(tmp_path / name)
-        assert (found.texts, found.empty) == ([text for text in texts if text], 1)
+        assert (found.texts, found.empty.total()) == ([text for text in texts if text], 1)
         pieces = list(pieces_of(find(tmp_path / name)))
         assert len(pieces) > 10 or piece_bytes >= 1000
         assert abs(sum(piece.bytes for piece in pieces) - (tmp_path / name).stat().st_size) < 700  # headers, footers
@@ -204,7 +204,7 @@ def test_escaped_nul_and_both_halves_of_a_pair_are_text(tmp_path: Path) -> None:
 def test_byte_order_mark_crlf_and_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n\r\n \t\n{"text": "two\\r\\n"}\r\n')
     found = read(tmp_path / "a.jsonl")
-    assert (found.texts, found.bad, found.empty) == (["one", "two\r\n"], [], 0)
+    assert (found.texts, found.bad, found.empty.total()) == (["one", "two\r\n"], [], 0)
 
 
 @pytest.mark.parametrize("beyond", range(5))
@@ -222,7 +222,7 @@ def test_empty_documents_are_counted(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text('id,text\n1,""\n2,y\n')
     write_as(tmp_path / "c.parquet", ["", "z"])
     found = read(tmp_path / "a.jsonl", tmp_path / "b.csv", tmp_path / "c.parquet")
-    assert (found.texts, found.empty, found.bad) == (["x", "y", "z"], 4, [])
+    assert (found.texts, found.empty.total(), found.bad) == (["x", "y", "z"], 4, [])
 
 
 def test_a_line_of_100_megabytes_and_a_million_equal_characters(tmp_path: Path) -> None:
@@ -292,6 +292,24 @@ def test_csv_rows_that_are_no_rows(tmp_path: Path) -> None:
     short, unclosed = found.bad
     assert short.where.endswith(":3") and "1 of 2 columns" in short.reason
     assert unclosed.where.endswith(":7") and "not valid CSV" in unclosed.reason
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '"abc "x" def\nsecond line",foo\nok,1\n',
+        '"two "x" lines\nthat look, like rows\nthird line",foo\nok,1\n',  # the row's quotes are even in number here
+        '"a lone 5" in it\nsecond, line\nthird line",foo\nok,1\n',  # and there in its first line
+    ],
+)
+def test_a_csv_row_that_cannot_be_told_from_others_ends_the_file(tmp_path: Path, rows: str) -> None:
+    """Any line behind it may be one of its own, and none is to be taken for a document."""
+    (tmp_path / "a.csv").write_text(f"text,id\nfirst,1\n{rows}")
+    found = read(tmp_path / "a.csv")
+    assert found.texts == ["first"]
+    (rest,) = found.bad
+    assert rest.where.endswith(":3") and rest.rest
+    assert "not valid CSV: ',' expected after" in rest.reason and "where the next row begins" in rest.reason
 
 
 def test_a_csv_row_with_a_comma_that_nobody_quoted_is_not_cut(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -80,6 +81,14 @@ def test_numbers_in_a_template_are_exact(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_what_is_no_number_is_in_a_template_as_json_has_it(tmp_path: Path, ending: str) -> None:
+    values = [math.nan, math.inf, -math.inf, 0.1]
+    path = write_records(tmp_path / f"a.{ending}", [{"n": value} for value in values])
+    assert read(path, template="{n}").texts == [json.dumps(value) for value in values]
+    assert read(path, template="{n}").texts[:3] == ["NaN", "Infinity", "-Infinity"]
+
+
 def test_a_record_that_a_template_does_not_fit_is_named(tmp_path: Path) -> None:
     records = [
         RECORDS[0],
@@ -154,7 +163,7 @@ def module(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 def test_a_python_function_is_a_source(module: Callable[[str], str]) -> None:
     path = module('yield "one"; yield {"text": "two", "n": 2}; yield ""; yield "Grüße"')
     found = read(path)
-    assert (found.texts, found.empty, found.bad) == (["one", "two", "Grüße"], 1, [])
+    assert (found.texts, found.empty.total(), found.bad) == (["one", "two", "Grüße"], 1, [])
     assert read(path).texts == found.texts  # called anew each time
     (source,) = find(path)
     assert source.files == [] and source.name.startswith("python")
@@ -192,7 +201,7 @@ def test_a_stream_is_asked_for_no_more_than_its_limit(limit: str, texts: int) ->
 
     source = Source("endless", "text", [], stream=endless, location="endless", limit=Amount.parse(limit))
     (piece,) = pieces_of([source])
-    assert (piece.texts, piece.empty) == (tuple(given[1:]), 1) and len(given) == 1 + texts
+    assert (piece.texts, sum(count for _, count in piece.empty)) == (tuple(given[1:]), 1) and len(given) == 1 + texts
 
 
 def test_items_that_are_no_documents_are_named(module: Callable[[str], str]) -> None:

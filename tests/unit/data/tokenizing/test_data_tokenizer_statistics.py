@@ -13,7 +13,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from headway.cli import tokenizer as verbs
+from headway.config import load_config
 from headway.core.errors import ConfigError, HeadwayError
+from headway.data.inspect import fertility
+from headway.data.preparing.prepare import prepare
+from headway.data.store import TokenStore
 from headway.data.tokenizing.statistics import measure
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_on
@@ -102,6 +106,34 @@ def test_compare_takes_overrides_and_the_configs_own_tokenizer(corpus: Path) -> 
     with pytest.raises(ConfigError) as caught:
         run("compare", corpus, "small", "--sample", "much")
     assert caught.value.where == "--sample"
+
+
+def test_compare_measures_with_the_encoder_that_the_config_names(corpus: Path) -> None:
+    run("train", corpus, "-o", "small")
+    (shown,) = json.loads(run("compare", corpus, "small", "data.tokenizer.encoder=tokenizers", "--json").stdout)
+    assert shown["encoder"] == "tokenizers"
+
+
+def test_inspect_takes_special_tokens_in_text_as_the_config_says(corpus: Path) -> None:
+    run("train", corpus, "-o", "small")
+    own, text = "data.tokenizer.path=small", "ab<|endoftext|>"
+    special = "data.tokenizer.special_tokens_in_text=true"
+    as_text, as_special = (
+        json.loads(run("inspect", corpus, own, *more, "--text", text, "--json").stdout) for more in ([], [special])
+    )
+    assert as_special["tokens"][-1] == [0, "<|endoftext|>"] and [0, "<|endoftext|>"] not in as_text["tokens"]
+    assert as_special["bytes_per_token"] == len(text) / len(as_special["tokens"]) > as_text["bytes_per_token"]
+
+
+def test_the_report_and_the_comparison_mean_the_same_by_a_word(corpus: Path) -> None:
+    """Tokens per word, by the words of Rust et al. 2021; `don't` is one of them."""
+    Path("a.jsonl").write_text('{"text": "don\'t say re-enter, e.g. 3.14 - ..."}\n' * 30)
+    data = load_config(corpus, ["data.sources=[a.jsonl]", "data.validation=0"]).data
+    prepare(data, workers=1)
+    store = TokenStore.open(data.store)
+    figures = measure(Tokenizer.load(store.tokenizer_folder), {"all": ["don't say re-enter, e.g. 3.14 - ..."]})
+    assert figures.total.words == 7
+    assert fertility(store, "train", "a") == figures.total.fertility == figures.total.tokens / 7
 
 
 def test_compare_says_what_is_lost(tmp_path: Path, corpus: Path) -> None:

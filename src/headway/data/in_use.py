@@ -1,0 +1,110 @@
+"""Which stores a training reads, so that no preparation takes them away from under it.
+
+A training maps shards as it comes to them, and can only be resumed with the very store that it has. So for as long as a
+run goes on, its supervisor (or its only process) shares a lock (`flock`) on the store's manifest, which the system
+releases with the last process that has it open, however that ends; who puts another store in its place needs that lock
+alone. Where the file system has no locks, nobody is kept out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headway.core.errors import DataError
+
+# `store.MANIFEST`; but that module loads NumPy, whose threads would keep a supervisor from being copied.
+_MANIFEST = "manifest.json"
+# A store is hardly replaced twice in a row; but there are file systems whose inode numbers tell nothing.
+_TRIES = 5
+
+
+@contextmanager
+def in_use(store: Path) -> Iterator[None]:
+    """Keep the store in folder `store`, if there is one, in its place for the length of a block."""
+    descriptor = _share(store / _MANIFEST)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _share(manifest: Path) -> int | None:
+    """Share the lock of the store that is here now; waits for the moment in which it is being replaced."""
+    for _ in range(_TRIES):
+        try:
+            descriptor = os.open(manifest, os.O_RDONLY)
+        except OSError:  # whoever reads it says so
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if is_at(manifest, descriptor):
+                return descriptor
+        except OSError:
+            os.close(descriptor)
+            return None
+        except BaseException:  # a signal, while it waits
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    return None
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether what is open has this path, still."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def refuse_in_use(store: Path) -> None:
+    """Refuse to begin what would put another store in the place of one that a training reads.
+
+    Raises:
+        DataError: a training reads it.
+    """
+    with replacing(store):
+        pass
+
+
+@contextmanager
+def replacing(store: Path) -> Iterator[None]:
+    """Let no training begin to read the store in folder `store` for the length of a block, in which it is replaced.
+
+    Raises:
+        DataError: a training reads it.
+    """
+    descriptor = _opened(store / _MANIFEST)
+    try:
+        if descriptor is not None:
+            _lock_alone(descriptor, store)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _opened(manifest: Path) -> int | None:
+    # On NFS, whose locks are of another kind, nobody has a file for himself who has not opened it to write.
+    for mode in (os.O_RDWR, os.O_RDONLY):
+        with suppress(OSError):
+            return os.open(manifest, mode)
+    return None
+
+
+def _lock_alone(descriptor: int, store: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DataError(
+            "a training reads this token store, and goes on with no other",
+            where=str(store),
+            fix="wait until that run has ended, or set data.store to prepare another",
+        ) from None
+    except OSError:  # a file system without locks
+        return
