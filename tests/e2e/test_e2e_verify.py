@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,20 +161,27 @@ def test_what_is_stopped_leaves_nothing_behind(
     scratch.mkdir()
     (work / "queue.py").write_text("raise SystemExit('not the one that is meant')\n")
     command = [Path(sys.executable).with_name("headway"), "verify", tiny(train={"steps": 100_000}), "--steps", "90000"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run behind a shell
     process = subprocess.Popen(
         command, cwd=work, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.PIPE, text=True
     )
+    signal.signal(signal.SIGINT, before)
+    family: list[psutil.Process] = []
     try:
         assert wait_until(lambda: any(scratch.glob("*/reference/metrics.jsonl")), 60, 0.05)
         [training] = psutil.Process(process.pid).children()
         family = [training, *training.children(recursive=True)]
         process.send_signal(number)
         errors = process.communicate(timeout=60)[1]
+        psutil.wait_procs(family, timeout=60)
+        left = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     finally:
         process.kill()
+        for one in family:  # or a test that fails leaves a training of 90,000 steps
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
     assert process.returncode == 130 and "Traceback" not in errors, errors
-    psutil.wait_procs(family, timeout=10)
-    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert not left
     assert not any(scratch.glob("headway-verify-*"))
 
 
