@@ -247,12 +247,8 @@ def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Char
             if (result := shown.get(key)) is not None:
                 _steps(axes, place, result, names[key[1]])
             else:
-                axes.annotate(_missing(asked.get(key)), (0.006, place), xycoords=("axes fraction", "data"),
-                              va="center", color=MUTED, fontsize=10)  # fmt: skip
-        labels = [f"{name}, {_workers(count)}" for count, name in rows]
-        axes.set_yticks(range(len(rows)), labels)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(visible=False, axis="y")
+                _leave_empty(axes, place, asked.get(key))
+        _name_rows(axes, rows)
         for line in range(len(names), len(rows), len(names)):
             axes.axhline(line - 0.5, color=MUTED, linewidth=0.5)
         _spread(axes)
@@ -304,16 +300,26 @@ def _communication(results: Sequence[CellResult], names: Mapping[str, int]) -> C
         axes.barh(list(known), hidden, 0.7, left=exposed, color=SERIES[5], label="overlapped with computation")
         for place, result in enumerate(ordered):
             if place not in known:
-                axes.annotate(_missing(result), (0.006, place), xycoords=("axes fraction", "data"), va="center",
-                              color=MUTED, fontsize=10)  # fmt: skip
-        axes.set_yticks(range(len(ordered)), [f"{r.cell.strategy}, {_workers(r.cell.workers)}" for r in ordered])
-        axes.set_ylim(len(ordered) - 0.5, -0.5)
-        axes.grid(visible=False, axis="y")
+                _leave_empty(axes, place, result)
+        _name_rows(axes, [(r.cell.workers, r.cell.strategy) for r in ordered])
         axes.set_xlim(0, 100)
         axes.set_xlabel("percent of the time of profiled steps")
         _legend(figure, axes)
         title = "Communication"
         return Chart(f"{title}, waiting for the slowest worker included", as_svg(figure, title), wide=True)
+
+
+def _leave_empty(axes: Axes, place: int, result: CellResult | None) -> None:
+    """Say in a row why nothing is drawn there."""
+    axes.annotate(_missing(result), (0.006, place), xycoords=("axes fraction", "data"), va="center", color=MUTED,
+                  fontsize=10)  # fmt: skip
+
+
+def _name_rows(axes: Axes, rows: Sequence[tuple[int, str]]) -> None:
+    """A row for each number of workers and strategy, the first one on top."""
+    axes.set_yticks(range(len(rows)), [f"{name}, {_workers(count)}" for count, name in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

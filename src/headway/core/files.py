@@ -79,6 +79,14 @@ def is_there(path: Path, folders: int = 1) -> bool:
     return path.exists()
 
 
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether what is open has this path, still."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
 def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path` and rename it over `path` when the block ends without an error.

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from headway.core.faults import fault_point
+from headway.core.files import is_at
 
 _LAYOUT = struct.Struct("<8sqqqqqqqqqqqqq48s48s")
 _MAGIC = b"HWBEAT2\0"
@@ -198,7 +199,7 @@ def _page_in_memory(path: Path) -> mmap.mmap | None:
         page = mmap.mmap(file, _FILE_BYTES)
         path.symlink_to(f"/proc/{os.getpid()}/fd/{file}")
         # Not on a mount without symbolic links (nosymfollow), nor where /proc is of another process namespace.
-        if not os.path.samestat(path.stat(), os.fstat(file)):
+        if not is_at(path, file):
             raise OSError
     except OSError:
         path.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.core.errors import DataError
+from headway.core.files import is_at
 
 # `store.MANIFEST`; but that module loads NumPy, whose threads would keep a supervisor from being copied.
 _MANIFEST = "manifest.json"
@@ -40,26 +41,17 @@ def _share(manifest: Path) -> int | None:
             descriptor = os.open(manifest, os.O_RDONLY)
         except OSError:  # whoever reads it says so
             return None
+        is_shared = False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if is_at(manifest, descriptor):
+            if is_shared := is_at(manifest, descriptor):
                 return descriptor
         except OSError:
-            os.close(descriptor)
             return None
-        except BaseException:  # a signal, while it waits
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+        finally:
+            if not is_shared:  # also when a signal comes while it waits
+                os.close(descriptor)
     return None
-
-
-def is_at(path: Path, descriptor: int) -> bool:
-    """Whether what is open has this path, still."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def refuse_in_use(store: Path) -> None:

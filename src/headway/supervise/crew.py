@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headway.config import resolve_grid
 from headway.core.errors import ConfigError
+from headway.core.format import counted
 from headway.supervise.endings import Ending
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Crew:
         if self._tried is not None and newest_step > self._tried.newest_step:
             self._tried, self._patience = None, 1
         if self._tried is not None and not ending.is_from_outside:
-            why = f"{_workers(self.size)} were tried again in vain"
+            why = f"{counted(self.size, 'worker')} were tried again in vain"
             self._patience = min(_MOST_PATIENCE, self._patience * 2)
             return self._go_on(why, self._tried.size, self._tried.devices)
         if ending.rank is None or ending.kind == "slow":
@@ -85,7 +86,7 @@ class Crew:
     def _go_on(self, why: str, size: int, devices: list[str]) -> str:
         self.size, self._devices = size, devices
         self._since, self._blamed, self._tried = self._clock(), None, None
-        return f"{why}; the run goes on with {_workers(size)}"
+        return f"{why}; the run goes on with {counted(size, 'worker')}"
 
     @property
     def may_grow(self) -> bool:
@@ -107,10 +108,6 @@ def allowed_sizes(config: Config) -> Sequence[int]:
     most = config.parallel.workers
     fewest = config.parallel.min_workers or most
     return [size for size in range(fewest, most + 1) if _fits(config, size)]
-
-
-def _workers(size: int) -> str:
-    return f"{size} worker{'s' if size > 1 else ''}"
 
 
 def _fits(config: Config, size: int) -> bool:

@@ -22,6 +22,7 @@ from headway.checkpoint.fence import OWNER_FILE, Owner, read_owner
 from headway.checkpoint.writers import WRITERS_FOLDER, wait_for_writers
 from headway.core.console import notice
 from headway.core.errors import CheckpointError
+from headway.core.files import is_at
 from headway.core.machine import host_name
 from headway.core.waiting import wait_until
 from headway.supervise.processes import Seen, gets_on, writers_at
@@ -55,7 +56,7 @@ class OwnerLock:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # The directory may have been moved away between the two calls: then the lock is on the wrong file.
-                    if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    if is_at(path, file.fileno()):
                         return cls(file)
                 except BaseException:
                     file.close()

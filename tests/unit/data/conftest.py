@@ -6,12 +6,15 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from headway.config.schema import DataConfig
+from headway.core.console import Progress, progress
 from headway.data.preparing.prepare import prepare
 from headway.data.reading import sources as source_module
 from headway.data.store import TokenStore
@@ -50,6 +53,25 @@ def documents() -> Callable[..., list[str]]:
 @pytest.fixture
 def jsonl() -> Callable[..., Path]:
     return write_jsonl
+
+
+@pytest.fixture
+def bars_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], list[Progress]]:
+    """Those that a module shows from now on, as they are left."""
+
+    def watch(module: ModuleType) -> list[Progress]:
+        made: list[Progress] = []
+
+        @contextmanager
+        def recorded(*arguments: Any) -> Iterator[Progress]:
+            with progress(*arguments) as bar:
+                made.append(bar)
+                yield bar
+
+        monkeypatch.setattr(module, "progress", recorded)
+        return made
+
+    return watch
 
 
 @pytest.fixture

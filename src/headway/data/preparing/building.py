@@ -11,8 +11,8 @@ from pathlib import Path
 
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
-from headway.core.files import exchange, sync_folder
-from headway.data.in_use import is_at, replacing
+from headway.core.files import exchange, is_at, sync_folder
+from headway.data.in_use import replacing
 from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from headway.config.data import DataConfig
-from headway.core.console import Progress, progress
+from headway.core.console import Progress
 from headway.data.preparing import build, duplicates
 from headway.data.preparing.prepare import prepare
 
@@ -18,18 +18,9 @@ Configs = Callable[..., DataConfig]
 
 
 @pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> list[Progress]:
+def bars(bars_of: Callable[[ModuleType], list[Progress]]) -> list[Progress]:
     """Those of the passes over the input, as they were left."""
-    made: list[Progress] = []
-
-    @contextmanager
-    def recorded(*arguments: Any) -> Iterator[Progress]:
-        with progress(*arguments) as bar:
-            made.append(bar)
-            yield bar
-
-    monkeypatch.setattr(build, "progress", recorded)
-    return made
+    return bars_of(build)
 
 
 @pytest.mark.parametrize("dedup", [False, True])

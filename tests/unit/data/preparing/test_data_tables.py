@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from headway.config.data import DataConfig
-from headway.core.console import Progress, progress
+from headway.core.console import Progress
 from headway.core.errors import DataError
 from headway.data.preparing import vocabulary
 from headway.data.preparing.prepare import prepare
@@ -53,17 +53,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_each_is_opened_once_for_all_that_a_preparation_does_and_shown(
-    config: Configs, tables: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+    config: Configs, tables: Path, opened: list[str], bars_of: Callable[[ModuleType], list[Progress]]
 ) -> None:
-    bars: list[Progress] = []
-
-    @contextmanager
-    def recorded(*arguments: Any) -> Iterator[Progress]:
-        with progress(*arguments) as bar:
-            bars.append(bar)
-            yield bar
-
-    monkeypatch.setattr(sources, "progress", recorded)
+    bars = bars_of(sources)
     expected = [f"{number}.parquet" for number in range(COUNT)]
     for up_to_date in (False, True):
         assert prepare(config(tables, dedup={"documents": True}), workers=1).up_to_date == up_to_date

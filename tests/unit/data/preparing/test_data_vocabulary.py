@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from headway.config import load_config
 from headway.config.data import DataConfig
-from headway.core.console import Progress, progress
+from headway.core.console import Progress
 from headway.core.errors import DataError
 from headway.data.preparing import inputs, vocabulary
 from headway.data.preparing import prepare as prepare_module
@@ -202,17 +202,9 @@ def test_what_is_read_otherwise_is_hashed_no_further_than_the_limit(
 
 
 def test_a_file_is_compared_with_the_store_where_its_name_and_length_are_as_they_were_and_that_is_shown(
-    tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl, bars_of: Callable[[ModuleType], list[Progress]]
 ) -> None:
-    bars: list[Progress] = []
-
-    @contextmanager
-    def recorded(*arguments: Any) -> Iterator[Progress]:
-        with progress(*arguments) as bar:
-            bars.append(bar)
-            yield bar
-
-    monkeypatch.setattr(vocabulary, "progress", recorded)
+    bars = bars_of(vocabulary)
     shorter = documents(19, seed=1)
     before = _vocabulary(config(jsonl(tmp_path / "a.jsonl", documents(20))))
     for texts, is_compared in ((shorter, False), ([text[::-1] for text in shorter], True)):
