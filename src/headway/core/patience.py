@@ -33,16 +33,26 @@ class Patiently:
         self._pid, self._ended = os.getpid(), False
         self._late: threading.Lock | None = None
         self._late_since = 0.0
+        self._begun: threading.Lock | None = None
         self._asked: queue.SimpleQueue[tuple[_Action, threading.Lock] | None] = queue.SimpleQueue()
         threading.Thread(target=_work, args=(self._asked,), name="headway-patience", daemon=True).start()
 
     def __call__(self, action: _Action) -> bool:
         """Whether it has been done. Behind what hangs it is not waited for, and done when its turn comes."""
-        if self._ended:
-            return False
-        done, began = self._ask(action), time.monotonic()
+        return not self._ended and self._wait(self._ask(action))
+
+    def begin(self, action: _Action) -> bool:
+        """Have it done, and wait for what was begun before instead; whether that has been done. To wake a thread and to
+        be woken by it takes as long as many a write."""
+        self._be_of_this_process()
+        is_done = self._begun is None or self._wait(self._begun)
+        self._begun = None if self._ended else self._ask(action)
+        return is_done
+
+    def _wait(self, done: threading.Lock) -> bool:
+        began = time.monotonic()
         if self.late_seconds:
-            return False
+            return not done.locked()
         if done.acquire(timeout=_SECONDS):
             return True
         self._late, self._late_since = done, began
@@ -60,10 +70,14 @@ class Patiently:
         self._ended = True
         return done.acquire(timeout=_END_SECONDS)
 
+    def _be_of_this_process(self) -> None:
+        """A copy of a process has no copy of its thread, which does what was asked before."""
+        if self._pid != os.getpid():
+            self._start()
+
     def _ask(self, action: _Action) -> threading.Lock:
         """Returns what is unlocked when it has been done."""
-        if self._pid != os.getpid():  # a copy of a process has no copy of its thread, which does what was asked before
-            self._start()
+        self._be_of_this_process()
         done = threading.Lock()
         done.acquire()
         self._asked.put((action, done))

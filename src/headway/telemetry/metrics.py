@@ -53,7 +53,8 @@ _TAIL_BYTES = 256 * 1024
 
 
 class MetricsLog:
-    """Appends records; every line reaches the operating system at once, so killing the process loses none.
+    """Appends records; every line reaches the operating system at once, so killing the process loses none but one that
+    was only begun.
 
     While that does not go (the disk is full, say, or hangs) records wait in memory: training goes on without
     checkpoints then, and is not to end for want of metrics, nor to wait for them.
@@ -94,11 +95,29 @@ class MetricsLog:
         Raises:
             CheckpointError: `may_write` forbids it, or has forbidden it meanwhile for an earlier one.
         """
+        self._add(step, values)
+        self._told(self._patiently(self._write_all))
+
+    def begin(self, step: int, values: Mapping[str, float]) -> None:
+        """The same without waiting for it: what is wrong is told with the next record, or by `settle`."""
+        self._add(step, values)
+        self._told(self._patiently.begin(self._write_all))
+
+    def settle(self) -> None:
+        """Have written what was begun.
+
+        Raises:
+            CheckpointError: as `write`.
+        """
+        self._told(self._patiently(self._write_all))
+
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
         record: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3)}
         for name, value in values.items():
             record[name] = value if math.isfinite(value) else _word(value)
         self._waiting.append(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
-        done = self._patiently(self._write_all)
+
+    def _told(self, done: bool) -> None:
         if self._refusal is not None:
             raise self._refusal
         if done:

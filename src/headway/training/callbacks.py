@@ -27,6 +27,9 @@ class Callback:
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
         """After an evaluation."""
 
+    def before_save(self, job: Job) -> None:
+        """Before the state is handed over to be saved, or copied into memory."""
+
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
         """After the state has been handed over to be saved, which took so long; training goes on meanwhile."""
 

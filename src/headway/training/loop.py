@@ -201,6 +201,7 @@ def _was_evaluated(run: Path, step: int) -> bool:
 def _checkpoint(job: Job) -> None:
     """Hand over the state; it is written while training goes on."""
     beat(Phase.CHECKPOINT)
+    _announce(job)
     state = job.state
     stall = job.writer.submit(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
     for callback in job.callbacks:
@@ -210,10 +211,16 @@ def _checkpoint(job: Job) -> None:
 def _hold(job: Job) -> None:
     """Have the state in memory, for when this worker dies."""
     beat(Phase.CHECKPOINT)  # it may have to wait for the write of an earlier one, too
+    _announce(job)
     state = job.state
     stall = job.writer.hold(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
     for callback in job.callbacks:
         callback.on_hold(job, state.cursor.step, stall)
+
+
+def _announce(job: Job) -> None:
+    for callback in job.callbacks:
+        callback.before_save(job)
 
 
 def _save_surely(job: Job) -> None:

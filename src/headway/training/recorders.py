@@ -67,13 +67,17 @@ class Recorder(Callback):
         if not self._has_trained and "train/loss" in metrics:  # a step that is left out has no others
             self._has_trained = True
             _warn_of_unknown_best(job.config.checkpoint, step, metrics)
-        self._log.write(step, metrics)
+        self._log.begin(step, metrics)
         self._line.step(step, metrics)
 
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
         """Adds to the step's record."""
         self._log.write(step, {"evaluation/loss": result.loss, "evaluation/perplexity": result.perplexity})
         self._line.evaluation(step, result.loss)
+
+    def before_save(self, job: Job) -> None:
+        """A run that goes on from that state has the records of all steps up to it."""
+        self._log.settle()
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
         """Adds to the step's record."""

@@ -73,6 +73,32 @@ def test_what_hangs_is_waited_for_once(hurried: Callable[[float], None]) -> None
     assert not patiently(act) and time.monotonic() - began < 2, "nobody is there any more to wait for"
 
 
+def test_what_is_begun_is_not_waited_for_but_what_was_begun_before(hurried: Callable[[float], None]) -> None:
+    hurried(10)
+    goes, done, patiently = threading.Event(), [], Patiently()
+    assert patiently.begin(lambda: goes.wait(30) and done.append(1)) and not done
+    threading.Timer(0.2, goes.set).start()
+    assert patiently.begin(lambda: done.append(2)) and done[0] == 1, "this one has been waited for"
+    assert patiently(lambda: done.append(3)) and done == [1, 2, 3]
+    assert patiently.end(lambda: None) and patiently.begin(lambda: done.append(4)) and len(done) == 3
+
+
+def test_what_is_begun_behind_what_hangs_is_waited_for_once(hurried: Callable[[float], None]) -> None:
+    hurried(0.05)
+    goes, calls, patiently = threading.Event(), [], Patiently()
+
+    def act() -> None:
+        calls.append(1)
+        goes.wait(30)
+
+    assert patiently.begin(act)
+    began = time.monotonic()
+    assert not any(patiently.begin(act) for _ in range(100)) and time.monotonic() - began < 2
+    assert patiently.late_seconds
+    goes.set()
+    assert patiently.end(lambda: None) and len(calls) == 101
+
+
 def test_an_error_of_the_disk_is_passed_over() -> None:
     def fail() -> None:
         raise OSError("broken")
@@ -83,16 +109,17 @@ def test_an_error_of_the_disk_is_passed_over() -> None:
 
 def test_a_copy_of_the_process_has_a_thread_of_its_own(hurried: Callable[[float], None]) -> None:
     hurried(10)
-    patiently = Patiently()
-    assert patiently(lambda: None)
+    goes, patiently = threading.Event(), Patiently()
+    assert patiently(lambda: None) and patiently.begin(lambda: goes.wait(30))
     copy = os.fork()
     if copy == 0:
         code = 1
         try:
-            code = 0 if patiently(lambda: None) else 2
+            code = 0 if patiently.begin(lambda: None) and patiently(lambda: None) else 2
         finally:
             os._exit(code)
     assert os.waitpid(copy, 0)[1] == 0
+    goes.set()
     assert patiently(lambda: None) and patiently.end(lambda: None)
 
 

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,33 @@ def test_records_wait_in_memory_while_the_disk_is_full(
     assert said.count("kept in memory") == 1 and "metrics are written again" in said
     steps, losses = read_metrics(tmp_path).series("train/loss")
     assert (steps.tolist(), losses.tolist()) == ([1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0])
+
+
+def test_a_record_that_is_begun_is_there_when_that_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(patience, "_SECONDS", 60.0)
+    goes, may = threading.Event(), [True]
+
+    def may_write() -> None:
+        goes.wait(60)
+        if not may[0]:
+            raise CheckpointError("another attempt has the run")
+
+    log = MetricsLog(tmp_path / "metrics.jsonl", 1, may_write)
+    log.begin(1, {"train/loss": 1.0})
+    assert not (tmp_path / "metrics.jsonl").read_bytes(), "it is not waited for"
+    goes.set()
+    log.settle()
+    assert [line["step"] for line in lines(tmp_path)] == [1]
+    may[0] = False
+    log.begin(2, {"train/loss": 2.0})
+    with pytest.raises(CheckpointError, match="another attempt has the run"):
+        log.settle()
+    with pytest.raises(CheckpointError, match="another attempt has the run"):
+        log.begin(3, {"train/loss": 3.0})
+    log.close()
+    assert [line["step"] for line in lines(tmp_path)] == [1] and not capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

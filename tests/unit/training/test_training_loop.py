@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ from headway.core import heartbeat
 from headway.core.errors import ConfigError
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.launch.api import train
-from headway.telemetry.metrics import MetricsLog
+from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training import loop
 from states import make_state, save
 
@@ -54,6 +55,41 @@ def test_a_state_that_is_held_counts_as_a_checkpoint(
     assert phases == [Phase.CHECKPOINT] * 4
     steps, seconds = run.metrics.series("checkpoint/hold_stall_seconds")
     assert steps.tolist() == [2] and seconds[0] > 0
+
+
+def test_a_state_that_is_handed_over_has_the_records_of_all_its_steps(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill right after that loses none which the next attempt does not make again."""
+    config = load_config(
+        tiny(),
+        [
+            "supervise.enabled=false",
+            "train.steps=4",
+            "checkpoint.every=3 steps",
+            "checkpoint.memory_every=2 steps",
+        ],
+    )
+    written, write_all = list[tuple[int, int | None]](), MetricsLog._write_all
+
+    def slowly(self: MetricsLog) -> None:
+        time.sleep(0.2)
+        write_all(self)
+
+    def watched(method: str) -> None:
+        original = getattr(CheckpointWriter, method)
+
+        def call(self: CheckpointWriter, step: int, *arguments: Any) -> Any:
+            written.append((step, read_metrics(config.run_directory).last_step))
+            return original(self, step, *arguments)
+
+        monkeypatch.setattr(CheckpointWriter, method, call)
+
+    monkeypatch.setattr(MetricsLog, "_write_all", slowly)
+    watched("hold")
+    watched("submit")
+    train(config)
+    assert written == [(2, 2), (3, 3), (4, 4)]
 
 
 def test_what_came_of_uploads_is_in_the_metrics(
