@@ -31,7 +31,7 @@ _SYNC_FILE_RANGE_WRITE = 2  # nor for this
 #: Copied to a file before the disk begins to write it.
 _COPIED_BYTES = 4 * 2**20
 #: Smaller files go through the page cache: they take no time, and whoever starts again finds them there.
-_LARGE_BYTES = 64 * 2**20
+_LARGE_BYTES = 32 * 2**20
 #: Given to the disk at once.
 _DIRECT_BYTES = 16 * 2**20
 
