@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.core.errors import HeadwayError
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.files import append_json_line, read_json_lines
-from headway.core.format import counted
+from headway.core.format import counted, format_seconds
 from headway.launch.trainings import failed, place, running, train_command
 from headway.supervise.ledger_proof import prove
 from headway.telemetry.metrics import FILE_NAME, read_metrics
@@ -32,6 +33,24 @@ SUPERVISOR = "kill@supervisor"
 _LOOK_SECONDS = 0.05
 #: A leg that takes longer has come to a standstill, which is a finding.
 _LEG_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class End:
+    """How one command came to its end."""
+
+    code: int
+    """Of its exit, negative for a signal."""
+    killed: bool = False
+    """As planned, at its step."""
+    stood_still: bool = False
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with that; None for a command that did all steps, or was killed as planned."""
+        if self.stood_still:
+            return f"stood still: no end after {format_seconds(_LEG_SECONDS)}"
+        return f"ended with exit code {self.code}" if self.code and not self.killed else None
 
 
 @dataclass
@@ -78,17 +97,18 @@ class Runs:
             HeadwayError: that does not work, so there is nothing to compare with.
         """
         leg = Leg(workers, (), None)
-        code = self._command("reference", leg)
+        end = self._command("reference", leg)
         found = self._last("reference")
-        if code != 0 or found is None:
-            raise self._useless("reference", code)
+        if end.problem or found is None:
+            raise self._useless("reference", end)
         for problem in self._other_workers(self._folder / "reference", [(1, workers)]):
             raise HeadwayError(f"the run without kills shows nothing: {problem}")
         return found.state_sha256
 
-    def _useless(self, name: str, code: int) -> HeadwayError:
+    def _useless(self, name: str, end: End) -> HeadwayError:
         which = "the run without kills" if name == "reference" else "a run"
-        return failed(f"{which} ended with exit code {code}", code, self._folder / f"{name}.log")
+        what = end.problem or f"ended with exit code {end.code}"
+        return failed(f"{which} {what}", end.code, self._folder / f"{name}.log")
 
     def carry_out(self, trial: Trial, expected: str) -> TrialResult:
         """Run, kill, and compare what is left with the undisturbed run.
@@ -102,13 +122,14 @@ class Runs:
         if trial.memory_every is not None:
             tiers.append(f"checkpoint.memory_every={trial.memory_every} steps")
         wanted: list[tuple[int, int]] = []
-        for leg in trial.legs:
+        for number, leg in enumerate(trial.legs, 1):
             result.disks_lost += leg.disk_lost and self._lose_disk(run)
-            code = self._command(name, leg, *tiers)
+            end = self._command(name, leg, *tiers)
             if not run.exists():
-                raise self._useless(name, code)
-            if leg.supervisor_at is None and code != 0:
-                result.problems.append(f"ended with exit code {code}")
+                raise self._useless(name, end)
+            # Of every command, though the next one may make up for what became of it: a user's has nobody to do that.
+            if end.problem:
+                result.problems.append(f"command {number}, on {counted(leg.workers, 'worker')}, {end.problem}")
             wanted.append((max((found.number for found in open_run(run).attempts), default=0), leg.workers))
         self._count_kills(run, result)
         last = self._last(name)
@@ -129,30 +150,32 @@ class Runs:
         """
         name = f"control-{control.replace(' ', '-')}"
         run = self._folder / name
-        self._kill(name, workers, self._steps // 2)
-        if control == CURSOR and (newest := CheckpointStore(run / "checkpoints").list()):
+        end = self._kill(name, workers, self._steps // 2)
+        if control == CURSOR and not end.stood_still and (newest := CheckpointStore(run / "checkpoints").list()):
             # Once more, in its first step: now the ledger surely knows of the checkpoint that is to be forged.
-            self._kill(name, workers, newest[-1].step)
+            end = self._kill(name, workers, newest[-1].step)
+        if end.stood_still:
+            return f"the control '{control}' {end.problem}"
         if control == SEED:
-            code = self._command(name, Leg(workers, (), None), "seed=987654321", "--accept-changes")
+            end = self._command(name, Leg(workers, (), None), "seed=987654321", "--accept-changes")
         else:
             forge(run, control)
-            code = self._command(name, Leg(workers, (), None))
+            end = self._command(name, Leg(workers, (), None))
         found, undisturbed = self._last(name), self._last("reference")
-        if code != 0 or found is None or undisturbed is None:
-            return f"the control '{control}' ended with exit code {code}, so it shows nothing"
+        if end.problem or found is None or undisturbed is None:
+            return f"the control '{control}' {end.problem or 'has not come to its last step'}, so it shows nothing"
         if not compare(undisturbed.path, found.path).differences:
             return f"the control '{control}' came out with the weights and moments of a run that has lost nothing"
         if control == CURSOR and not self._ledger_problems(run):
             return f"the control '{control}' used rows twice, and the ledger does not tell"
         return None
 
-    def _kill(self, name: str, workers: int, step: int) -> None:
+    def _kill(self, name: str, workers: int, step: int) -> End:
         """Train until a worker is killed in the step after so many, and leave it at that."""
-        self._command(name, Leg(workers, (f"kill@update={step}",), None), "supervise.max_failures=0")
+        return self._command(name, Leg(workers, (f"kill@update={step}",), None), "supervise.max_failures=0")
 
-    def _command(self, name: str, leg: Leg, *more: str) -> int:
-        """One leg; returns the exit code, negative for a signal."""
+    def _command(self, name: str, leg: Leg, *more: str) -> End:
+        """One leg."""
         command = train_command(
             self._config,
             *(*self._overrides, *place(name, self._folder), f"parallel.workers={leg.workers}", *more),
@@ -161,13 +184,20 @@ class Runs:
         log_of_faults = self._folder / f"{name}.faults.jsonl"
         variables = {FAULTS_VARIABLE: ",".join(leg.orders), FAULTS_LOG_VARIABLE: str(log_of_faults)}
         deadline, last = time.monotonic() + _LEG_SECONDS, leg.supervisor_at
+        reached: float | None = None
         with running(command, self._folder / f"{name}.log", variables) as process:
-            while process.poll() is None and time.monotonic() < deadline:
+            while (runs := process.poll() is None) and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
                 if last is not None and read_metrics(run, newest=True).last_step >= last:
-                    append_json_line(log_of_faults, {"time": time.time(), "order": SUPERVISOR})
+                    reached = time.time()
                     break
-        return int(process.returncode)
+        # It may have ended by itself since it was looked at last, and then nothing has killed it.
+        code = int(process.returncode)
+        ended_here = runs and code == -signal.SIGKILL
+        killed = ended_here and reached is not None
+        if killed:
+            append_json_line(log_of_faults, {"time": reached, "order": SUPERVISOR})
+        return End(code, killed, stood_still=ended_here and not killed)
 
     def _count_kills(self, run: Path, result: TrialResult) -> None:
         """What was killed, and how long it took to get on."""

@@ -30,11 +30,11 @@ from headway.chaos.campaign import (
     plan_campaign,
 )
 from headway.chaos.report import CampaignResult, render, run_campaign
-from headway.chaos.trial import Runs, TrialResult
+from headway.chaos.trial import End, Runs, TrialResult
 from headway.checkpoint.store import CheckpointStore
 from headway.config import load_config
 from headway.core import faults
-from headway.core.files import append_json_line
+from headway.core.files import append_json_line, read_json_lines
 from headway.supervise.ledger import Rollback
 from states import equal, make_state, save
 
@@ -183,12 +183,12 @@ def controlled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str, en
     save(CheckpointStore(tmp_path / "reference" / "checkpoints"), 4)
     runs, run = Runs(tmp_path / "config.yaml", [], tmp_path, 4), tmp_path / f"control-{control}"
 
-    def command(name: str, leg: Leg, *more: str) -> int:
+    def command(name: str, leg: Leg, *more: str) -> End:
         if leg.orders:
             save(CheckpointStore(run / "checkpoints"), 2)
         else:
             end(run)
-        return 0
+        return End(0)
 
     monkeypatch.setattr(runs, "_command", command)
     return runs.control(control, 1)
@@ -276,3 +276,63 @@ def test_a_kill_that_an_attempt_outlives_as_it_begins_is_no_recovery(
     result = TrialResult(1, (1,))
     object.__new__(Runs)._count_kills(run, result)
     assert result.kills.total() == 3 and result.recovery_seconds == [5.0, 4.0] and result.own_seconds == [1.0, 1.0]
+
+
+def ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], *, supervisor_at: int | None, last_step: int
+) -> End:
+    """How a leg of this command ends, whose run has come to a step."""
+    monkeypatch.setattr(trial_module, "train_command", lambda *_: command)
+    monkeypatch.setattr(trial_module, "read_metrics", lambda *_, **__: SimpleNamespace(last_step=last_step))
+    return Runs(tmp_path / "config.yaml", [], tmp_path, 4)._command("run", Leg(1, (), supervisor_at))
+
+
+def test_how_a_command_ended_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = ended(tmp_path, monkeypatch, ["sleep", "60"], supervisor_at=2, last_step=3)
+    assert killed.killed and killed.problem is None
+    (told,) = read_json_lines(tmp_path / "run.faults.jsonl")
+    assert told["order"] == "kill@supervisor"
+    by_itself = ended(tmp_path, monkeypatch, ["sh", "-c", "exit 4"], supervisor_at=2, last_step=1)
+    assert by_itself.problem == "ended with exit code 4"
+    assert ended(tmp_path, monkeypatch, ["true"], supervisor_at=None, last_step=4).problem is None
+    by_another = ended(tmp_path, monkeypatch, ["sh", "-c", "kill -KILL $$"], supervisor_at=2, last_step=1)
+    assert by_another.problem == f"ended with exit code {-signal.SIGKILL}"
+    assert len(list(read_json_lines(tmp_path / "run.faults.jsonl"))) == 1, "the others were not killed as planned"
+
+
+@pytest.mark.parametrize("supervisor_at", [2, None])
+def test_a_command_that_stands_still_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervisor_at: int | None
+) -> None:
+    monkeypatch.setattr(trial_module, "_LEG_SECONDS", 0.2)
+    still = ended(tmp_path, monkeypatch, ["sleep", "60"], supervisor_at=supervisor_at, last_step=1)
+    assert still.problem is not None and still.problem.startswith("stood still")
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("end", [End(1), End(-9, stood_still=True)])
+def test_every_command_of_a_run_has_to_end_as_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int, end: End
+) -> None:
+    """Though the last state comes out right, since the next command makes up for it."""
+    legs = [Leg(1, (), 2), Leg(2, (), 3), Leg(1, (), None)]
+    ends = [End(-9, killed=True), End(-9, killed=True), End(0)]
+    ends[failing] = end
+    runs, run = Runs(tmp_path / "config.yaml", [], tmp_path, 4), tmp_path / "trial-001"
+    run.mkdir()
+    coming = iter(ends)
+    monkeypatch.setattr(runs, "_command", lambda *_: next(coming))
+    monkeypatch.setattr(trial_module, "open_run", lambda _: SimpleNamespace(attempts=[]))
+    for check in ("_count_kills", "_other_workers", "_damage", "_ledger_problems"):
+        monkeypatch.setattr(runs, check, lambda *_: [])
+    monkeypatch.setattr(runs, "_last", lambda _: SimpleNamespace(state_sha256="a"))
+    (problem,) = runs.carry_out(Trial(1, tuple(legs)), "a").problems
+    workers = ("1 worker", "2 workers", "1 worker")[failing]
+    assert problem == f"command {failing + 1}, on {workers}, {end.problem}"
+
+
+def test_a_control_that_stands_still_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(tmp_path / "config.yaml", [], tmp_path, 4)
+    monkeypatch.setattr(runs, "_command", lambda *_: End(-9, stood_still=True))
+    said = runs.control("cursor", 1)
+    assert said is not None and said.startswith("the control 'cursor' stood still")
