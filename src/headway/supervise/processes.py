@@ -31,6 +31,14 @@ IDLE_SECONDS = 60.0
 _LOOKS = 50
 
 STOPPED, TRACED, DEAD, UNINTERRUPTIBLE = "T", "t", "Z", "D"
+_STATES = {
+    "R": "runs",
+    "S": "waits",
+    UNINTERRUPTIBLE: "is in an uninterruptible call of the kernel",
+    STOPPED: "was stopped by a signal (SIGSTOP) and has not been continued",
+    TRACED: "is held by a debugger",
+    DEAD: "has ended",
+}
 _LINUX = sys.platform == "linux"
 
 
@@ -69,6 +77,22 @@ def all_processes() -> list[ProcessState]:
     """Those that this process can see; none where there is no /proc."""
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()) if _LINUX else ()
     return [found for pid in pids if (found := process_state(pid)) is not None]
+
+
+def children_of(pid: int) -> list[int]:
+    """The numbers of a process's children that live, as far as they can be seen."""
+    return [found.pid for found in all_processes() if found.parent == pid and found.state != DEAD]
+
+
+def what_it_does(pid: int) -> str:
+    """The state of a process in words, with the function of the kernel in which it waits where that may be read."""
+    state = process_state(pid)
+    if state is None:
+        return "is gone"
+    where = "0"
+    with suppress(OSError):
+        where = Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8", errors="replace").partition(".")[0] or where
+    return _STATES.get(state.state, f"has state {state.state}") + (f" ({where})" if where != "0" else "")
 
 
 def can_be_copied() -> bool:

@@ -157,6 +157,11 @@ class Watchdog:
         return max(least, self.config.hang_seconds, _SILENCES * usual)
 
     @property
+    def start_patience_seconds(self) -> float:
+        """How long a worker may take to its first sign of life until that is said."""
+        return max(_START_SECONDS, self.config.hang_seconds)
+
+    @property
     def _usual_silence(self) -> float:
         """The longest of recent steps; of the first one until another is done: nothing else is known of steps."""
         return self._at_steps.longest(with_first=not self._steps)
