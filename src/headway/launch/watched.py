@@ -21,6 +21,7 @@ from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase
+from headway.core.notices import SIGNAL_KEY, posted
 from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
 from headway.launch.leader_process import Leader, load_ahead
 from headway.launch.supervisor_log import SupervisorLog
@@ -34,6 +35,7 @@ from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.supervise.watchdog import Finding, Watchdog, in_words
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
+_MAKE_ROOM = signal.SIGUSR1
 #: From when workers are seen at their steps; not where a run has failed before, and may again.
 _LOAD_AHEAD_SECONDS = 30.0
 #: For the agent to tell of a worker that is dead, for stacks to be written, for workers that Ctrl-C has come to twice.
@@ -86,6 +88,14 @@ class WatchedAttempt:
         self._has_begun()
         note_restart(run.path, self.config, self._wishes)
         return self.record
+
+    @property
+    def has_made_room(self) -> bool:
+        """Whether workers were asked to stop for an attempt with more of them, and nobody else has asked them to."""
+        if not self.grows or self.record is None:
+            return False
+        stops = (told for told in posted(self.record.directory) if told["wish"] == "stop")
+        return all((told["key"], told["what"]) == (SIGNAL_KEY, _MAKE_ROOM.name) for told in stops)
 
     def begin_again(self, lock: OwnerLock | None, restarts: int) -> None:
         """The same for a further attempt, of which all is known that would be written down."""
@@ -265,7 +275,7 @@ class WatchedAttempt:
         self._say("asking workers to save, to go on with all of them again")
         for pid in self._workers.alive:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, _MAKE_ROOM)
 
     def _hurry(self) -> None:
         """The agent gives workers that have lost another one half a minute to end; without them it tells at once."""
