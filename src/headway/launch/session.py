@@ -96,10 +96,13 @@ def run_in_this_process(
         if _is_finished(config, task, world, wishes):
             return
         with (
+            # Outside of the attempt: its record and the answer to a notice do not wait for a command that tells.
+            alerting(config.telemetry.alert, config.run_directory) as alerts,
             _joined_attempt(config, task, world, wishes, own) as attempt,
             _log(attempt, world),
-            alerting(config.telemetry.alert, config.run_directory),
         ):
+            if alerts is not None:
+                alerts.open_file()
             _train(config, task, world, grid, attempt, callbacks)
 
 

@@ -65,3 +65,34 @@ def test_a_signal_of_the_agent_waits_for_the_answer_to_a_notice(
         if error is not None:
             raise error
     assert len(came) == heard, "who is preempted was asked for no more than that"
+
+
+def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several workers the agent would end this one meanwhile."""
+    ends: list[str] = []
+
+    @contextmanager
+    def part(name: str, gives: Any) -> Iterator[Any]:
+        try:
+            yield gives
+        finally:
+            ends.append(name)
+
+    opened: list[bool] = []
+    alerts, world = SimpleNamespace(open_file=lambda: opened.append(True)), SimpleNamespace(mesh=None, rank=0)
+    monkeypatch.setattr(session, "join_workers", lambda *_: part("workers", world))
+    monkeypatch.setattr(session, "refuse_uncut_models", lambda *_: None)
+    monkeypatch.setattr(session, "_is_finished", lambda *_: False)
+    monkeypatch.setattr(session, "alerting", lambda *_: part("alerts", alerts))
+    monkeypatch.setattr(session, "_joined_attempt", lambda *_: part("answer", None))
+    monkeypatch.setattr(session, "_log", lambda *_: part("log", None))
+
+    def train(*_: object) -> None:
+        assert opened, "before there is anything to tell"
+        raise Preempted("saved")
+
+    monkeypatch.setattr(session, "_train", train)
+    task: Any = None
+    with pytest.raises(Preempted):
+        session.run_in_this_process(Config(), lambda *_: task, Wishes())
+    assert ends == ["log", "answer", "alerts", "workers"]
