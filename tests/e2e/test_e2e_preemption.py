@@ -35,11 +35,16 @@ def recommended_then_interrupted(cloud: Cloud, run: Path) -> None:
     cloud.spot = {"action": "terminate", "time": utc(120)}
 
 
+def scheduled(cloud: Cloud, run: Path) -> None:
+    cloud.events = [{"EventId": "b", "EventType": "Preempt", "Resources": ["trainer_7"], "EventStatus": "Scheduled"}]
+
+
 @pytest.mark.parametrize(
     ("source", "change", "wishes", "grace_seconds", "workers"),
     [
         ("gcp", preempted, ["stop"], 30, 1),
         pytest.param("aws", recommended_then_interrupted, ["save", "stop"], 120, 2, marks=pytest.mark.slow),
+        pytest.param("azure", scheduled, ["stop"], 30, 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_notice_saves_and_stops_in_time_and_the_run_goes_on(
@@ -73,9 +78,10 @@ def test_a_notice_saves_and_stops_in_time_and_the_run_goes_on(
             _, errors = process.communicate(timeout=90)
         finally:
             process.kill()
-        took = time.time() - announced
+        took, answered = time.time() - announced, cloud.started
     assert process.returncode == 75, errors
     assert took < grace_seconds and f"stopped by {source}: " in errors
+    assert answered == (["b"] if source == "azure" else []), "it may begin, and need not wait for its time"
     record = json.loads((taken / "attempts/001/attempt.json").read_text())
     assert (record["outcome"], record["exit_code"]) == ("preempted", 75)
     assert [notice["wish"] for notice in record["notices"]] == wishes

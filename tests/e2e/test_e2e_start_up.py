@@ -34,5 +34,7 @@ def test_training_loads_neither_the_compiler_nor_distributed_tensors_unless_it_n
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell whether a process may be copied")
 def test_several_workers_load_pytorch_once(tiny: Callable[..., Path]) -> None:
-    loaded = loaded_by("train", tiny(train={"steps": 2}), "--workers", "2")
+    """Also where somebody listens for notices, which takes threads."""
+    notices = {"watch": ["gcp"], "endpoints": {"gcp": "http://127.0.0.1:9"}}
+    loaded = loaded_by("train", tiny(train={"steps": 2}, preemption=notices), "--workers", "2")
     assert loaded.count("torch") == 1

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -16,9 +16,15 @@ from headway.core import console
 from headway.core.machine import host_name
 
 #: So many at a time; one that has not ended after this long is killed, and at the end of a run after this long.
-_MOST, _LIMIT_SECONDS, _END_SECONDS = 4, 30.0, 5.0
+_MOST, LIMIT_SECONDS, _END_SECONDS = 4, 30.0, 5.0
 #: It tells of its end itself: a supervisor takes leave of all children that have ended, whoever has started them.
 _SCRIPT = 'sh -c "$1" || echo "telemetry.alert ended with exit code $?" >&2'
+_BEGINNING = ["sh", "-c", _SCRIPT, "headway-alert"]
+
+
+def is_alert(arguments: Sequence[str]) -> bool:
+    """Whether this is the command line of a shell that runs the command; it leads a session of its own."""
+    return list(arguments[: len(_BEGINNING)]) == _BEGINNING
 
 
 class Alerts:
@@ -47,7 +53,7 @@ class Alerts:
     def tell(self, what: str) -> None:
         """Start the command; what cannot be told, the log alone has."""
         for item in list(self._running):  # in place, since several threads have something to tell
-            if item[0].poll() is None and time.monotonic() - item[1] > _LIMIT_SECONDS:
+            if item[0].poll() is None and time.monotonic() - item[1] > LIMIT_SECONDS:
                 _kill(item[0])
             if item[0].poll() is not None:
                 with suppress(ValueError):
@@ -67,7 +73,7 @@ class Alerts:
             stream.write(json.dumps(message).encode()[:60_000] + b"\n")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = ["sh", "-c", _SCRIPT, "headway-alert", self._command]
+        command = [*_BEGINNING, self._command]
         quiet = subprocess.DEVNULL
         self._stream = self._stream or self._open()
         errors = self._stream or quiet

@@ -19,6 +19,8 @@ from headway.core.files import append_json_line, parse_json_lines
 from headway.core.machine import host_name
 
 BOARD_FILE = "notices.jsonl"
+SIGNAL_KEY = "signal"
+"""`Notice.key` of a signal that a worker was sent; its name is in `what`."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from headway.core.console import notice, warning
 from headway.core.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
-from headway.core.signals import NOTICES, STOPPING, handled, held, untold
+from headway.core.signals import NOTICES, handled, held, untold
+from headway.launch.listening import holding
 from headway.supervise.ledger import Ledger
 from headway.supervise.notices import watching_for
 from headway.supervise.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
@@ -291,32 +292,13 @@ def own_attempt(
     with ExitStack() as stack:
         with held():  # a signal between the two would end an attempt that nobody concludes
             attempt = _begin(config, fingerprints, facts, wishes)
-            hold = stack.enter_context(_holding())
+            hold = stack.enter_context(holding())
             # Ends after the attempt's record is complete: an answer to a notice may have the machine taken at once.
             stack.enter_context(watching_for(attempt.directory, config.preemption))
             stack.enter_context(_concluding(attempt))
             stack.enter_context(told_as_preempted())
             stack.callback(hold)
         yield attempt
-
-
-@contextmanager
-def _holding() -> Iterator[Callable[[], object]]:
-    """Keep signals to stop from a moment in a block, which is told by a call, to its end.
-
-    Under torchrun they would kill this process over the record of its end: the first worker that leaves has the agent
-    send them to all others. Where the attempt is preempted they ask for no more than that.
-    """
-    came: list[int] = []
-    try:
-        with ExitStack() as stack:
-            yield lambda: stack.enter_context(handled(STOPPING, lambda number, frame: came.append(number)))
-    except Preempted:
-        came.clear()
-        raise
-    finally:
-        for number in came:
-            signal.raise_signal(number)
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def _again(config: Config, wishes: Wishes, attempt: Attempt) -> None:
 
         run_in_this_process(config, language_model_task, wishes, own=lambda *_: _watched(config, attempt))
     else:
-        _lead_several(config, attempt)
+        run_agent(config, attempt)
 
 
 def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
@@ -116,12 +116,7 @@ def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
     facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
     fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
     if check_local(config, fingerprints, wishes):
-        _lead_several(config, _begun(channel, config, fingerprints, facts, wishes))
-
-
-def _lead_several(config: Config, attempt: Attempt) -> None:
-    with watching_for(attempt.directory, config.preemption):
-        run_agent(config, attempt)
+        run_agent(config, _begun(channel, config, fingerprints, facts, wishes))
 
 
 def _begun(

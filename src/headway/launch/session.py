@@ -53,12 +53,12 @@ from headway.launch.attempt import (
 from headway.launch.compiled import settle_compiled
 from headway.launch.grid import common_threads, settle_micro_batch
 from headway.launch.join import join_workers
+from headway.launch.listening import listening
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.supervise.goodput_keeper import GoodputKeeper
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
-from headway.supervise.notices import watching_for
 from headway.supervise.rewind import CheckpointRewinder, decided, discard_outdated, take_decisions
 from headway.supervise.run_directory import Attempt, RunDirectory, what_to_do
 from headway.telemetry.record import open_run
@@ -96,10 +96,13 @@ def run_in_this_process(
         if _is_finished(config, task, world, wishes):
             return
         with (
+            # Outside of the attempt: its record and the answer to a notice do not wait for a command that tells.
+            alerting(config.telemetry.alert, config.run_directory) as alerts,
             _joined_attempt(config, task, world, wishes, own) as attempt,
             _log(attempt, world),
-            alerting(config.telemetry.alert, config.run_directory),
         ):
+            if alerts is not None:
+                alerts.open_file()
             _train(config, task, world, grid, attempt, callbacks)
 
 
@@ -123,7 +126,10 @@ def _joined_attempt(
     """The attempt that this worker takes part in; the first worker begins and concludes it if nobody else has."""
     given = os.environ.pop(ATTEMPT_VARIABLE, None)  # not for the children of this process
     if given:
-        yield Attempt.join(config.run_directory, int(given))
+        attempt = Attempt.join(config.run_directory, int(given))
+        # Not in the agent, which is to be copied and can have no threads.
+        with listening(attempt.directory, config.preemption) if world.is_first else nullcontext():
+            yield attempt
         return
     wishes = not_yet_granted(config, wishes, world.gather)
     if world.is_first:
@@ -134,7 +140,7 @@ def _joined_attempt(
         number, token = world.gather_json(None)[0]
         attempt = Attempt.join(config.run_directory, number, token, SEEN_SECONDS)
         # The attempt's owner watches on its machine; here the first worker of any other does.
-        with watching_for(attempt.directory, config.preemption) if world.local_rank == 0 else nullcontext():
+        with listening(attempt.directory, config.preemption) if world.local_rank == 0 else nullcontext():
             yield attempt
 
 

@@ -99,7 +99,7 @@ class _Supervisor:
             self._lock, self._config = attempt.lock or self._lock, attempt.config
         if attempt.record is None:  # it was finished before, or something spoke against it
             decision = Decision(False, ending.what)
-        elif attempt.grows and ending.kind == "preempted" and not self._signals:
+        elif attempt.has_made_room and ending.kind == "preempted" and not self._signals:
             self._crew.grow(newest_checkpoint(self._config.run_directory))
             decision = Decision(True, f"to go on with {self._crew.size} workers again")
         else:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +19,29 @@ from headway.config import Config
 from headway.core.console import alert, clear_line, notice, warning
 from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.faults import RESTARTS_VARIABLE
-from headway.core.heartbeat import Phase, Reading, read_heartbeat, why_unreadable
+from headway.core.format import format_seconds
+from headway.core.heartbeat import Phase
+from headway.core.notices import SIGNAL_KEY, posted
 from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
 from headway.launch.leader_process import Leader, load_ahead
 from headway.launch.supervisor_log import SupervisorLog
+from headway.launch.workers_seen import AGAIN, WorkersSeen
 from headway.supervise.blame import blame, exchanges, last_exchange
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Decision, Ending
 from headway.supervise.ownership import OwnerLock
-from headway.supervise.processes import STOPPED, ProcessState, ask_for_stacks, end_all, process_state, reap_orphans
+from headway.supervise.processes import STOPPED, ask_for_stacks, end_all, reap_orphans
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.supervise.watchdog import Finding, Watchdog, in_words
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
+_MAKE_ROOM = signal.SIGUSR1
 #: From when workers are seen at their steps; not where a run has failed before, and may again.
 _LOAD_AHEAD_SECONDS = 30.0
 #: For the agent to tell of a worker that is dead, for stacks to be written, for workers that Ctrl-C has come to twice.
 _TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 #: After the death of a worker, for the agent to hear of it before the others are killed: what they say then is noise.
 _HURRY_SECONDS = 0.4
-
-
-@dataclass
-class _Workers:
-    """What is known of an attempt's workers."""
-
-    readings: dict[int, Reading] = field(default_factory=dict)
-    states: dict[int, ProcessState | None] = field(default_factory=dict)
-
-    @property
-    def alive(self) -> list[int]:
-        """Process numbers."""
-        found = (self.readings[rank].pid for rank, state in self.states.items() if state is not None)
-        return [pid for pid in found if pid > 1]
 
 
 class WatchedAttempt:
@@ -82,8 +72,8 @@ class WatchedAttempt:
         self._load_at, self._restarts = 0.0, 0
         self._told: dict[str, Any] | None = None
         self._done = False
-        self._workers = _Workers()
-        self._pages: dict[int, int] = {}
+        self._workers = WorkersSeen(config.parallel.workers)
+        self._late_at = math.inf
         self._facts: dict[str, Any] = {}
         self._told_to_wait, self._gone = False, "workers are gone"
 
@@ -98,6 +88,14 @@ class WatchedAttempt:
         self._has_begun()
         note_restart(run.path, self.config, self._wishes)
         return self.record
+
+    @property
+    def has_made_room(self) -> bool:
+        """Whether workers were asked to stop for an attempt with more of them, and nobody else has asked them to."""
+        if not self.grows or self.record is None:
+            return False
+        stops = (told for told in posted(self.record.directory) if told["wish"] == "stop")
+        return all((told["key"], told["what"]) == (SIGNAL_KEY, _MAKE_ROOM.name) for told in stops)
 
     def begin_again(self, lock: OwnerLock | None, restarts: int) -> None:
         """The same for a further attempt, of which all is known that would be written down."""
@@ -131,9 +129,7 @@ class WatchedAttempt:
             left = end_all(leaders, os.getpid() if self._own_process else None, self._still_saving)
             leader.wait(_GIVE_UP_SECONDS)
             leader.channel.end.close()
-            for page in self._pages.values():
-                os.close(page)
-            self._pages.clear()
+            self._workers.close()
             if left:
                 warning(f"processes {left} of this attempt do not go; they can no longer publish anything")
 
@@ -178,6 +174,7 @@ class WatchedAttempt:
     def _watch(self, leader: Leader, lock: OwnerLock | None) -> Ending:
         look_at, found, found_at = 0.0, None, 0.0
         start_by = time.monotonic() + self.config.supervise.start_seconds
+        self._late_at = time.monotonic() + self._watchdog.start_patience_seconds
         while True:
             for message in leader.listen(_POLL_SECONDS):
                 self._take(message, leader, lock)
@@ -196,8 +193,11 @@ class WatchedAttempt:
                 reap_orphans(leader.pid)
             self._make_room()
             self._load_ahead(now)
-            if len(self._workers.readings) < self.config.parallel.workers and now > start_by:
-                return self._not_begun()
+            if now > self._late_at and self._workers.missing:
+                self._tell_of_late_start(leader)
+            if now > start_by and self._workers.missing:
+                folder = self.record.directory if self.record is not None else None
+                return self._workers.not_begun(self.config.supervise.start_seconds, folder)
             if found is None:
                 found = self._judge(now)
                 found_at = now
@@ -222,17 +222,16 @@ class WatchedAttempt:
             leader.channel.say("begin", attempt=self.begin(lock, leader.started).number)
 
     def _look(self) -> None:
-        if self.record is None:
-            return
-        for rank in range(self.config.parallel.workers):
-            with suppress(OSError):  # it has not begun yet
-                if rank not in self._pages:
-                    # Kept open: what a worker did last is asked for when it is gone, or its disk is.
-                    self._pages[rank] = os.open(self.record.directory / f"heartbeat-{rank}", os.O_RDONLY)
-            reading = read_heartbeat(self._pages[rank]) if rank in self._pages else None
-            if reading is not None:
-                self._workers.readings[rank] = reading
-                self._workers.states[rank] = process_state(reading.pid)
+        if self.record is not None:
+            self._workers.look(self.record.directory)
+
+    def _tell_of_late_start(self, leader: Leader) -> None:
+        """Once: a worker may take long to begin, and of one that hangs nobody else would tell for as long."""
+        self._late_at = math.inf
+        seconds = self._watchdog.start_patience_seconds
+        what = self._workers.late(seconds, leader.pid, self.record is not None)
+        self._say(f"warning: {what}; that may take {format_seconds(self.config.supervise.start_seconds)}")
+        self._facts.setdefault("warnings", []).append({"rank": self._workers.missing[0], "what": what})
 
     def _judge(self, now: float) -> Finding | None:
         found = self._watchdog.look(now, self._workers.readings, self._workers.states)
@@ -276,7 +275,7 @@ class WatchedAttempt:
         self._say("asking workers to save, to go on with all of them again")
         for pid in self._workers.alive:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, _MAKE_ROOM)
 
     def _hurry(self) -> None:
         """The agent gives workers that have lost another one half a minute to end; without them it tells at once."""
@@ -285,10 +284,10 @@ class WatchedAttempt:
                 os.kill(pid, signal.SIGKILL)
 
     def _say(self, text: str) -> None:
-        assert self._log is not None, "begun"
         clear_line()
         notice(text)  # first, with the alert
-        self._log.write(text)
+        if self._log is not None:
+            self._log.write(text)
 
     def _write_stacks(self, ranks: list[int], wake: bool = False, seconds: float = _STACK_SECONDS) -> None:
         """Have workers write what they are doing to `stack-<rank>.txt`; a stopped one must be continued for that."""
@@ -359,25 +358,14 @@ class WatchedAttempt:
         how = "nobody can say how" if lost and not number else in_words(-number if number else code)
         if self.record is None or rank not in self._workers.readings:
             what = f"worker {rank} died ({how}) before its first step"
-            return Ending("died", what, 1, str(self.config.run_directory), _AGAIN, rank=rank, signal=number)
+            return Ending("died", what, 1, str(self.config.run_directory), AGAIN, rank=rank, signal=number)
         ending = self._blamed(Finding("died", rank, f"died ({how})", signal=number, suspects=(rank,)))
         return replace(ending, exit_code=code if code > 1 else 1)
-
-    def _not_begun(self) -> Ending:
-        missing = [rank for rank in range(self.config.parallel.workers) if rank not in self._workers.readings]
-        which = f"worker{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        what = f"{which} did not begin within {self.config.supervise.start_seconds:.0f} s"
-        if self.record is not None:
-            what += why_unreadable(self.record.directory / f"heartbeat-{missing[0]}")
-        return Ending("hung", what, 1, fix=_AGAIN, rank=missing[0])
 
     def _keep_traceback(self, told: Mapping[str, Any]) -> None:
         if self.record is not None and told.get("traceback"):
             with suppress(OSError):  # a full disk must not hide what went wrong
                 (self.record.directory / "traceback.txt").write_text(told["traceback"], encoding="utf-8")
-
-
-_AGAIN = "run the same command again: it goes on from the newest checkpoint"
 
 
 def _error(kind: Any, told: Mapping[str, Any], what: str | None = None) -> Ending:

@@ -8,6 +8,7 @@ orphans (`adopt_orphans`).
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from headway.core.alerts import LIMIT_SECONDS, is_alert
 
 #: Part of the command line of a process that may finish what it writes when its worker is gone.
 FINISHES_ITS_WORK = "headway.checkpoint.write_process"
@@ -31,6 +34,14 @@ IDLE_SECONDS = 60.0
 _LOOKS = 50
 
 STOPPED, TRACED, DEAD, UNINTERRUPTIBLE = "T", "t", "Z", "D"
+_STATES = {
+    "R": "runs",
+    "S": "waits",
+    UNINTERRUPTIBLE: "is in an uninterruptible call of the kernel",
+    STOPPED: "was stopped by a signal (SIGSTOP) and has not been continued",
+    TRACED: "is held by a debugger",
+    DEAD: "has ended",
+}
 _LINUX = sys.platform == "linux"
 
 
@@ -69,6 +80,22 @@ def all_processes() -> list[ProcessState]:
     """Those that this process can see; none where there is no /proc."""
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()) if _LINUX else ()
     return [found for pid in pids if (found := process_state(pid)) is not None]
+
+
+def children_of(pid: int) -> list[int]:
+    """The numbers of a process's children that live, as far as they can be seen."""
+    return [found.pid for found in all_processes() if found.parent == pid and found.state != DEAD]
+
+
+def what_it_does(pid: int) -> str:
+    """The state of a process in words, with the function of the kernel in which it waits where that may be read."""
+    state = process_state(pid)
+    if state is None:
+        return "is gone"
+    where = "0"
+    with suppress(OSError):
+        where = Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8", errors="replace").partition(".")[0] or where
+    return _STATES.get(state.state, f"has state {state.state}") + (f" ({where})" if where != "0" else "")
 
 
 def can_be_copied() -> bool:
@@ -129,6 +156,7 @@ def end_all(
 
     One that finishes what it writes (`FINISHES_ITS_WORK`) has a few seconds for that, and more while it gets on with
     what the next attempt is to begin from: a large state takes long to write, and far longer to be computed again.
+    Alerts are let be and not waited for, within their time: they tell of just such an end.
 
     Args:
         leaders: Workers and whatever has started them; each leads a session.
@@ -150,7 +178,7 @@ def end_all(
         # A dead parent leads to no child: one that was killed is looked for by its own number, with its session. Once
         # neither is there, the number is free for a stranger.
         killed.intersection_update(number for p in processes for number in (p.pid, p.session))
-        left = members(processes, {*leaders, *killed}, descendants_of)
+        left = [p for p in members(processes, {*leaders, *killed}, descendants_of) if not _tells(p.session)]
         _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
         now = time.monotonic()
         if not left or now - spared > GONE_SECONDS:
@@ -171,6 +199,20 @@ def _finishes_its_work(pid: int, seconds: float) -> bool:
     """Whether a process is one that may, or has so little begun that it has no command line yet."""
     command = _command(pid)
     return FINISHES_ITS_WORK in command or (not command and seconds < _BEGIN_SECONDS)
+
+
+def _tells(leader: int) -> bool:
+    """Whether the processes of a session tell somebody what is wrong, and are not overdue."""
+    return is_alert(_arguments(leader)) and _age_seconds(leader) < LIMIT_SECONDS
+
+
+def _age_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return math.inf
+    # Clock ticks since the machine was started (proc_pid_stat(5), field 22).
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 class Seen(NamedTuple):
@@ -268,7 +310,12 @@ def reap_orphans(leader: int) -> None:
 
 
 def _command(pid: int) -> str:
+    return " ".join(_arguments(pid))
+
+
+def _arguments(pid: int) -> list[str]:
+    """The command line of a process; empty where there is none to be seen."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").removesuffix("\0").split("\0")
     except OSError:
-        return ""
+        return []

@@ -24,6 +24,8 @@ from headway.supervise.processes import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, 
 _STOPPED_SECONDS = 5.0
 #: Own times are compared over so long, and so many steps, at least; and so often in a row before anyone is named.
 _WINDOW_SECONDS, _WINDOW_STEPS, _WINDOWS = 8.0, 3, 2
+#: From here on one step is enough: who slows steps down to 20 s is named within a minute, too.
+_LONG_WINDOW_SECONDS = 10.0
 _MEDIAN_OF = 21
 #: Before its first step a worker loads and compiles, and says little.
 _START_SECONDS = 55.0
@@ -61,6 +63,8 @@ class _Window:
     steps: dict[int, int]
     own: dict[int, float]
     data: dict[int, float]
+    done: int = 0
+    """Steps that all have finished since, when it was last looked at."""
 
 
 @dataclass
@@ -155,6 +159,11 @@ class Watchdog:
             usual = max(usual, self._at_evaluations.longest(with_first=False))
         least = 0.0 if reading.has_finished_a_step else _START_SECONDS
         return max(least, self.config.hang_seconds, _SILENCES * usual)
+
+    @property
+    def start_patience_seconds(self) -> float:
+        """How long a worker may take to its first sign of life until that is said."""
+        return max(_START_SECONDS, self.config.hang_seconds)
 
     @property
     def _usual_silence(self) -> float:
@@ -252,7 +261,11 @@ class Watchdog:
         if min(done.values()) < 0:  # a rollback: how many steps were done since is not to be told
             self._window = _window(now, readings)
             return None
-        if now - window.at < _WINDOW_SECONDS or min(done.values()) < _WINDOW_STEPS:
+        seconds, before, window.done = now - window.at, window.done, min(done.values())
+        # In the middle of a step some have done their part of it and others have not, which counts in a few steps.
+        if window.done == before or seconds < _WINDOW_SECONDS:
+            return None
+        if window.done < _WINDOW_STEPS and seconds < _LONG_WINDOW_SECONDS:
             return None
         self._window = _window(now, readings)
         own = {rank: (r.own_seconds - window.own[rank]) / done[rank] for rank, r in readings.items()}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headway.core.console import notice as say
 from headway.core.console import warning
 from headway.core.format import format_seconds
-from headway.core.notices import Board, Notice, post
+from headway.core.notices import SIGNAL_KEY, Board, Notice, post
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class NoticeReader(Callback):
     def put_up_signal(self, name: str) -> None:
         """Note on the board that a signal has come, for the attempt's record."""
         with suppress(OSError):  # a full disk is told by whoever saves
-            post(self._attempt, Notice(sender(os.environ), name, "stop", key="signal"))
+            post(self._attempt, Notice(sender(os.environ), name, "stop", key=SIGNAL_KEY))
 
 
 def too_short(notice: Notice, save_seconds: float | None) -> str | None:

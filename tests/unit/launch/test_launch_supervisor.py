@@ -13,6 +13,7 @@ import pytest
 
 from headway.config import Config
 from headway.core.errors import INTERRUPTED, DataError, Preempted
+from headway.core.notices import SIGNAL_KEY, Notice, post
 from headway.launch import supervisor
 from headway.launch.attempt import Wishes, WorkerDied
 from headway.launch.watched import WatchedAttempt
@@ -75,6 +76,9 @@ class Played:
         """An ending after a checkpoint, and after so long."""
 
         def make() -> Ending:
+            newest = max(self.run.glob("attempts/*"))
+            post(newest, Notice("aws", "rebalance recommendation", "save"))
+            post(newest, Notice("signal", "SIGUSR1", key=SIGNAL_KEY))
             (self.run / f"checkpoints/step-{step:08d}").mkdir(parents=True)
             self.now += seconds
             return ending
@@ -114,6 +118,19 @@ def test_a_worker_that_is_lost_and_tried_again_in_vain_is_no_failure(play: Playe
         "to go on with 8 workers again",
         "8 workers were tried again in vain; the run goes on with 4 workers",
     ]
+
+
+def test_a_machine_that_goes_while_workers_make_room_is_a_preemption(play: Played) -> None:
+    """Another attempt would begin on it."""
+
+    def announced() -> Ending:
+        post(play.run / "attempts/003", Notice("gcp", "preemption"))
+        post(play.run / "attempts/003", Notice("signal", "SIGUSR1", key=SIGNAL_KEY))
+        return play.saves(10, SAVED, 600.0)()
+
+    with pytest.raises(Preempted, match="step 7 is saved"):
+        play(DIED, DIED, announced, workers="1:8")
+    assert play.sizes == [8, 8, 4]
 
 
 def test_several_workers_are_lost_within_an_hour(play: Played) -> None:

@@ -23,7 +23,7 @@ from headway.core.console import alert_with
 from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.core.waiting import wait_until
-from headway.launch import supervisor, supervisor_log, watched
+from headway.launch import supervisor, supervisor_log, watched, workers_seen
 from headway.launch.attempt import Wishes
 from headway.launch.watched import WatchedAttempt
 from headway.supervise.crew import Crew
@@ -149,10 +149,10 @@ def test_the_watchdog_knows_how_long_workers_wait_for_each_other(tiny: Callable[
 
 def test_a_heartbeat_that_cannot_be_opened_is_told(attempt: WatchedAttempt) -> None:
     folder = attempt.begin(None).directory
-    assert attempt._not_begun().what == "worker 0 did not begin within 900 s"
+    assert attempt._workers.not_begun(900.0, folder).what == "worker 0 did not begin within 900 s"
     (folder / "heartbeat-0").symlink_to(folder / "nowhere")
     attempt._look()
-    assert attempt._not_begun().what.startswith(
+    assert attempt._workers.not_begun(900.0, folder).what.startswith(
         "worker 0 did not begin within 900 s; its heartbeat cannot be opened (No such file or directory: "
     )
 
@@ -223,7 +223,7 @@ def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
         return ProcessState(1, DEAD if dead else "S", 1, pid, signal.SIGKILL if dead else None)
 
     monkeypatch.setattr(watched, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(watched, "process_state", state)
+    monkeypatch.setattr(workers_seen, "process_state", state)
     monkeypatch.setattr(watched, "ask_for_stacks", lambda *_: None)
     monkeypatch.setattr(attempt, "_say", lambda text: told.append(now))
     monkeypatch.setattr(attempt, "_hurry", lambda: killed.append(now))

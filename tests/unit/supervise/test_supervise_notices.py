@@ -14,11 +14,10 @@ import pytest
 
 from headway.checkpoint.outcomes import Outcome
 from headway.config import PreemptionConfig
-from headway.core.errors import Preempted
+from headway.core.errors import HeadwayError, Preempted
 from headway.core.machine import Machine, Output
 from headway.core.notices import Board, Notice, post, posted
 from headway.core.waiting import wait_until
-from headway.launch.attempt import WorkerDied
 from headway.supervise.notices import metadata, watching, watching_for
 from headway.supervise.notices.aws import Aws
 from headway.supervise.notices.azure import Azure
@@ -76,6 +75,41 @@ def test_gcp_is_told_of_a_change_while_it_waits(cloud: Cloud) -> None:
     cloud.change_google("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     found = host.check()
     assert found and found.wish == "stop"
+
+
+def test_gcp_maintenance_is_heard_with_a_grace_shorter_than_its_notice(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is put off at first, and the server would hold the next answer back beyond its time."""
+    monkeypatch.setattr("headway.supervise.notices.gcp._MAINTENANCE_SECONDS", 6.0)
+    came: list[Notice] = []
+    source = Gcp("maintenance-event", cloud.url, wait_seconds=600)
+    with watching(PreemptionConfig(grace_seconds=3), came.append, sources=[source]):
+        assert wait_until(lambda: bool(source._etag), 60)
+        cloud.change_google("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+        assert wait_until(came.__len__, 120)
+        assert wait_until(lambda: len(cloud.asked) > 4, 60), "the machine may stay for an hour: it is asked on"
+    assert len(came) == 1
+
+
+def test_azure_hears_that_an_event_is_moved_or_has_begun(cloud: Cloud) -> None:
+    azure, now = Azure(cloud.url), int(time.time())
+
+    def told(**facts: str) -> float:
+        cloud.events = [{"EventId": "b", "EventType": "Reboot", "Resources": ["trainer_7"], **facts}]
+        found = azure.check()
+        assert found is not None and found.deadline is not None
+        return found.deadline
+
+    assert told(NotBefore=formatdate(now + 900, usegmt=True)) == now + 900
+    assert told(NotBefore=formatdate(now + 600, usegmt=True)) == now + 600
+    assert told(NotBefore=formatdate(now + 1200, usegmt=True)) == now + 1200, "later, too"
+    begun = told(EventStatus="Started", NotBefore=formatdate(now + 1200, usegmt=True))
+    assert begun <= time.time() + 30
+    assert told(EventStatus="Started", NotBefore="") == begun, "a time that was not said does not move on"
+    cloud.events = []
+    assert azure.check() is None
+    assert told(EventStatus="Started") > begun, "another one, of which nothing was known"
 
 
 def test_azure_tells_events_of_this_machine_only_and_takes_an_answer(cloud: Cloud) -> None:
@@ -171,9 +205,7 @@ class Scripted:
 
 def test_a_notice_is_handed_on_once_in_time_and_answered_when_all_is_saved() -> None:
     soon, later = Notice("s", "now", deadline=time.time() + 50), Notice("s", "in an hour", deadline=time.time() + 3600)
-    of_several = WorkerDied("saved")
-    of_several.exit_code = 75
-    for error in (Preempted("saved"), of_several, WorkerDied("crashed"), RuntimeError("crashed")):
+    for error in (Preempted("saved"), HeadwayError("crashed"), RuntimeError("crashed")):
         source = Scripted(later, None, Unavailable("away"), KeyError("nonsense"), soon, soon)
         came: list[Notice] = []
         with pytest.raises(type(error)), watching(PreemptionConfig(), came.append, sources=[source]):
@@ -181,7 +213,16 @@ def test_a_notice_is_handed_on_once_in_time_and_answered_when_all_is_saved() -> 
             assert wait_until(came.__len__, 30)
             raise error
         assert came == [soon], "what is far off may be called off; what is near is said once"
-        assert source.answers == ([soon] if getattr(error, "exit_code", 1) == 75 else [])
+        assert source.answers == ([soon] if isinstance(error, Preempted) else [])
+
+
+def test_an_end_that_is_moved_is_another_notice_and_answered_once() -> None:
+    first, moved = (Notice("s", "reboot", deadline=time.time() + left, key="b") for left in (50, 20))
+    source, came = Scripted(first, moved, moved), list[Notice]()
+    with pytest.raises(Preempted), watching(PreemptionConfig(), came.append, sources=[source]):
+        assert wait_until(lambda: len(came) == 2, 60)
+        raise Preempted("saved")
+    assert came == [first, moved] and source.answers == [moved]
 
 
 def test_a_callback_that_fails_is_called_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ question enables the service and may take two minutes to be answered: until then
 from __future__ import annotations
 
 import json
+import math
 import time
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -40,7 +41,7 @@ class Azure:
     def __init__(self, endpoint: str = AZURE, answers: bool = True) -> None:
         self._endpoint, self._answers = endpoint.rstrip("/"), answers
         self._machine: str | None = None
-        self._seen: Notice | None = None
+        self._due: dict[str, float] = {}
 
     def check(self) -> Notice | None:
         """The event of this machine that comes first."""
@@ -53,8 +54,8 @@ class Azure:
         if not isinstance(events, list):
             raise Unavailable("scheduled events without a list of them")
         mine = [self._notice(event) for event in events if isinstance(event, dict) and self._concerns(event)]
-        self._seen = min(mine, key=lambda notice: notice.deadline or 0.0, default=None)
-        return self._seen
+        self._due = {notice.key: notice.deadline for notice in mine if notice.deadline is not None}
+        return min(mine, key=lambda notice: notice.deadline or 0.0, default=None)
 
     def acknowledge(self, notice: Notice) -> None:
         """Approve the event (`StartRequests`), which else begins at its time."""
@@ -81,10 +82,15 @@ class Azure:
 
     def _notice(self, event: dict[str, Any]) -> Notice:
         key = str(event.get("EventId", ""))
-        if self._seen is not None and self._seen.key == key:
-            return self._seen  # so that a time that was not said does not move on
-        try:
-            deadline = parsedate_to_datetime(str(event.get("NotBefore"))).timestamp()
-        except ValueError:  # it has begun
-            deadline = time.time() + _LEAST_SECONDS
-        return Notice(self.name, f"scheduled event ({event['EventType']})", "stop", deadline, key=key)
+        due = None if event.get("EventStatus") == "Started" else _unix_seconds(event.get("NotBefore"))
+        if due is None:  # it has begun: what is left from then on does not grow with every answer
+            due = min(time.time() + _LEAST_SECONDS, self._due.get(key, math.inf))
+        return Notice(self.name, f"scheduled event ({event['EventType']})", "stop", due, key=key)
+
+
+def _unix_seconds(text: object) -> float | None:
+    """From Mon, 19 Sep 2016 18:29:47 GMT; None when it is no time."""
+    try:
+        return parsedate_to_datetime(str(text)).timestamp()
+    except ValueError:
+        return None

@@ -52,8 +52,10 @@ class Gcp:
         self._seen: Notice | None = None
 
     def check(self) -> Notice | None:
-        """Wait for a change, or for a minute. The first question is answered at once."""
-        options = {"wait_for_change": "true", "timeout_sec": self._wait, "last_etag": self._etag} if self._etag else {}
+        """Wait for a change, or for a minute. The first question is answered at once, and all while something is
+        announced: it may have been put off until it is near, and would be past when the server answers."""
+        waits = self._etag and self._seen is None
+        options = {"wait_for_change": "true", "timeout_sec": self._wait, "last_etag": self._etag} if waits else {}
         url = f"{self._endpoint}/computeMetadata/v1/instance/{self._value}?{urlencode(options)}"
         answer = ask(
             url, {"Metadata-Flavor": "Google"}, timeout_seconds=TIMEOUT_SECONDS + (self._wait if options else 0)

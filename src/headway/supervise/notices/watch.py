@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.console import notice as say
 from headway.core.console import warning
-from headway.core.errors import HeadwayError, Preempted
+from headway.core.errors import Preempted
 from headway.core.machine import Machine
 from headway.core.notices import Notice, post
 from headway.supervise.notices.detect import make_sources
@@ -36,7 +36,7 @@ def watching(
 ) -> Iterator[None]:
     """Listen for notices during a block, one thread per source, and hand them on once each.
 
-    When the block ends with `Preempted`'s exit code, all is saved, and whoever has announced an end is told so.
+    When the block ends with `Preempted`, all is saved, and whoever has announced an end is told so.
 
     Args:
         config: Whom to listen to, and how long before an end it matters.
@@ -52,10 +52,9 @@ def watching(
         watcher.start()
     try:
         yield
-    except HeadwayError as error:
-        if error.exit_code == Preempted.exit_code:  # of several workers it is another error with that code
-            for watcher in watchers:
-                watcher.acknowledge()
+    except Preempted:
+        for watcher in watchers:
+            watcher.acknowledge()
         raise
     finally:
         for watcher in watchers:
@@ -99,7 +98,7 @@ class _Watcher:
 
     def acknowledge(self) -> None:
         """Answer what this source has announced."""
-        for found in self._handed:
+        for found in {found.key: found for found in self._handed}.values():  # one that was moved is answered once
             try:
                 if found.wish == "stop":
                     self._source.acknowledge(found)
