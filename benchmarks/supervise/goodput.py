@@ -2,9 +2,10 @@
 
 `headway train` as a user starts it, with `checkpoint.every=auto` and the failure rate given; at every interval one of
 the workers, in turn, gets SIGKILL. The effective training time ratio (ETTR) is the time of the steps that count, first
-computations only, over all time from the start of the command to its end; start-up, steps computed again, evaluation
-and waiting for checkpoints are losses. The first start is one of the losses, so short runs look worse than long ones;
-the ratio without it is given too. Where that is less than its limit, the exit code is 1.
+computations only, over all time from the start of the first attempt to the end of the last; start-up, steps computed
+again, evaluation and waiting for checkpoints are losses. The first start, up to the beginning of the first step, is one
+of the losses, so short runs look worse than long ones; the ratio without it is given too. Where that is less than its
+limit, the exit code is 1.
 
     python benchmarks/supervise/goodput.py
     python benchmarks/supervise/goodput.py --minutes 20 --workers 2 --output goodput.json
@@ -49,6 +50,15 @@ def first_steps(run: Path) -> dict[int, float]:
     return found
 
 
+def first_start(run: Path) -> float:
+    """Seconds of the goodput's time before its first step began, which counts as a step."""
+    with (run / FILE_NAME).open() as lines:
+        step = next(record for record in map(json.loads, lines) if "train/loss" in record)
+    started = open_run(run).attempts[0].started
+    assert started is not None, "every attempt writes it down"
+    return float(step["time"] - step["speed/step_seconds"] - started)
+
+
 def main() -> None:
     """Train, kill, and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,11 +96,10 @@ def main() -> None:
         finally:  # also when this command is stopped
             process.send_signal(signal.SIGTERM)
             process.wait()
-        found, steps = goodput_of(open_run(run)), first_steps(run)
+        found, steps, first = goodput_of(open_run(run)), first_steps(run), first_start(run)
         assert found is not None, "the run has begun"
     # The run may have been told to stop before it was back after the last kill.
     back = [min(later) - kill for kill in kills if (later := [t for t in steps.values() if t > kill])]
-    first = min(steps.values()) - start
     ratio = found.ratio * found.wall_seconds / (found.wall_seconds - first)
     load = os.getloadavg()[0]
     print(f"{len(kills)} kills, one every {options.every:.0f} s, {options.workers} workers; load {load:.1f}")

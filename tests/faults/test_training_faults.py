@@ -119,15 +119,23 @@ def test_a_run_that_diverged_is_not_finished_by_the_same_command(tiny: Callable[
     assert headway("train", config).returncode == 0
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("workers", "faults"),
+    [
+        (1, "stop@step=3,kill@evaluation=4"),
+        pytest.param(2, "stop@step=3,kill@evaluation=4", marks=pytest.mark.slow),
+        # In the middle of it, where one worker is told alone.
+        pytest.param(2, "stop@evaluation=4:1%1,kill@evaluation=4:4", marks=pytest.mark.slow),
+    ],
+)
 def test_who_has_to_leave_leaves_the_evaluation_to_the_next_attempt(
-    tiny: Callable[..., Path], tmp_path: Path, workers: int
+    tiny: Callable[..., Path], tmp_path: Path, workers: int, faults: str
 ) -> None:
     config = tiny(train={"steps": 6}, evaluation={"rows": 8, "every": "4 steps"}, checkpoint={"every": "9 steps"})
     more = ("-w", str(workers))
     assert headway("train", config, "name=whole", *more).returncode == 0
     # It would be killed in an evaluation; what was lost was never made up for.
-    stopped = headway("train", config, "name=left", *more, faults="stop@step=3,kill@evaluation=4")
+    stopped = headway("train", config, "name=left", *more, faults=faults)
     assert stopped.returncode == 75, stopped.stderr
     assert headway("train", config, "name=left", *more).returncode == 0
     whole, left = (read_metrics(tmp_path / "runs" / name) for name in ("whole", "left"))

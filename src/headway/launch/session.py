@@ -370,7 +370,7 @@ def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
     if start is None:
         return
     if step >= job.total_steps:
-        notice(f"{config.run_directory} is finished: all {job.total_steps:,} steps are done")
+        notice(f"all {job.total_steps:,} steps of {config.run_directory} are done")  # what is left may be an evaluation
         return
     notice(f"resuming from {start.path} (state {start.state_sha256[:12]})")
     before, mesh = start.context.get("world_size"), start.context.get("mesh")

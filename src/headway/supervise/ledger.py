@@ -128,6 +128,17 @@ class Ledger:
         commits = self.commits()
         return commits[-1].last_step if commits else 0
 
+    def step_to_follow(self) -> int:
+        """`committed_step`, as who is about to write a line asks for it.
+
+        Raises:
+            UnwritableLedger: it cannot be read.
+        """
+        try:
+            return self.committed_step
+        except OSError as error:
+            raise self._unwritable(error) from error
+
     def commit(
         self,
         attempt: int,
@@ -144,10 +155,7 @@ class Ledger:
             UnwritableLedger: the line cannot be written.
             CheckpointError: the steps do not follow on `committed_step`.
         """
-        try:
-            committed = self.committed_step
-        except OSError as error:
-            raise self._unwritable(error) from error
+        committed = self.step_to_follow()
         if not committed == first_step < last_step:
             raise CheckpointError(
                 f"steps {first_step} to {last_step} cannot be committed after step {committed}",

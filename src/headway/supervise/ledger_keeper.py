@@ -64,11 +64,15 @@ class LedgerKeeper(Callback):
             return  # nothing follows from it
         steps = decision.first_step, decision.step + 1
         try:
+            # A worker may have been away for long since its step: in a write that it waited for, stopped, swapped out.
+            self._may_write()
             self._ledger.decide(self._attempt, *steps, decision.action, decision.reason)
-        except UnwritableLedger as error:
-            if not decision.quiet:
+        except (UnwritableLedger, OwnerUnknown) as error:
+            # Which rows are left out stands nowhere else; what comes of a step anew is decided anew.
+            if decision.action == "rollback":
                 raise
-            warning(f"{error.what}; training goes on, and the ledger lacks that step {decision.step} had no update")
+            follows = "training goes on" if decision.action == "skip" else "the run stops all the same"
+            warning(f"{error.what}; {follows}, and the ledger lacks that step {decision.step} had no update")
         if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
             self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
             self._catch_up(job, decision.to_step)
@@ -104,7 +108,7 @@ class LedgerKeeper(Callback):
 
     def _commit(self, job: Job, step: int, attempt: int) -> None:
         self._may_write()
-        first = self._ledger.committed_step
+        first = self._ledger.step_to_follow()
         if step > first:
             feed, name = job.task.feed, f"step-{step:08d}"
             plan = plan_fingerprint(job.task.fingerprints, feed.describe(step))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headway.core.errors import INTERRUPTED
 from headway.core.format import counted, format_seconds
 from headway.telemetry.metrics import LEFT_OUT, read_records
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, Attempt, Run, as_int, as_text
@@ -95,7 +96,8 @@ def goodput(
 
     Args:
         attempts: In their order.
-        endings: `attempt.json` by attempt, for what it says of a hang and of who stopped the run.
+        endings: `attempt.json` by attempt, for what it says of a hang and of who stopped the run (`stopped_by`, or
+            without a supervisor `notices`).
         records: Of `metrics.jsonl`, as they were written, superseded ones included.
         counts_to: The last step that led to where the run is.
     """
@@ -156,7 +158,16 @@ def goodput_before(run: Run, attempt: int, step: int) -> Goodput | None:
 
 def _left(attempt: Attempt, ending: Mapping[str, Any]) -> bool:
     """Whether nobody wanted the run to go on then."""
-    return attempt.outcome == FINISHED or as_text(ending.get("stopped_by")) == "SIGINT"
+    return attempt.outcome == FINISHED or attempt.exit_code == INTERRUPTED or _stopped_by(ending) == "SIGINT"
+
+
+def _stopped_by(ending: Mapping[str, Any]) -> str | None:
+    """The signal by which the run was told to stop: a supervisor's word, or what the worker itself has noted."""
+    said, notices = as_text(ending.get("stopped_by")), ending.get("notices")
+    if said is not None or not isinstance(notices, list):
+        return said
+    signals = (notice for notice in notices if isinstance(notice, Mapping) and notice.get("key") == "signal")
+    return next((as_text(notice.get("what")) for notice in signals), None)
 
 
 def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:

@@ -209,6 +209,7 @@ def evaluate_trained(
     )
     world = World(0, 1, 0, next(trained.model.parameters()).device)
     result = evaluate(LANGUAGE_MODELLING, trained.model, feed, world, config.train.precision)
+    assert result is not None, "nobody tells it to stop"
     return {
         "step": trained.step,
         "loss": result.loss,

@@ -24,7 +24,7 @@ from headway.parallel.world import World
 from headway.telemetry.metrics import read_metrics
 from headway.training.callbacks import Callback
 from headway.training.clock import SaveClock, StopSignals, Stopwatch
-from headway.training.evaluate import Evaluation, evaluate
+from headway.training.evaluate import evaluate
 from headway.training.notices import NoticeReader
 from headway.training.rollback import Rewinder, went_back
 from headway.training.state import TrainState
@@ -92,7 +92,8 @@ def train_loop(job: Job) -> None:
             state.prepare_to_load()  # so that there are moments to be saved, and a place to go back to
             _checkpoint(job)
         if _owes_evaluation(job):
-            _evaluate(job)
+            if not _evaluate(job, signals):
+                raise _stopped(job, signals)
             watch.restart()
         for ready, (_, batches) in enumerate(feed):  # fetch
             flags = (signals.stop, clock.due() or signals.save)
@@ -111,9 +112,9 @@ def train_loop(job: Job) -> None:
                 continue
             if _gives_up(job):  # stop; not saved, or the same command would go on behind the limit
                 raise _diverged(job)
-            leaves = stop and not last  # a machine that goes does not wait for an evaluation: the next attempt does it
-            if not leaves and job.task.evaluation is not None and (last or job.due(config.evaluation.every)):
-                _evaluate(job)
+            # A machine that goes does not wait for an evaluation, nor for the rest of one: the next attempt does it.
+            owed = _evaluation_is_due(job) and (stop or not _evaluate(job, signals))
+            leaves = owed or (stop and not last)
             fault_point("step", step)
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
                 with clock.saving():
@@ -126,7 +127,7 @@ def train_loop(job: Job) -> None:
                 job.writer.get_ready(state.blocks())
             for outcome in _tell_outcomes(job):
                 clock.written(outcome)
-            if stop or last:
+            if leaves or last:
                 _save_surely(job)
             if leaves:
                 raise _stopped(job, signals)
@@ -170,20 +171,31 @@ def _observed(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
             callback.on_end(job)
 
 
-def _evaluate(job: Job) -> Evaluation:
+def _evaluate(job: Job, signals: StopSignals) -> bool:
+    """Whether it came to its end; all workers leave it when one is told to stop, and nobody hears of its losses."""
     task, precision = job.task, job.config.train.precision
     assert task.evaluation is not None
-    result = evaluate(task.objective, job.state.model, task.evaluation, job.world, precision, job.pipeline)
+    result = evaluate(
+        task.objective, job.state.model, task.evaluation, job.world, precision, job.pipeline, lambda: signals.stop
+    )
+    if result is None:
+        return False
     for callback in job.callbacks:
         callback.on_evaluation(job, job.state.cursor.step, result)
-    return result
+    return True
+
+
+def _evaluation_is_due(job: Job) -> bool:
+    """After the current step."""
+    step = job.state.cursor.step
+    return job.task.evaluation is not None and (step == job.total_steps or job.due(job.config.evaluation.every))
 
 
 def _owes_evaluation(job: Job) -> bool:
     """Whether the step that the attempt goes on from is due for an evaluation that nobody has done. The same on every
     worker, though only the first one looks."""
     step = job.state.cursor.step
-    if job.task.evaluation is None or not 0 < step < job.total_steps or not job.due(job.config.evaluation.every):
+    if not 0 < step <= job.total_steps or not _evaluation_is_due(job):
         return False
     owes = job.world.is_first and not _was_evaluated(job.config.run_directory, step)
     return bool(job.world.broadcast_number(int(owes)))

@@ -76,6 +76,19 @@ def test_goodput(
     monkeypatch.setattr(goodput, "open_run", lambda run: None)
     monkeypatch.setattr(goodput, "goodput_of", lambda run: SimpleNamespace(ratio=ratio, wall_seconds=1e9))
     monkeypatch.setattr(goodput, "first_steps", lambda run: {1: time.time()})
+    monkeypatch.setattr(goodput, "first_start", lambda run: 2.0)
     assert exit_code(goodput, monkeypatch, "--minutes", 0.001, "--every", 0.05, "--output", output) == code
     assert ("MISSED" in capsys.readouterr().out) == bool(code)
     assert json.loads(output.read_text())["ratio"] == ratio
+
+
+def test_the_first_start_is_without_the_first_step_and_what_comes_before_the_attempt(tmp_path: Path) -> None:
+    """Both are in neither part of the ratio that it is taken off, or in both."""
+    goodput = load("supervise/goodput.py")
+    attempt = tmp_path / "attempts/001/attempt.json"
+    attempt.parent.mkdir(parents=True)
+    attempt.write_text(json.dumps({"number": 1, "started": 100.0, "ended": 200.0}))
+    records = [{"step": 0, "time": 101.0}, {"step": 1, "time": 105.0, "train/loss": 1.0, "speed/step_seconds": 1.5}]
+    lines = [json.dumps({"attempt": 1, **record}) + "\n" for record in records]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert goodput.first_start(tmp_path) == 3.5

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from headway.checkpoint.fence import Fenced, OwnerUnknown
+from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
 from headway.core import files
 from headway.core.errors import CheckpointError
 from headway.supervise.ledger import Ledger, UnwritableLedger
 from headway.supervise.ledger_keeper import LedgerKeeper
+from headway.training.health import Decision
 from states import make_state, save
 
 
@@ -143,3 +146,60 @@ def test_a_ledger_that_cannot_be_read_takes_no_line(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").mkdir()
     with pytest.raises(UnwritableLedger, match="cannot be written: Is a directory"):
         Ledger(tmp_path / "ledger.jsonl").commit(1, 0, 2, {"a": 2}, "step-00000002")
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def unknown() -> None:
+    raise OwnerUnknown("it cannot be read whose run this is")
+
+
+def decision(action: Any) -> Decision:
+    return Decision(7, action, "the loss is not finite", 7, to_step=4 if action == "rollback" else None)
+
+
+@pytest.mark.parametrize("trouble", ["full", "unknown"])
+@pytest.mark.parametrize("action", ["skip", "stop", "rollback"])
+def test_only_a_rollback_needs_its_line(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str, trouble: str
+) -> None:
+    """A disk that fails ends no attempt by itself, and what a step comes to is decided again where it is done again."""
+    keeper = LedgerKeeper(ledger, 1, ledger.path.parent, unknown if trouble == "unknown" else lambda: None)
+    if trouble == "full":
+        monkeypatch.setattr("headway.supervise.ledger.append_json_line", full)
+    if action == "rollback":
+        with pytest.raises(CheckpointError, match=r"cannot be (written: No space left|read whose run)"):
+            keeper.on_decision(job_at(8), decision(action))
+    else:
+        keeper.on_decision(job_at(8), decision(action))
+        assert "the ledger lacks that step 7 had no update" in capsys.readouterr().err
+    assert not ledger.path.exists()
+
+
+@pytest.mark.parametrize("action", ["skip", "stop", "rollback"])
+def test_who_has_lost_the_run_decides_nothing(ledger: Ledger, action: str) -> None:
+    """Between a step and its decision a write is waited for and checkpoints are read, which can take minutes."""
+
+    def lost() -> None:
+        raise Fenced("attempt 1 no longer owns this run")
+
+    ledger.commit(1, 0, 6, {"a": 12}, "step-00000006")
+    before = ledger.path.read_bytes()
+    with pytest.raises(Fenced):
+        LedgerKeeper(ledger, 1, ledger.path.parent, lost).on_decision(job_at(8), decision(action))
+    assert ledger.path.read_bytes() == before
+
+
+def test_a_checkpoint_waits_for_its_line_while_the_ledger_cannot_be_read(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line of the next one makes up for it; the last one has no next."""
+    ledger.path.mkdir()
+    keeper, job = LedgerKeeper(ledger, 1, ledger.path.parent), job_at(8)
+    job.total_steps = 10
+    keeper.on_saved(job, Outcome(8, 0.1))
+    assert "the line of the next checkpoint makes up for it" in capsys.readouterr().err
+    with pytest.raises(UnwritableLedger):
+        keeper.on_saved(job, Outcome(10, 0.1))

@@ -45,11 +45,29 @@ def test_all_time_has_a_cause() -> None:
     assert str(found).endswith("2 steps computed again")
 
 
-@pytest.mark.parametrize(("outcome", "ending"), [("finished", {}), ("preempted", {"stopped_by": "SIGINT"})])
-def test_time_in_which_nobody_wanted_it_does_not_count(outcome: str, ending: dict[str, Any]) -> None:
-    found = goodput([replace(FIRST, outcome=outcome), SECOND], {1: ending}, [])
+def noted(signal: str) -> dict[str, Any]:
+    """The record of an attempt without a supervisor."""
+    rebalance = {"source": "aws", "what": "rebalance recommendation", "wish": "save", "key": "rebalance"}
+    return {"notices": [rebalance, {"source": "signal", "what": signal, "wish": "stop", "key": "signal"}]}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "ending"),
+    [
+        ("finished", 0, {}),
+        ("preempted", 75, {"stopped_by": "SIGINT"}),
+        ("preempted", 75, noted("SIGINT")),
+        ("interrupted", 130, {}),
+    ],
+)
+def test_time_in_which_nobody_wanted_it_does_not_count(outcome: str, code: int, ending: dict[str, Any]) -> None:
+    found = goodput([replace(FIRST, outcome=outcome, exit_code=code), SECOND], {1: ending}, [])
     assert found is not None and found.wall_seconds == 75.0 and found.lost_seconds[DOWN] == 0.0
-    waited = goodput([replace(FIRST, outcome="preempted"), SECOND], {1: {"stopped_by": "SIGTERM"}}, [])
+
+
+@pytest.mark.parametrize("ending", [{"stopped_by": "SIGTERM"}, noted("SIGTERM"), {"notices": "SIGINT"}, {}])
+def test_time_in_which_a_machine_was_away_does_count(ending: dict[str, Any]) -> None:
+    waited = goodput([replace(FIRST, outcome="preempted", exit_code=75), SECOND], {1: ending}, [])
     assert waited is not None and waited.lost_seconds[DOWN] == 5.0
 
 
