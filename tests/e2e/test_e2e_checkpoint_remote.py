@@ -282,9 +282,9 @@ def test_after_a_save_everything_happens_in_the_background(
     hold = threading.Event()
 
     def slow_then_fail(method: str, path: str, body: bytes) -> str | None:
-        if method == "PUT" and "step-00000002/shard" in path:
+        if method == "PUT" and "step-00000002/" in path and "shard" in path:
             hold.wait(20)
-        return "503" if method == "PUT" and "step-00000003/shard" in path else None
+        return "503" if method == "PUT" and "step-00000003/" in path and "shard" in path else None
 
     proxy.rules = [slow_then_fail]
     url = f"{s3.url}/{tmp_path.name}-after"

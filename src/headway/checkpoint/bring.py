@@ -16,6 +16,7 @@ from headway.checkpoint.format import Manifest, step_name, write_manifest
 from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.registry import LOCAL, Registry
 from headway.checkpoint.remote import RemoteTier
+from headway.checkpoint.remote_files import name_there
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
@@ -201,7 +202,7 @@ def _fetch_files(source: Objects, manifest: Manifest, folder: Path, advance: Cal
         path = folder / name
         if path.is_symlink():
             path.unlink()
-        source.fetch(name, path, manifest.files[name].bytes, advance)
+        source.fetch(name_there(source, manifest, name), path, manifest.files[name].bytes, advance)
 
     with ThreadPoolExecutor(_FILES_AT_A_TIME, "headway-bring") as pool:
         for done in [pool.submit(fetch, name) for name in manifest.files]:
