@@ -17,7 +17,8 @@ from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.format import Manifest, step_name
 from headway.checkpoint.objects import GivenUp, Objects, UnreachableError
 from headway.checkpoint.registry import Registry
-from headway.checkpoint.remote import RESTARTED_FILE, FencedError, RemoteTier, journal_of, read_claim
+from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
+from headway.checkpoint.remote_claim import RESTARTED_FILE, read_claim
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError

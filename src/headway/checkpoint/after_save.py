@@ -20,7 +20,8 @@ from headway.checkpoint.left_out import LEFT_OUT, Ranges, is_outdated, ranges_of
 from headway.checkpoint.objects import GivenUp, NoAnswer
 from headway.checkpoint.pruning import Pruner, candidate_of
 from headway.checkpoint.registry import LOCAL, REMOTE, Registry
-from headway.checkpoint.remote import UPLOADS, FencedError, RemoteTier, read_claim
+from headway.checkpoint.remote import UPLOADS, FencedError, RemoteTier
+from headway.checkpoint.remote_claim import read_claim
 from headway.checkpoint.remote_place import place_of
 from headway.checkpoint.retention import Candidate, Every, Rules, outdated
 from headway.checkpoint.uploader import Uploader

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest
 from headway.checkpoint.registry import REMOTE, Registry
-from headway.checkpoint.remote import RemoteTier, read_claim
+from headway.checkpoint.remote import RemoteTier
+from headway.checkpoint.remote_claim import read_claim
 from headway.checkpoint.remote_place import place_of
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 

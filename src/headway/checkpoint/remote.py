@@ -22,12 +22,13 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from headway.checkpoint.file_hash import is_as_written
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
-from headway.checkpoint.objects import NoAnswer, Objects
+from headway.checkpoint.objects import NoAnswer, Objects, UnreachableError
+from headway.checkpoint.remote_claim import CLAIM_FILE, RESTARTED_FILE, Claim, in_words, read_claim
 from headway.checkpoint.remote_files import Journal, names_there, sent_name, strangers
 from headway.checkpoint.sealed_objects import SealedObjects
 from headway.checkpoint.sealing import SEALED, VARIABLE, Undecipherable
@@ -37,32 +38,11 @@ from headway.core.faults import fault_point
 from headway.core.files import write_json
 from headway.core.machine import host_name
 
-#: In the run directory: what this run has claimed. In a new one after `--restart`, the wish to claim afresh.
-CLAIM_FILE = "remote.json"
-RESTARTED_FILE = ".restarted"
 _JOURNALS = ".uploads"
 #: The journals of uploads, in the run directory.
 UPLOADS = f"{_JOURNALS}/step-*.jsonl"
 _NEWEST = "newest.json"
 _ASIDE = "manifest.set-aside.json"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Says whose the remote tier of a run is."""
-
-    url: str
-    """Of the run there, generation included."""
-    number: int
-    """Counted from 1 without gaps."""
-    token: str
-    attempt: int
-    host: str
-    time: float
-
-    def render(self) -> bytes:
-        """The content of the claim's object."""
-        return json.dumps(asdict(self)).encode()
 
 
 class FencedError(CheckpointError):
@@ -108,8 +88,19 @@ class RemoteTier:
     # Owning
 
     def take(self, run: Path, attempt: int) -> RemoteTier:
-        """Claim the run's remote tier for an attempt that owns the run directory: this fences every earlier one."""
+        """Claim the run's remote tier for an attempt that owns the run directory: this fences every earlier one.
+
+        Raises:
+            CheckpointError: the store cannot be reached.
+        """
         number = _last(lambda n: self.objects.read(_owner(n)) is not None)
+        known = read_claim(run)
+        if self.objects.local and not number and known is not None and known.url == self.url:
+            raise UnreachableError(
+                "what this run has sent there is gone",
+                where=self.url,
+                fix=f"mount what belongs there; if it was removed on purpose, remove {run / CLAIM_FILE} too",
+            )
         while True:
             number += 1
             claim = Claim(self.url, number, secrets.token_hex(8), attempt, host_name(), time.time())
@@ -129,7 +120,7 @@ class RemoteTier:
         later = self.objects.read(_owner(self.claim.number + 1))
         if later is not None:
             raise FencedError(
-                f"attempt {self.claim.attempt} no longer owns the remote checkpoints; {_in_words(later)} does",
+                f"attempt {self.claim.attempt} no longer owns the remote checkpoints; {in_words(later)} does",
                 where=self.url,
                 fix="stop this process; the other one goes on with the run",
             )
@@ -355,14 +346,6 @@ def journal_of(run: Path, step: int) -> Path:
     return run / _JOURNALS / f"{step_name(step)}.jsonl"
 
 
-def read_claim(run: Path) -> Claim | None:
-    """The claim that a run directory knows of; None when there is none that can be read."""
-    try:
-        return Claim(**json.loads((run / CLAIM_FILE).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def _generation(number: int) -> str:
     return f"run-{number:03d}"
 
@@ -380,11 +363,3 @@ def _last(there: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if there(middle) else (low, middle)
     return low
-
-
-def _in_words(claim: bytes) -> str:
-    try:
-        record = json.loads(claim)
-        return f"attempt {record['attempt']} on {record['host']}"
-    except (ValueError, KeyError, TypeError):
-        return "another one"

@@ -12,8 +12,10 @@ from headway.core.errors import ConfigError
 
 
 def place_of(settings: Mapping[str, Any], name: str, **options: Any) -> Objects:
-    """The folder for all generations of a run, from the config's `checkpoint.remote`."""
-    return open_place(f"{settings['url']}/{name}", settings.get("options"), bool(settings.get("encrypt")), **options)
+    """The folder for all generations of a run, from the config's `checkpoint.remote`, whose own folder has to be there
+    where it is one of a mounted file system."""
+    url, encrypt = f"{settings['url']}/{name}", bool(settings.get("encrypt"))
+    return open_place(url, settings.get("options"), encrypt, within=True, **options)
 
 
 def open_place(

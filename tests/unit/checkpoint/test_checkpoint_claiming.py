@@ -13,9 +13,10 @@ import pytest
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.claiming import claim_tier, find_tier, is_sent, refuse_other_runs
-from headway.checkpoint.objects import Objects
+from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.registry import FILE_NAME, REMOTE, Registry
-from headway.checkpoint.remote import RESTARTED_FILE, RemoteTier, journal_of
+from headway.checkpoint.remote import RemoteTier, journal_of
+from headway.checkpoint.remote_claim import RESTARTED_FILE
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.uploader import Uploader
 from headway.config import Config, RemoteConfig, TrainConfig, identity, load_config, load_resolved
@@ -47,6 +48,7 @@ def claim(config: Config, attempt: int = 1) -> RemoteTier:
 @pytest.fixture
 def mine(tmp_path: Path) -> Config:
     """A run that has sent steps 3, 6 and 9."""
+    (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 9)
     tier = claim(config)
     for step in (3, 6, 9):
@@ -118,6 +120,7 @@ def test_a_run_that_starts_over_has_a_tier_of_its_own(mine: Config, tmp_path: Pa
 def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, every="50 steps")
     publish, failing = RemoteTier.publish, [True]
 
@@ -143,6 +146,7 @@ def test_what_was_on_its_way_when_the_run_went_back_pushes_out_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for one, the state that is left out would take the place of the one to go on from, and then go."""
+    (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, keep=1)
     publish, begun, going_on = RemoteTier.publish, threading.Event(), threading.Event()
 
@@ -231,6 +235,7 @@ def test_all_that_is_brought_is_flushed_before_it_has_its_name(
 
 
 def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, every="50 steps")
     after_save = AfterSave(AfterSave.settings(config, 1))
     for step in (0, 2, 3):
@@ -250,3 +255,22 @@ def test_a_bucket_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(type(place._files), "pipe_file", refuse)
     with pytest.raises(CheckpointError, match="there is no such bucket"):
         place.create("a", b"")
+
+
+def test_a_folder_that_is_not_mounted_is_no_empty_tier(mine: Config, tmp_path: Path) -> None:
+    """Or a run whose disk is lost, too, would start over, and a run here would fill the disk below."""
+    remote, away = tmp_path / "remote", tmp_path / "unmounted"
+    elsewhere = config_of(tmp_path / "elsewhere", f"file://{remote}", 9)
+    store = CheckpointStore(Path(elsewhere.run_directory) / "checkpoints")
+    remote.rename(away)
+    with pytest.raises(CheckpointError, match=f"cannot be asked for: .* there is no folder {remote}"):
+        newest_of_tiers(store, partial(claim, elsewhere))
+    assert not remote.exists()
+    remote.mkdir()  # the place where it is mounted
+    with pytest.raises(UnreachableError, match="what this run has sent there is gone"):
+        claim(mine, 2)
+    assert not list(remote.iterdir())
+    remote.rmdir()
+    away.rename(remote)
+    found = newest_of_tiers(store, partial(claim, elsewhere))
+    assert found is not None and found.step == 9

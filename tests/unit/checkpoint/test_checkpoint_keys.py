@@ -19,7 +19,8 @@ from headway.checkpoint.claiming import claim_tier
 from headway.checkpoint.format import Manifest, tensor_bytes
 from headway.checkpoint.objects import Objects
 from headway.checkpoint.places import remote_manifests
-from headway.checkpoint.remote import RemoteTier, journal_of, read_claim
+from headway.checkpoint.remote import RemoteTier, journal_of
+from headway.checkpoint.remote_claim import read_claim
 from headway.checkpoint.remote_files import sent_name
 from headway.checkpoint.remote_place import place_of
 from headway.checkpoint.retention import Rules
@@ -196,6 +197,7 @@ def test_a_manifest_of_version_2_names_no_encrypted_files(sealed: CheckpointStor
 @pytest.mark.parametrize("remote_too", [False, True])
 def test_what_is_encrypted_here_is_sent_as_it_is(sealed: CheckpointStore, tmp_path: Path, remote_too: bool) -> None:
     run, remote = sealed.directory.parent, {"url": f"file://{tmp_path}/remote", "encrypt": remote_too}
+    (tmp_path / "remote").mkdir()
     tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
     assert tier.publish(sealed.info(3).path, journal_of(run, 3))
     there = tmp_path / "remote" / "tiny" / "run-001" / "step-00000003"
@@ -216,6 +218,7 @@ def test_what_is_encrypted_here_is_sent_as_it_is(sealed: CheckpointStore, tmp_pa
 def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography")
     run, remote = tmp_path / "tiny", {"url": f"file://{tmp_path}/remote", "encrypt": True}
+    (tmp_path / "remote").mkdir()
     with pytest.raises(ConfigError, match="there is no key"):
         place_of(remote, "tiny")
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "zz" * 32)
@@ -258,6 +261,7 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
 
 def sealed_tier(run: Path, *steps: int) -> tuple[RemoteTier, dict[str, Any]]:
     """The remote tier of a run that has sent these steps encrypted, and how it is configured."""
+    (run.parent / "remote").mkdir()
     remote = {"url": f"file://{run.parent}/remote", "encrypt": True}
     tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
     for step in steps:

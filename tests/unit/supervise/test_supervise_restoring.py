@@ -43,6 +43,7 @@ def invoke(*arguments: object) -> tuple[Any, BaseException | None]:
 def run(tmp_path: Path) -> RunDirectory:
     """A run with checkpoints of steps 1 to 4, all but the last of them in its remote tier too, and a ledger."""
     run = RunDirectory(tmp_path / "runs" / "tiny")
+    (tmp_path / "remote").mkdir()
     remote = {"url": f"file://{tmp_path}/remote"}
     config = Config(name="tiny", train=TrainConfig(steps=4), checkpoint={"keep": 2, "remote": remote})
     attempt = run.begin_attempt("train")
