@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from functools import partial
@@ -187,6 +188,26 @@ def test_what_goes_wrong_after_an_upload_does_not_make_it_fail(
     assert "after the upload of step 8: the listing does not come" in capsys.readouterr().err
 
 
+def test_what_is_not_uploaded_since_another_attempt_has_the_tier_is_said_each_time(
+    mine: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be long before the end: the metrics tell of each, and the end of the last."""
+    told: list[tuple[int, float | None]] = []
+    longer = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 13)
+    after_save = AfterSave(AfterSave.settings(longer, 1), lambda *upload: told.append(upload))
+    save(longer, 10, after_save)
+    assert after_save.wait(60) and told[-1] == (10, told[-1][1]) and told[-1][1] is not None
+    claim(longer, 2)
+    for step in (11, 12, 13):
+        save(longer, step, after_save)
+        assert after_save.wait(60)
+    after_save.close(60)
+    assert told[-3:] == [(11, None), (12, None), (13, None)]
+    said = capsys.readouterr().err
+    assert said.count("nothing more is uploaded") == 1
+    assert "step 13 is not uploaded: attempt 1 no longer owns the remote checkpoints" in said
+
+
 def test_where_the_index_cannot_be_used_the_store_tells_what_was_sent(mine: Config, tmp_path: Path) -> None:
     """Otherwise each call of a finished run's command would make an attempt, which could not note it either."""
     run, remote = Path(mine.run_directory), mine.checkpoint.remote
@@ -232,6 +253,28 @@ def test_all_that_is_brought_is_flushed_before_it_has_its_name(
     store.directory.mkdir(parents=True)
     found = newest_of_tiers(store, partial(claim, mine, 2))
     assert found is not None and {"manifest.json", *found.manifest.files} <= flushed
+
+
+@pytest.mark.parametrize("here", [None, 1])
+def test_a_full_disk_here_is_no_damage_there(
+    mine: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: int | None
+) -> None:
+    """An older checkpoint has no more room, or has it: then steps that are safe would be done again."""
+    fetch = Objects.fetch
+
+    def full(self: Objects, name: str, path: Path, *arguments: Any) -> None:
+        if "step-00000009" in self.url:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fetch(self, name, path, *arguments)
+
+    monkeypatch.setattr(Objects, "fetch", full)
+    back = config_of(tmp_path / "back", f"file://{tmp_path}/remote", 9)
+    if here is not None:
+        save(back, here)
+    store, said = CheckpointStore(Path(back.run_directory) / "checkpoints"), []
+    with pytest.raises(CheckpointError, match="step 9 cannot be put here: No space left on device"):
+        newest_of_tiers(store, partial(claim, back), said.append)
+    assert said == [] and [folder.name for folder in store.folders()] == ([] if here is None else ["step-00000001"])
 
 
 def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
