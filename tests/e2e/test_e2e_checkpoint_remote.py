@@ -19,6 +19,7 @@ from headway.checkpoint.objects import GivenUp, Objects, UnreachableError
 from headway.checkpoint.registry import Registry
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
 from headway.checkpoint.remote_claim import RESTARTED_FILE, read_claim
+from headway.checkpoint.remote_files import sent_name
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
@@ -341,7 +342,7 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
     assert isinstance(found, Manifest)
     (file,) = found.files
     source, target = tier.objects.at(step_name(1)), run / "half"
-    source.patience_seconds = 0.0
+    source.patience_seconds, sent = 0.0, sent_name(found, file)
     gets: list[str] = []
 
     def third_fails(method: str, path: str, body: bytes) -> str | None:
@@ -350,10 +351,10 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
 
     proxy.rules = [third_fails]
     with pytest.raises(UnreachableError):
-        source.fetch(file, target, found.files[file].bytes)
+        source.fetch(sent, target, found.files[file].bytes)
     assert target.stat().st_size == 2 * objects.PART_BYTES
     proxy.rules, proxy.requests = [], []
-    source.fetch(file, target, found.files[file].bytes)
+    source.fetch(sent, target, found.files[file].bytes)
     assert sum(method == "GET" for method, _, _ in proxy.requests) == 2
     assert target.read_bytes() == (run / "checkpoints" / step_name(1) / file).read_bytes()
     assert json.loads((run / "remote.json").read_text())["number"] == 1

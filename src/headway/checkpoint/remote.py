@@ -92,6 +92,7 @@ class RemoteTier:
 
         Raises:
             CheckpointError: the store cannot be reached.
+            ConfigError: it cannot keep two attempts from having one claim.
         """
         number = _last(lambda n: self.objects.read(_owner(n)) is not None)
         known = read_claim(run)
@@ -106,9 +107,23 @@ class RemoteTier:
             claim = Claim(self.url, number, secrets.token_hex(8), attempt, host_name(), time.time())
             if self.objects.create(_owner(number), claim.render()):
                 break
+        self._refuse_overwriting(_owner(number))
         write_json(run / CLAIM_FILE, asdict(claim))
         (run / RESTARTED_FILE).unlink(missing_ok=True)
         return type(self)(self.objects, claim)
+
+    def _refuse_overwriting(self, name: str) -> None:
+        """Try to make an object that is there once more: a store that does as if it were not there says so of claims
+        too, and each attempt would take itself for the only one."""
+        if self.objects.local or not self.objects.create(name, b"{}"):
+            return
+        self.objects.remove([name])
+        raise ConfigError(
+            "the store writes over what is there although it is asked not to (If-None-Match): two machines could send"
+            " to one run at a time",
+            where=self.url,
+            fix="choose a store that supports conditional puts, or a folder that the machines mount (file://)",
+        )
 
     def assert_owner(self) -> None:
         """Make sure that nobody has claimed the tier since; call it before publishing anything.

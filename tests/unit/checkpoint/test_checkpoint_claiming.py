@@ -289,6 +289,21 @@ def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
     after_save.close(30)
 
 
+def test_a_store_that_cannot_refuse_a_second_claim_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Objects("memory://bucket/tiny")
+    assert RemoteTier.find(place, tmp_path).take(tmp_path, 1).claim is not None
+    put = type(place._files).pipe_file
+
+    def regardless(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+        put(self, path, value)
+
+    monkeypatch.setattr(type(place._files), "pipe_file", regardless)
+    before = place.at("run-001/owners").folders()
+    with pytest.raises(ConfigError, match="If-None-Match"):
+        RemoteTier.find(place, tmp_path).take(tmp_path, 2)
+    assert place.at("run-001/owners").folders() == before == ["00000001.json"]
+
+
 def test_a_bucket_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Objects("memory://nothing/x")
 
