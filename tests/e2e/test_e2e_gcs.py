@@ -76,7 +76,7 @@ def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_
     run, place = tmp_path / "runs" / "tiny", Objects(f"{url}/tiny", OPTIONS)
     run.mkdir(parents=True)
     here = CheckpointStore(run / "checkpoints", max_shard_bytes=100, keep=9)
-    files = [save(here, step) for step in (1, 2)][1].files
+    manifest = [save(here, step) for step in (1, 2)][1]
     first = RemoteTier.find(place, run).take(run, 1)
     assert first.publish(run / "checkpoints" / step_name(1), journal_of(run, 1))
     second = RemoteTier.find(place, run).take(run, 2)
@@ -86,7 +86,9 @@ def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_
     assert [manifest.step for manifest in second.manifests()] == [1, 2]
     second.discard(1)
     assert second.steps() == [2]
-    assert place.at("run-001").at(step_name(2)).folders() == sorted([*files, "manifest.json"])
+    assert place.at("run-001").at(step_name(2)).folders() == sorted(
+        [*(sent_name(manifest, file) for file in manifest.files), "manifest.json"]
+    )
     shutil.rmtree(run)
     run.mkdir()
     found = newest_of_tiers(here, lambda: RemoteTier.find(place, run).take(run, 3))

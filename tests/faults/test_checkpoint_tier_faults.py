@@ -17,6 +17,7 @@ from headway.checkpoint.objects import Objects
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
+from headway.core.errors import ConfigError
 from states import equal, make_state, names, save
 from support import in_child
 
@@ -169,6 +170,27 @@ def test_a_zombie_that_wakes_up_while_it_removes_stops(tier: RemoteTier, run: Pa
         with pytest.raises(FencedError):
             tier.discard(2)
     assert removed == ["manifest.json"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_others_have_left_in_the_folder_of_a_step_goes_when_it_is_published(
+    tier: RemoteTier, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: bool
+) -> None:
+    """Where it must not be removed, the checkpoint is there all the same."""
+    folder, remove = tier.objects.at(step_name(2)), Objects.remove
+    folder.write("0123456789abcdef-shard-00000.safetensors", b"of a machine that is gone")
+
+    def forbidden(self: Objects, names: list[str]) -> None:
+        if refused and any(name.startswith("0123456789abcdef") for name in names):
+            raise ConfigError("the store does not let us in", where=self.url)
+        remove(self, names)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objects, "remove", forbidden)
+        assert send(tier, run, 2)
+    assert newest_elsewhere(tier, tmp_path / "new") == 2
+    assert len(folder.folders()) == len(CheckpointStore(run / "checkpoints").info(2).manifest.files) + 1 + refused
+    assert ("is not removed: the store does not let us in" in capsys.readouterr().err) == refused
 
 
 def test_a_checkpoint_whose_files_have_their_own_names_is_read_and_removed(

@@ -248,6 +248,7 @@ class RemoteTier:
         Raises:
             FencedError: another attempt owns the remote tier.
             CheckpointError: the local checkpoint is damaged, or the store cannot be used.
+            ConfigError: what is published of the step cannot be read with the key that is given.
         """
         manifest = read_manifest(folder)
         content = (folder / MANIFEST).read_bytes()
@@ -293,7 +294,9 @@ class RemoteTier:
         try:
             for name in strangers(folder.folders(), manifest):
                 self._remove(folder, name)
-        except NoAnswer as error:
+        except FencedError:
+            raise
+        except (CheckpointError, ConfigError) as error:  # the checkpoint is there
             warning(f"what else lies in {folder.url} is not removed: {error.what}")
 
     def _remove(self, folder: Objects, name: str) -> None:
@@ -325,7 +328,6 @@ class RemoteTier:
 
     def discard(self, step: int) -> None:
         """Remove a checkpoint; its manifest first, so that there is never half of one to be found."""
-        self.assert_owner()
         folder = self.objects.at(step_name(step))
         try:
             known = self.manifest(step)
@@ -333,7 +335,7 @@ class RemoteTier:
             raise
         except CheckpointError:
             known = None
-        folder.remove([MANIFEST])
+        self._remove(folder, MANIFEST)
         fault_point("upload.discard")
         # By name what a listing may not show yet, by the listing what the manifest does not name.
         for name in {*(names_there(known) if known else ()), *folder.folders()}:
@@ -349,7 +351,7 @@ class RemoteTier:
         if content is None:
             return False
         folder.write(_ASIDE, content)
-        folder.remove([MANIFEST])
+        self._remove(folder, MANIFEST)
         return True
 
     def _hint(self, step: int) -> None:
