@@ -17,7 +17,9 @@ from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.format import Manifest, step_name
 from headway.checkpoint.objects import GivenUp, Objects, UnreachableError
 from headway.checkpoint.registry import Registry
-from headway.checkpoint.remote import RESTARTED_FILE, FencedError, RemoteTier, journal_of, read_claim
+from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
+from headway.checkpoint.remote_claim import RESTARTED_FILE, read_claim
+from headway.checkpoint.remote_files import sent_name
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
@@ -282,9 +284,9 @@ def test_after_a_save_everything_happens_in_the_background(
     hold = threading.Event()
 
     def slow_then_fail(method: str, path: str, body: bytes) -> str | None:
-        if method == "PUT" and "step-00000002/shard" in path:
+        if method == "PUT" and "step-00000002/" in path and "shard" in path:
             hold.wait(20)
-        return "503" if method == "PUT" and "step-00000003/shard" in path else None
+        return "503" if method == "PUT" and "step-00000003/" in path and "shard" in path else None
 
     proxy.rules = [slow_then_fail]
     url = f"{s3.url}/{tmp_path.name}-after"
@@ -340,7 +342,7 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
     assert isinstance(found, Manifest)
     (file,) = found.files
     source, target = tier.objects.at(step_name(1)), run / "half"
-    source.patience_seconds = 0.0
+    source.patience_seconds, sent = 0.0, sent_name(found, file)
     gets: list[str] = []
 
     def third_fails(method: str, path: str, body: bytes) -> str | None:
@@ -349,10 +351,10 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
 
     proxy.rules = [third_fails]
     with pytest.raises(UnreachableError):
-        source.fetch(file, target, found.files[file].bytes)
+        source.fetch(sent, target, found.files[file].bytes)
     assert target.stat().st_size == 2 * objects.PART_BYTES
     proxy.rules, proxy.requests = [], []
-    source.fetch(file, target, found.files[file].bytes)
+    source.fetch(sent, target, found.files[file].bytes)
     assert sum(method == "GET" for method, _, _ in proxy.requests) == 2
     assert target.read_bytes() == (run / "checkpoints" / step_name(1) / file).read_bytes()
     assert json.loads((run / "remote.json").read_text())["number"] == 1

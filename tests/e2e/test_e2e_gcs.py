@@ -15,6 +15,7 @@ from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.format import step_name
 from headway.checkpoint.objects import PART_BYTES, Objects
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
+from headway.checkpoint.remote_files import sent_name
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
 from object_storage import (
@@ -75,7 +76,7 @@ def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_
     run, place = tmp_path / "runs" / "tiny", Objects(f"{url}/tiny", OPTIONS)
     run.mkdir(parents=True)
     here = CheckpointStore(run / "checkpoints", max_shard_bytes=100, keep=9)
-    files = [save(here, step) for step in (1, 2)][1].files
+    manifest = [save(here, step) for step in (1, 2)][1]
     first = RemoteTier.find(place, run).take(run, 1)
     assert first.publish(run / "checkpoints" / step_name(1), journal_of(run, 1))
     second = RemoteTier.find(place, run).take(run, 2)
@@ -85,7 +86,9 @@ def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_
     assert [manifest.step for manifest in second.manifests()] == [1, 2]
     second.discard(1)
     assert second.steps() == [2]
-    assert place.at("run-001").at(step_name(2)).folders() == sorted([*files, "manifest.json"])
+    assert place.at("run-001").at(step_name(2)).folders() == sorted(
+        [*(sent_name(manifest, file) for file in manifest.files), "manifest.json"]
+    )
     shutil.rmtree(run)
     run.mkdir()
     found = newest_of_tiers(here, lambda: RemoteTier.find(place, run).take(run, 3))
@@ -96,12 +99,13 @@ def test_an_upload_goes_on_by_the_versions_that_the_store_gave(
     url: str, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "tiny"
-    files = list(save(CheckpointStore(run / "checkpoints", max_shard_bytes=100), 1).files)
+    manifest = save(CheckpointStore(run / "checkpoints", max_shard_bytes=100), 1)
+    files = list(manifest.files)
     folder, tier = run / "checkpoints" / step_name(1), RemoteTier.find(Objects(url, OPTIONS), run).take(run, 1)
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setenv("HEADWAY_FAULTS", "crash@upload.manifest")
         tier.publish(folder, journal_of(run, 1))
-    tier.objects.write(f"{step_name(1)}/{files[-1]}", (folder / files[-1]).read_bytes())
+    tier.objects.write(f"{step_name(1)}/{sent_name(manifest, files[-1])}", (folder / files[-1]).read_bytes())
     before = server.uploads
     assert len(files) > 2 and tier.publish(folder, journal_of(run, 1))
     assert server.uploads - before == 3, "the file that somebody wrote since, the manifest and the hint"

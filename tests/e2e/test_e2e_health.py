@@ -186,6 +186,7 @@ def test_a_rollback_goes_for_the_remote_tier_too(
         return planned(job, decision)
 
     monkeypatch.setattr(rollback, "_planned", planned_once_it_is_sent)
+    (tmp_path / "remote").mkdir()
     checkpoint = {"every": "4 steps", "keep": 9, "remote": {"url": f"file://{tmp_path}/remote"}}
     health = {"on_nonfinite": "rollback", "leave_out_steps": 3}
     config = tiny(train={"steps": 14}, checkpoint=checkpoint, health=health)

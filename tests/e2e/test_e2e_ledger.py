@@ -165,6 +165,7 @@ def test_a_run_that_goes_on_without_its_disk_is_proven_by_what_its_checkpoint_sa
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Attempts count from 1 again, and the decision to leave out rows was in the ledger that is gone."""
+    (tmp_path / "remote").mkdir()
     config = tiny(
         train={"steps": 12},
         checkpoint={"every": "3 steps", "remote": {"url": f"file://{tmp_path}/remote"}},

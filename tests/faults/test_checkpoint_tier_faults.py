@@ -17,6 +17,7 @@ from headway.checkpoint.objects import Objects
 from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
+from headway.core.errors import ConfigError
 from states import equal, make_state, names, save
 from support import in_child
 
@@ -125,6 +126,84 @@ def test_a_zombie_cannot_publish_remove_or_hide(tier: RemoteTier, run: Path, tmp
     for action in (tier.discard, tier.set_aside):
         with pytest.raises(FencedError):
             action(1)
+
+
+def test_what_a_zombie_sends_late_touches_nothing_of_the_one_that_has_the_run(
+    tier: RemoteTier, run: Path, tmp_path: Path
+) -> None:
+    """Both do the same step, and what they save differs; of the first the process was stopped while it sent a file."""
+    place, late, put = Objects(f"file://{tmp_path}/remote/tiny"), [True], Objects.put
+    other = tmp_path / "elsewhere" / "tiny"
+    save(CheckpointStore(other / "checkpoints", max_shard_bytes=100), 2, seed=7)
+
+    def published_meanwhile(self: Objects, name: str, path: Path) -> object:
+        if late:
+            late.clear()
+            assert send(RemoteTier.find(place, other).take(other, 2), other, 2)
+        return put(self, name, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objects, "put", published_meanwhile)
+        with pytest.raises(FencedError, match="attempt 2 on"):
+            send(tier, run, 2)
+    new = CheckpointStore(tmp_path / "new" / "checkpoints")
+    new.directory.mkdir(parents=True)
+    found = newest_of_tiers(new, lambda: RemoteTier(tier.objects))
+    assert found is not None and found.step == 2 and equal(new.load(found), make_state(7))
+    sent = names(Path(tier.objects.at(step_name(2)).url.removeprefix("file://")))
+    assert len(sent) == len(found.manifest.files) + 2, "the manifest, its files, and the one that came late"
+
+
+def test_a_zombie_that_wakes_up_while_it_removes_stops(tier: RemoteTier, run: Path, tmp_path: Path) -> None:
+    """It removes a step that whoever has the run does again, or replaces one that is his."""
+    send(tier, run, 2)
+    place, remove = Objects(f"file://{tmp_path}/remote/tiny"), Objects.remove
+    removed: list[str] = []
+
+    def taken_over_meanwhile(self: Objects, name: object) -> None:
+        removed.extend(name)  # type: ignore[call-overload]
+        RemoteTier.find(place, run).take(run, 2)
+        remove(self, removed[-1:])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objects, "remove", taken_over_meanwhile)
+        with pytest.raises(FencedError):
+            tier.discard(2)
+    assert removed == ["manifest.json"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_others_have_left_in_the_folder_of_a_step_goes_when_it_is_published(
+    tier: RemoteTier, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: bool
+) -> None:
+    """Where it must not be removed, the checkpoint is there all the same."""
+    folder, remove = tier.objects.at(step_name(2)), Objects.remove
+    folder.write("0123456789abcdef-shard-00000.safetensors", b"of a machine that is gone")
+
+    def forbidden(self: Objects, names: list[str]) -> None:
+        if refused and any(name.startswith("0123456789abcdef") for name in names):
+            raise ConfigError("the store does not let us in", where=self.url)
+        remove(self, names)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objects, "remove", forbidden)
+        assert send(tier, run, 2)
+    assert newest_elsewhere(tier, tmp_path / "new") == 2
+    assert len(folder.folders()) == len(CheckpointStore(run / "checkpoints").info(2).manifest.files) + 1 + refused
+    assert ("is not removed: the store does not let us in" in capsys.readouterr().err) == refused
+
+
+def test_a_checkpoint_whose_files_have_their_own_names_is_read_and_removed(
+    tier: RemoteTier, run: Path, tmp_path: Path
+) -> None:
+    """As `headway checkpoints copy` sends it, and as runs did."""
+    folder = Path(tier.objects.at(step_name(1)).url.removeprefix("file://"))
+    for path in folder.glob("*-shard-*"):
+        path.rename(folder / path.name[17:])
+    assert set(names(folder)) == {*CheckpointStore(run / "checkpoints").info(1).manifest.files, "manifest.json"}
+    assert newest_elsewhere(tier, tmp_path / "new") == 1
+    tier.discard(1)
+    assert not folder.exists()
 
 
 def test_the_writer_of_an_old_attempt_stops_sending(

@@ -15,6 +15,7 @@ from headway.chaos.campaign import FEWEST_STEPS, Shape, Trial, plan_campaign
 from headway.chaos.controls import CONTROLS
 from headway.chaos.trial import SEED, Runs, TrialResult
 from headway.checkpoint.places import remote_manifests
+from headway.checkpoint.remote_place import open_place
 from headway.config import Config, dump_config, override, resolve_lanes
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
@@ -212,6 +213,7 @@ def _place_in(config: Config, remote: str) -> str:
     assert tier is not None, "it was just given"
     place = f"{tier.url}/chaos-{secrets.token_hex(4)}"
     remote_manifests(place)
+    open_place(place).make_folder()
     notice(f"remote checkpoints go to {place}")
     return place
 

@@ -20,11 +20,13 @@ from headway.checkpoint.left_out import LEFT_OUT, Ranges, is_outdated, ranges_of
 from headway.checkpoint.objects import GivenUp, NoAnswer
 from headway.checkpoint.pruning import Pruner, candidate_of
 from headway.checkpoint.registry import LOCAL, REMOTE, Registry
-from headway.checkpoint.remote import UPLOADS, FencedError, RemoteTier, place_of, read_claim
+from headway.checkpoint.remote import UPLOADS, FencedError, RemoteTier
+from headway.checkpoint.remote_claim import read_claim
+from headway.checkpoint.remote_place import place_of
 from headway.checkpoint.retention import Candidate, Every, Rules, outdated
 from headway.checkpoint.uploader import Uploader
 from headway.core.console import warning
-from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.files import fingerprint
 
 if TYPE_CHECKING:
@@ -304,7 +306,7 @@ def _is_remains(tier: RemoteTier, step: int) -> bool:
             return False
     except NoAnswer:
         raise
-    except CheckpointError:
+    except (CheckpointError, ConfigError):
         return False
     names = tier.objects.at(step_name(step)).folders()
     return bool(names) and not any(name.startswith("manifest.") for name in names)

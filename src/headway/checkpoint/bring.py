@@ -16,6 +16,7 @@ from headway.checkpoint.format import Manifest, step_name, write_manifest
 from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.registry import LOCAL, Registry
 from headway.checkpoint.remote import RemoteTier
+from headway.checkpoint.remote_files import name_there
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
@@ -27,6 +28,10 @@ from headway.core.format import format_bytes
 #: A checkpoint on its way here.
 _COMING = ".bring-"
 _FILES_AT_A_TIME = 4
+
+
+class CannotBePutHere(CheckpointError):
+    """There is no room here, or the disk fails. The remote checkpoint is good, and an older one no better."""
 
 
 def newest_of_tiers(
@@ -47,8 +52,8 @@ def newest_of_tiers(
 
     Raises:
         CheckpointError: there are checkpoints, and none verifies; or there is none here, and the remote tier cannot be
-            asked for one.
-        ConfigError: the remote tier does not let us in.
+            asked for one; or a newer one than those here cannot be put here.
+        ConfigError: the remote tier does not let us in, or the key for what is encrypted there is missing or another.
     """
     if open_tier is None:
         return store.newest(notice, usable)
@@ -137,7 +142,7 @@ def _newest_of(
             manifest = tier.manifest(step)
             if manifest is not None and wanted(manifest, where):
                 return bring(store, tier, manifest), damaged
-        except UnreachableError:
+        except (UnreachableError, CannotBePutHere):
             raise
         except CheckpointError as error:
             damaged = True
@@ -155,7 +160,8 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
         index: Note it in the registry of the run whose folder this is.
 
     Raises:
-        CheckpointError: what comes is damaged, twice; or it cannot be written here, or the store cannot be used.
+        CannotBePutHere: there is no room for it, or the disk fails.
+        CheckpointError: what comes is damaged, twice; or the store cannot be used.
     """
     name = step_name(manifest.step)
     coming, source = store.directory / f"{_COMING}{name}", tier.objects.at(name)
@@ -184,10 +190,10 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
         coming.rename(target)
         sync_folder(store.directory)
     except OSError as error:
-        raise CheckpointError(
+        raise CannotBePutHere(
             f"the remote checkpoint of step {manifest.step} cannot be put here: {error.strerror or error}",
             where=str(coming),
-            fix="make room there; what has come so far is kept",
+            fix="make room there, or see to the disk; what has come so far is kept",
         ) from error
     if index:  # the folder is a run's own: nobody else brings anything
         for other in store.directory.glob(f"{_COMING}*"):
@@ -201,7 +207,7 @@ def _fetch_files(source: Objects, manifest: Manifest, folder: Path, advance: Cal
         path = folder / name
         if path.is_symlink():
             path.unlink()
-        source.fetch(name, path, manifest.files[name].bytes, advance)
+        source.fetch(name_there(source, manifest, name), path, manifest.files[name].bytes, advance)
 
     with ThreadPoolExecutor(_FILES_AT_A_TIME, "headway-bring") as pool:
         for done in [pool.submit(fetch, name) for name in manifest.files]:

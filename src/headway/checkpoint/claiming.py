@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest
 from headway.checkpoint.registry import REMOTE, Registry
-from headway.checkpoint.remote import RemoteTier, place_of, read_claim
+from headway.checkpoint.remote import RemoteTier
+from headway.checkpoint.remote_claim import read_claim
+from headway.checkpoint.remote_place import place_of
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 
 if TYPE_CHECKING:
@@ -77,11 +79,13 @@ def refuse_other_runs(tier: RemoteTier, run: Path, identity: str) -> None:
     here.
 
     Raises:
-        ConfigError: they were made with others, or none can be read.
+        ConfigError: they were made with others, or none can be read; or the newest of its own is encrypted, and cannot
+            be read with the key that is given.
         CheckpointError: the store cannot be reached.
     """
     claim = read_claim(run)
     if claim is not None and claim.url == tier.url:
+        _refuse_other_keys(tier)
         return
     mine = {None, identity, *_identities(run)}
     unreadable, theirs = None, False
@@ -100,6 +104,14 @@ def refuse_other_runs(tier: RemoteTier, run: Path, identity: str) -> None:
             where=unreadable.where,
             fix=f"{unreadable.fix}; or choose another name=... or checkpoint.remote.url, or start over with --restart",
         )
+
+
+def _refuse_other_keys(tier: RemoteTier) -> None:
+    """With another key than before, each would have a part of the run that the other one takes for damaged."""
+    for _, found in tier.look_through(reversed(tier.steps())):
+        if isinstance(found, ConfigError):
+            raise found
+        return
 
 
 def _other_runs(tier: RemoteTier) -> ConfigError:

@@ -62,6 +62,8 @@ class Objects:
         options: What `fsspec` needs to reach it.
         patience_seconds: How long one operation is tried again while the store cannot be reached.
         stopping: Set when the program ends: nothing is tried again then.
+        within: On a mounted file system, the folder around this one has to be there already, or the store counts as
+            away: one that is not mounted looks like one with nothing in it.
 
     Raises:
         ConfigError: the scheme is unknown, or needs a package that is not installed.
@@ -73,6 +75,7 @@ class Objects:
         options: Mapping[str, Any] | None = None,
         patience_seconds: float = 60.0,
         stopping: threading.Event | None = None,
+        within: bool = False,
     ) -> None:
         self.url, self.options = url.rstrip("/"), dict(options or {})
         self.patience_seconds, self.stopping = patience_seconds, stopping or threading.Event()
@@ -85,6 +88,7 @@ class Objects:
         except Exception as error:
             raise self._error(self.url, error) from error
         self._root = root.rstrip("/")
+        self._around = Path(self._root).parent if within and self.local else None
 
     @property
     def local(self) -> bool:
@@ -245,6 +249,11 @@ class Objects:
 
             self._again(name, ask)
 
+    def make_folder(self) -> None:
+        """Make the folder, and those above it, where a store has folders that are not made by what is put there."""
+        if self.local:
+            self._again("", lambda: Path(self._root).mkdir(parents=True, exist_ok=True))
+
     def remove_folder(self) -> None:
         """Remove what is left of an emptied folder, where a store has folders."""
         if self.local:
@@ -259,6 +268,7 @@ class Objects:
         until, wait = time.monotonic() + self.patience_seconds, _FIRST_WAIT_SECONDS
         while True:
             try:
+                self._refuse_unmounted()
                 answer = ask()
                 break
             except HeadwayError:
@@ -277,6 +287,10 @@ class Objects:
             self._away = False
             notice(f"{self.url} answers again")
         return answer
+
+    def _refuse_unmounted(self) -> None:
+        if self._around is not None and not self._around.is_dir():
+            raise ConnectionError(f"there is no folder {self._around}; mount it, or make it if it is to be a new one")
 
     def _error(self, url: str, error: Exception) -> HeadwayError:
         kind, reason = kind_of(error)

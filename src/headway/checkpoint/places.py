@@ -13,7 +13,8 @@ from headway.checkpoint.bring import bring
 from headway.checkpoint.folders import TEMPORARY, checkpoint_folders
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.objects import Objects
-from headway.checkpoint.remote import RemoteTier, open_place
+from headway.checkpoint.remote import RemoteTier
+from headway.checkpoint.remote_place import open_place
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core.console import warning

@@ -3,65 +3,46 @@
     <url>/<name of the run>/run-001/
         owners/00000001.json          who has claimed the run, one object for each claim
         newest.json                   a hint, for stores whose listings are behind
-        step-00001000/shard-....safetensors
+        step-00001000/3fa9c1d2e4b5a697-shard-....safetensors
         step-00001000/manifest.json   sent last: without it there is no checkpoint
 
-A folder of a step is a checkpoint like any other (docs/checkpoint-format.md). `run-002` comes into being when a run is
-started over (`--restart`); what was before stays as it is.
+Without the digits before its files (`remote_files.sent_name`) a folder of a step is a checkpoint like any other
+(docs/checkpoint-format.md). `run-002` comes into being when a run is started over (`--restart`); what was before stays
+as it is.
 
 **Fencing.** Claims are numbered without gaps, and each is made by a put that fails where there is such an object
-already (S3: If-None-Match). The owner is whoever made the last one; before it publishes a manifest, it looks whether
-there is a next one. No listing is needed for that, and listings may be stale.
+already (S3: If-None-Match). The owner is whoever made the last one; before it sends, publishes or removes anything, it
+looks whether there is a next one. No listing is needed for that, and listings may be stale. What a process sends that
+was stopped right after it had looked, however late, lies under names that are nobody else's.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from headway.checkpoint.file_hash import is_as_written
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
-from headway.checkpoint.objects import NoAnswer, Objects
+from headway.checkpoint.objects import NoAnswer, Objects, UnreachableError
+from headway.checkpoint.remote_claim import CLAIM_FILE, RESTARTED_FILE, Claim, in_words, read_claim
+from headway.checkpoint.remote_files import Journal, names_there, sent_name, strangers
 from headway.checkpoint.sealed_objects import SealedObjects
-from headway.checkpoint.sealing import SEALED, VARIABLE, encryption_key, key_to_encrypt_with
+from headway.checkpoint.sealing import SEALED, VARIABLE, Undecipherable
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.faults import fault_point
-from headway.core.files import read_json_lines, write_json
+from headway.core.files import write_json
 from headway.core.machine import host_name
 
-#: In the run directory: what this run has claimed. In a new one after `--restart`, the wish to claim afresh.
-CLAIM_FILE = "remote.json"
-RESTARTED_FILE = ".restarted"
 _JOURNALS = ".uploads"
 #: The journals of uploads, in the run directory.
 UPLOADS = f"{_JOURNALS}/step-*.jsonl"
 _NEWEST = "newest.json"
 _ASIDE = "manifest.set-aside.json"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Says whose the remote tier of a run is."""
-
-    url: str
-    """Of the run there, generation included."""
-    number: int
-    """Counted from 1 without gaps."""
-    token: str
-    attempt: int
-    host: str
-    time: float
-
-    def render(self) -> bytes:
-        """The content of the claim's object."""
-        return json.dumps(asdict(self)).encode()
 
 
 class FencedError(CheckpointError):
@@ -78,6 +59,7 @@ class RemoteTier:
 
     def __init__(self, objects: Objects, claim: Claim | None = None) -> None:
         self.objects, self.claim = objects, claim
+        self._key_fits = False
 
     @property
     def url(self) -> str:
@@ -106,16 +88,42 @@ class RemoteTier:
     # Owning
 
     def take(self, run: Path, attempt: int) -> RemoteTier:
-        """Claim the run's remote tier for an attempt that owns the run directory: this fences every earlier one."""
+        """Claim the run's remote tier for an attempt that owns the run directory: this fences every earlier one.
+
+        Raises:
+            CheckpointError: the store cannot be reached.
+            ConfigError: it cannot keep two attempts from having one claim.
+        """
         number = _last(lambda n: self.objects.read(_owner(n)) is not None)
+        known = read_claim(run)
+        if self.objects.local and not number and known is not None and known.url == self.url:
+            raise UnreachableError(
+                "what this run has sent there is gone",
+                where=self.url,
+                fix=f"mount what belongs there; if it was removed on purpose, remove {run / CLAIM_FILE} too",
+            )
         while True:
             number += 1
             claim = Claim(self.url, number, secrets.token_hex(8), attempt, host_name(), time.time())
             if self.objects.create(_owner(number), claim.render()):
                 break
+        self._refuse_overwriting(_owner(number))
         write_json(run / CLAIM_FILE, asdict(claim))
         (run / RESTARTED_FILE).unlink(missing_ok=True)
         return type(self)(self.objects, claim)
+
+    def _refuse_overwriting(self, name: str) -> None:
+        """Try to make an object that is there once more: a store that does as if it were not there says so of claims
+        too, and each attempt would take itself for the only one."""
+        if self.objects.local or not self.objects.create(name, b"{}"):
+            return
+        self.objects.remove([name])
+        raise ConfigError(
+            "the store writes over what is there although it is asked not to (If-None-Match): two machines could send"
+            " to one run at a time",
+            where=self.url,
+            fix="choose a store that supports conditional puts, or a folder that the machines mount (file://)",
+        )
 
     def assert_owner(self) -> None:
         """Make sure that nobody has claimed the tier since; call it before publishing anything.
@@ -127,7 +135,7 @@ class RemoteTier:
         later = self.objects.read(_owner(self.claim.number + 1))
         if later is not None:
             raise FencedError(
-                f"attempt {self.claim.attempt} no longer owns the remote checkpoints; {_in_words(later)} does",
+                f"attempt {self.claim.attempt} no longer owns the remote checkpoints; {in_words(later)} does",
                 where=self.url,
                 fix="stop this process; the other one goes on with the run",
             )
@@ -150,12 +158,23 @@ class RemoteTier:
 
         Raises:
             CheckpointError: it cannot be trusted, or the store cannot be reached.
+            ConfigError: it is encrypted, and there is no key, or another one. That is no damage: a run that passed it
+                over would go back, and replace it.
         """
         name = f"{step_name(step)}/{MANIFEST}"
-        content = self.objects.read(name)
+        try:
+            content = self.objects.read(name)
+        except Undecipherable:
+            if self._has_the_key():
+                raise
+            raise ConfigError(
+                "it cannot be decrypted with the key that is given, nor can any other checkpoint here",
+                where=self.objects.url_of(name),
+                fix=f"set {VARIABLE} to the key that it was sent with",
+            ) from None
         if content is None:
             if not isinstance(self.objects, SealedObjects) and self.objects.read(f"{name}{SEALED}") is not None:
-                raise CheckpointError(
+                raise ConfigError(
                     "it is encrypted, and there is no key", where=self.objects.url_of(name), fix=f"set {VARIABLE}"
                 )
             return None
@@ -169,8 +188,17 @@ class RemoteTier:
             ) from None
         return manifest
 
-    def look_through(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, Manifest | CheckpointError]]:
-        """Of all steps, or of these, each that has a manifest: what that says, or why it cannot be trusted.
+    def _has_the_key(self) -> bool:
+        """Whether anything that is sealed here can be opened, so that what cannot is damaged."""
+        if not self._key_fits and isinstance(self.objects, SealedObjects):
+            names = (f"{step_name(step)}/{name}" for step in reversed(self.steps()) for name in (MANIFEST, _ASIDE))
+            self._key_fits = self.objects.open_one_of(names)
+        return self._key_fits
+
+    def look_through(
+        self, steps: Iterable[int] | None = None
+    ) -> Iterator[tuple[int, Manifest | CheckpointError | ConfigError]]:
+        """Of all steps, or of these, each that has a manifest: what that says, or why it cannot be trusted or read.
 
         Raises:
             UnreachableError: the store cannot be reached.
@@ -180,20 +208,28 @@ class RemoteTier:
                 manifest = self.manifest(step)
             except NoAnswer:
                 raise
-            except CheckpointError as error:
+            except (CheckpointError, ConfigError) as error:
                 yield step, error
                 continue
             if manifest is not None:
                 yield step, manifest
 
     def manifests(self, notice: Callable[[str], None] = warning) -> list[Manifest]:
-        """All that can be read, by rising step; `notice` is told about the others."""
-        found = []
+        """All that can be read, by rising step; `notice` is told about the others.
+
+        Raises:
+            ConfigError: there are some, and none can be read with the key that is given.
+        """
+        found, closed = [], None
         for _, manifest in self.look_through():
             if isinstance(manifest, Manifest):
                 found.append(manifest)
-            else:
-                notice(f"passing over {manifest.where}: {manifest.what}")
+                continue
+            if isinstance(manifest, ConfigError):
+                closed = manifest
+            notice(f"passing over {manifest.where}: {manifest.what}")
+        if closed is not None and not found:
+            raise closed
         return found
 
     # Writing
@@ -212,6 +248,7 @@ class RemoteTier:
         Raises:
             FencedError: another attempt owns the remote tier.
             CheckpointError: the local checkpoint is damaged, or the store cannot be used.
+            ConfigError: what is published of the step cannot be read with the key that is given.
         """
         manifest = read_manifest(folder)
         content = (folder / MANIFEST).read_bytes()
@@ -220,15 +257,16 @@ class RemoteTier:
         if self._is_there(manifest):
             journal.unlink(missing_ok=True)
             return False
-        sent = _Journal(journal, self.url, manifest.state_sha256)
+        sent = Journal(journal, self.url, manifest.state_sha256)
         for file, entry in manifest.files.items():
-            target, path = f"{name}/{file}", folder / file
+            target, path = f"{name}/{sent_name(manifest, file)}", folder / file
             version = sent.version_of(file, entry.hash)
             there = self.objects.facts(target) if version is not None else None
             if there is None or there.bytes != entry.bytes or there.version != version:
                 if path.stat().st_size != entry.bytes or not is_as_written(path, entry):
                     raise CheckpointError(f"{file} is damaged and is not sent", where=str(folder), fix="none is needed")
                 fault_point("upload.file")
+                self.assert_owner()
                 sent.note(file, entry.hash, self.objects.put(target, path).version)
             advance(entry.bytes)
         fault_point("upload.manifest")
@@ -236,7 +274,9 @@ class RemoteTier:
         if self.objects.facts(f"{name}/{_ASIDE}") is not None:
             warning(f"{self.objects.url_of(name)} replaces what was set aside there")
             self.objects.remove([f"{name}/{_ASIDE}"])
-        if not self.objects.create(f"{name}/{MANIFEST}", content):
+        if self.objects.create(f"{name}/{MANIFEST}", content):
+            self._remove_strangers(manifest)
+        else:
             self.assert_owner()
             # An attempt before, which had looked whose the tier is when it was still its own.
             if not self._is_there(manifest):
@@ -247,8 +287,29 @@ class RemoteTier:
         journal.unlink(missing_ok=True)
         return True
 
+    def _remove_strangers(self, manifest: Manifest) -> None:
+        """Remove what another attempt has sent of a step that is published now, or what was set aside there: each may
+        be as large as the checkpoint, and would stay as long."""
+        folder = self.objects.at(step_name(manifest.step))
+        try:
+            for name in strangers(folder.folders(), manifest):
+                self._remove(folder, name)
+        except FencedError:
+            raise
+        except (CheckpointError, ConfigError) as error:  # the checkpoint is there
+            warning(f"what else lies in {folder.url} is not removed: {error.what}")
+
+    def _remove(self, folder: Objects, name: str) -> None:
+        """Remove an object as long as the tier is ours; whoever has it since may have published one of that name."""
+        self.assert_owner()
+        folder.remove([name])
+
     def _is_there(self, manifest: Manifest) -> bool:
-        """Whether this very state is published; another one of the same step is withdrawn."""
+        """Whether this very state is published; another one of the same step is withdrawn.
+
+        Raises:
+            ConfigError: which state is published cannot be read with the key that is given.
+        """
         try:
             there = self.manifest(manifest.step)
             if there is None:
@@ -260,14 +321,13 @@ class RemoteTier:
             raise
         except CheckpointError as error:
             why = error.what
-        name = f"{step_name(manifest.step)}/{MANIFEST}"
-        warning(f"replacing {self.objects.url_of(step_name(manifest.step))}: {why}")
-        self.objects.remove([name])
+        folder = self.objects.at(step_name(manifest.step))
+        warning(f"replacing {folder.url}: {why}")
+        self._remove(folder, MANIFEST)
         return False
 
     def discard(self, step: int) -> None:
         """Remove a checkpoint; its manifest first, so that there is never half of one to be found."""
-        self.assert_owner()
         folder = self.objects.at(step_name(step))
         try:
             known = self.manifest(step)
@@ -275,10 +335,11 @@ class RemoteTier:
             raise
         except CheckpointError:
             known = None
-        folder.remove([MANIFEST])
+        self._remove(folder, MANIFEST)
         fault_point("upload.discard")
         # By name what a listing may not show yet, by the listing what the manifest does not name.
-        folder.remove({*(known.files if known else ()), *folder.folders()})
+        for name in {*(names_there(known) if known else ()), *folder.folders()}:
+            self._remove(folder, name)
         folder.remove_folder()
 
     def set_aside(self, step: int) -> bool:
@@ -290,87 +351,16 @@ class RemoteTier:
         if content is None:
             return False
         folder.write(_ASIDE, content)
-        folder.remove([MANIFEST])
+        self._remove(folder, MANIFEST)
         return True
 
     def _hint(self, step: int) -> None:
         self.objects.write(_NEWEST, json.dumps({"step": step, "time": time.time()}).encode())
 
 
-class _Journal:
-    """What has been sent of one checkpoint, and as which version: a line per file, each on disk when it counts."""
-
-    def __init__(self, path: Path, url: str, state_sha256: str) -> None:
-        self._path, self._head = path, {"url": url, "state_sha256": state_sha256}
-        lines = list(read_json_lines(path))
-        self._sent = {line["file"]: line for line in lines[1:] if "file" in line}
-        if not lines or lines[0] != self._head:
-            self._sent = {}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self._head) + "\n", encoding="utf-8")
-
-    def version_of(self, file: str, sha256: str) -> str | None:
-        """The version that was sent; None when it was not, or with another content."""
-        line = self._sent.get(file)
-        return str(line["version"]) if line is not None and line.get("sha256") == sha256 else None
-
-    def note(self, file: str, sha256: str, version: str) -> None:
-        """A file has arrived."""
-        with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"file": file, "sha256": sha256, "version": version}) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
 def journal_of(run: Path, step: int) -> Path:
     """Where a run notes what it has sent of a checkpoint."""
     return run / _JOURNALS / f"{step_name(step)}.jsonl"
-
-
-def read_claim(run: Path) -> Claim | None:
-    """The claim that a run directory knows of; None when there is none that can be read."""
-    try:
-        return Claim(**json.loads((run / CLAIM_FILE).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def place_of(settings: Mapping[str, Any], name: str, **options: Any) -> Objects:
-    """The folder for all generations of a run, from the config's `checkpoint.remote`."""
-    return open_place(f"{settings['url']}/{name}", settings.get("options"), bool(settings.get("encrypt")), **options)
-
-
-def open_place(
-    url: str, storage: Mapping[str, Any] | None = None, encrypt: bool | None = None, **options: Any
-) -> Objects:
-    """The objects below a URL.
-
-    Args:
-        storage: What `fsspec` needs to reach it.
-        encrypt: Whether checkpoints are sealed there; when not given, whether there is a key. With a key, what is
-            sealed there can be read in any case.
-        options: For `Objects`.
-
-    Raises:
-        ConfigError: the URL cannot be used, or there is no key to encrypt with.
-    """
-    key = key_to_encrypt_with("checkpoint.remote.encrypt") if encrypt else _key_to_read_with(encrypt)
-    if key is None:
-        return Objects(url, storage, **options)
-    sealed = SealedObjects(url, storage, **options)
-    sealed.key, sealed.seals = key, encrypt is not False
-    return sealed
-
-
-def _key_to_read_with(encrypt: bool | None) -> bytes | None:
-    """The key of the environment. What is wrong with it does not matter where nothing is to be encrypted; of a
-    checkpoint that cannot be read without it, that is told."""
-    try:
-        return encryption_key()
-    except ConfigError:
-        if encrypt is None:
-            raise
-        return None
 
 
 def _generation(number: int) -> str:
@@ -390,11 +380,3 @@ def _last(there: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if there(middle) else (low, middle)
     return low
-
-
-def _in_words(claim: bytes) -> str:
-    try:
-        record = json.loads(claim)
-        return f"attempt {record['attempt']} on {record['host']}"
-    except (ValueError, KeyError, TypeError):
-        return "another one"

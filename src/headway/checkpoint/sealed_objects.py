@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import tempfile
-import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from headway.checkpoint.objects import Facts, Objects
-from headway.checkpoint.sealing import SEALED, content_size, seal, seal_bytes, sealed_size, unseal_bytes, unseal_file
+from headway.checkpoint.sealing import (
+    SEALED,
+    Undecipherable,
+    content_size,
+    seal,
+    seal_bytes,
+    sealed_size,
+    unseal_bytes,
+    unseal_file,
+)
 from headway.core.errors import CheckpointError
 
 _WORKING = ".sealing-"
-#: A working file that has not changed for so long was left by a process that was killed.
-_LEFT_SECONDS = 3600.0
 
 
 class SealedObjects(Objects):
@@ -47,6 +55,16 @@ class SealedObjects(Objects):
                 return content if there == name else unseal_bytes(content, self.key, _base(name))
         return None
 
+    def open_one_of(self, names: Iterable[str]) -> bool:
+        """Whether any of these objects lies there sealed, and can be opened."""
+        for name in names:
+            content = super().read(name + SEALED)
+            if content is not None:
+                with suppress(Undecipherable):
+                    unseal_bytes(content, self.key, _base(name))
+                    return True
+        return False
+
     def fetch(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
         """Download what is sealed, which goes on where it ended, and open it."""
         if not self._lies_sealed(name):
@@ -71,12 +89,8 @@ class SealedObjects(Objects):
         if not self._is_to_be_sealed(name):
             return super().put(name, path)
         folder = path.parent.parent
-        for left in folder.glob(f"{_WORKING}*"):
-            with suppress(OSError):
-                if left.stat().st_mtime < time.time() - _LEFT_SECONDS:
-                    left.unlink()
         try:
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=_WORKING) as working:
+            with _working_file(folder) as working:
                 with path.open("rb") as source:
                     seal(source, working, self.key, _base(name))
                 working.flush()
@@ -134,3 +148,17 @@ def _is_secret(name: str) -> bool:
 
 def _base(name: str) -> str:
     return name.rsplit("/", 1)[-1]
+
+
+@contextmanager
+def _working_file(folder: Path) -> Iterator[IO[bytes]]:
+    """A file for what is sealed, locked as long as its process lives: those that nobody holds were left by a kill, and
+    each may be as large as what was to be sent."""
+    for left in folder.glob(f"{_WORKING}*"):
+        with suppress(OSError), left.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=_WORKING) as working:
+        with suppress(OSError):  # where there are no locks, nobody can take it for one that was left either
+            fcntl.flock(working, fcntl.LOCK_EX)
+        yield working

@@ -52,8 +52,10 @@ class Uploader:
         self._condition = threading.Condition()
         self._waiting: _Order | None = None
         self._sending: _Order | None = None
-        self._closed = self._fenced = False
+        self._closed = False
         self._void: _Order | None = None
+        self._fenced = ""
+        self._unsent: _Order | None = None
         self.newest_sent: int | None = None
         """The newest step that is known to be there."""
         self.failures = 0
@@ -63,19 +65,24 @@ class Uploader:
         self._thread.start()
 
     def submit(self, folder: Path, manifest: Manifest, last: bool = False) -> None:
-        """Send a checkpoint when the one before is done; it takes the place of one that still waits.
+        """Send a checkpoint when the one before is done; it takes the place of one that still waits. Where another
+        attempt has claimed the tier, its upload has failed at once.
 
         Args:
             last: The run is finished with it.
         """
+        order = _Order(folder, manifest, last)
+        if self._fenced and not self._closed:
+            self._refuse(order)
+            return
         with self._condition:
-            if self._closed or self._fenced:
+            if self._closed:
                 return
             if self._waiting is not None and self._waiting.manifest.step != manifest.step:
                 write_log(
                     f"step {self._waiting.manifest.step} is not uploaded: step {manifest.step} came before its turn"
                 )
-            self._waiting = _Order(folder, manifest, last)
+            self._waiting = order
             self._condition.notify_all()
 
     def pinned(self) -> set[int]:
@@ -111,6 +118,10 @@ class Uploader:
         if not self.wait(patience_seconds):
             steps = ", ".join(map(str, sorted(self.pinned())))
             warning(f"the upload of step {steps} is not finished; the next attempt goes on with it")
+        if self._unsent is not None:
+            follows = "the same command sends it once no other one has the run"
+            warning(f"step {self._unsent.manifest.step} is not uploaded: {self._fenced}; {follows}")
+            self._unsent = None
         self._stopping.set()
         with self._condition:
             self._closed, self._waiting = True, None
@@ -154,8 +165,8 @@ class Uploader:
         except GivenUp:
             pass  # `close` has said so
         except FencedError as error:
-            self._fenced = True
-            self._tell(step, None)
+            self._fenced = error.what
+            self._refuse(order)
             warning(f"nothing more is uploaded: {error.what}")
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
@@ -167,6 +178,12 @@ class Uploader:
                 write_log(f"step {step} is not uploaded, and need not be, since the run went back: {why}")
             else:
                 self._failed(order, why)
+
+    def _refuse(self, order: _Order) -> None:
+        """Another attempt has the tier: what is not there at the end is said then, for it may be hours later."""
+        before, self._unsent = self._unsent, order
+        if before is None or before.manifest.step != order.manifest.step:
+            self._tell(order.manifest.step, None)
 
     def _follow(self, tier: RemoteTier, manifest: Manifest) -> None:
         """What is to be done once a checkpoint is there; that it is stays true, whatever becomes of it."""

@@ -11,8 +11,9 @@ from typing import Any
 from headway.checkpoint.format import Manifest, step_name
 from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.places import remote_tier, step_in
+from headway.checkpoint.remote_files import name_there
 from headway.checkpoint.verify import Damage, Verification, check_file
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,16 @@ def remote_checkpoints(url: str, options: dict[str, Any] | None = None) -> list[
     """Those behind a URL, of a run or of one checkpoint, by rising step; not what is on its way or was left half-way.
 
     Raises:
-        ConfigError: the URL cannot be used.
+        ConfigError: the URL cannot be used, or one of them is encrypted and cannot be read with the key that is given.
         CheckpointError: the store cannot be reached.
     """
     tier, only = remote_tier(url, options), step_in(url)
-    found = tier.look_through(None if only is None else [only])
-    return [RemoteCheckpoint(tier.objects.at(step_name(step)), manifest) for step, manifest in found]
+    checkpoints = []
+    for step, manifest in tier.look_through(None if only is None else [only]):
+        if isinstance(manifest, ConfigError):
+            raise manifest
+        checkpoints.append(RemoteCheckpoint(tier.objects.at(step_name(step)), manifest))
+    return checkpoints
 
 
 def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] = lambda _: None) -> Verification:
@@ -64,12 +69,13 @@ def _check(
 ) -> Damage | None:
     tensors, expected, path = tuple(t for t, _ in manifest.slices_of(name)), manifest.files[name].bytes, scratch / name
     try:
-        facts = folder.facts(name)
+        there = name_there(folder, manifest, name)
+        facts = folder.facts(there)
         if facts is None:
             return Damage(name, "is missing", tensors)
         if facts.bytes != expected:
             return Damage(name, f"has {facts.bytes:,} bytes, {expected:,} were written", tensors)
-        folder.fetch(name, path, expected, advance)
+        folder.fetch(there, path, expected, advance)
     except UnreachableError:
         raise
     except CheckpointError as error:

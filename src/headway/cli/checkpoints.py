@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, print_json, print_table
+from headway.cli.common import JsonOption, StorageOption, print_json, print_table, storage_options
 
 if TYPE_CHECKING:
     from headway.checkpoint.format import Manifest
@@ -22,7 +22,7 @@ PlaceArgument = Annotated[
 
 
 @checkpoints.command("list")
-def list_(run: PlaceArgument, json: JsonOption = False) -> None:
+def list_(run: PlaceArgument, option: StorageOption = None, json: JsonOption = False) -> None:
     """List checkpoints, the oldest first, as their manifests tell; `verify` reads the bytes too.
 
     Of a run also those in its remote tier are shown, as its index (`checkpoints.sqlite`) knows them; what it says of
@@ -32,10 +32,11 @@ def list_(run: PlaceArgument, json: JsonOption = False) -> None:
 
     headway checkpoints list runs/quickstart
     headway checkpoints list s3://bucket/runs/quickstart --json
+    headway checkpoints list s3://bucket/runs/quickstart --option endpoint_url=https://storage.example.org
     """
     from headway.core.console import notice
 
-    entries, contexts = _entries(run)
+    entries, contexts = _entries(run, storage_options(option, run))
     if json:
         print_json([_record(entry, contexts.get((entry.step, entry.state_sha256))) for entry in entries])
     elif not entries:
@@ -53,6 +54,7 @@ def verify(
             metavar="RUN|CHECKPOINT|URL", help="Run directory, checkpoint folder, or URL of either.", show_default=False
         ),
     ],
+    option: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
     """Read every byte and compare it with the hashes taken before it was written. Exit code 4 when any differs.
@@ -68,7 +70,8 @@ def verify(
     from headway.checkpoint.places import is_url
     from headway.core.errors import CheckpointError
 
-    results = _verify_url(place) if is_url(place) else _verify_path(Path(place))
+    options = storage_options(option, place)
+    results = _verify_url(place, options) if is_url(place) else _verify_path(Path(place))
     if not results:
         where = place if is_url(place) else str(Path(place).absolute())
         raise CheckpointError(f"'{place}' has no checkpoints", where=where, fix="give a run, or a checkpoint")
@@ -85,11 +88,11 @@ def verify(
         )
 
 
-def _verify_url(url: str) -> list[Verification]:
+def _verify_url(url: str, options: dict[str, Any]) -> list[Verification]:
     from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
     from headway.core.console import progress
 
-    found = remote_checkpoints(url)
+    found = remote_checkpoints(url, options)
     with progress("verifying", sum(checkpoint.bytes for checkpoint in found), "B") as bar:
         return [verify_remote(checkpoint, bar.advance) for checkpoint in found]
 
@@ -110,7 +113,7 @@ def _size(folders: list[Path]) -> int:
     return sum(file.lstat().st_size for folder in folders for file in folder.glob("shard-*"))
 
 
-def _entries(place: str) -> tuple[list[Entry], dict[tuple[int, str], dict[str, Any]]]:
+def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tuple[int, str], dict[str, Any]]]:
     """The checkpoints of a run or a URL by rising step, and more of those whose manifest was read."""
     from dataclasses import replace
 
@@ -119,7 +122,7 @@ def _entries(place: str) -> tuple[list[Entry], dict[tuple[int, str], dict[str, A
     from headway.core.console import warning
 
     if is_url(place):
-        found, tier = remote_manifests(place), "remote"
+        found, tier = remote_manifests(place, options), "remote"
         entries = [replace(entry_of(f.manifest, None), places=(Place(tier, f.place, True),)) for f in found]
         return entries, {(f.manifest.step, f.manifest.state_sha256): _more(f.manifest) for f in found}
     from headway.checkpoint.format import read_manifest

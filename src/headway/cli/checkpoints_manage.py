@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+from headway.cli.common import JsonOption, RunArgument, StorageOption, print_json, print_table, storage_options
 
 if TYPE_CHECKING:
     from headway.checkpoint.compare import Comparison, TensorDifference
@@ -79,6 +79,7 @@ def copy(
     source: Annotated[str, typer.Argument(metavar="RUN|CHECKPOINT|URL", help="What to copy.", show_default=False)],
     target: Annotated[str, typer.Argument(metavar="FOLDER|URL", help="Where to put it.", show_default=False)],
     step: Annotated[int | None, typer.Option("--step", min=0, help="Copy only the checkpoint of this step.")] = None,
+    option: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
     """Copy checkpoints to a folder or to object storage, verified; each becomes visible when it is whole.
@@ -93,7 +94,7 @@ def copy(
     """
     from headway.checkpoint.places import copy_checkpoints
 
-    copies = copy_checkpoints(source, target, step)
+    copies = copy_checkpoints(source, target, step, storage_options(option, source, target))
     if json:
         print_json(
             [{"step": c.manifest.step, "place": c.place, "state_sha256": c.manifest.state_sha256} for c in copies]
@@ -108,6 +109,7 @@ def restore(
     source: Annotated[
         str | None, typer.Option("--from", metavar="RUN|CHECKPOINT|URL", help="Take it from there.")
     ] = None,
+    option: StorageOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make a checkpoint the one that a run goes on from. Later ones are set aside, here and in the remote tier.
@@ -124,7 +126,8 @@ def restore(
     from headway.supervise.restoring import restore as restore_run
     from headway.supervise.run_directory import RunDirectory, command_line
 
-    found = restore_run(RunDirectory(_run_of(run)), step, source, command=command_line())
+    options = storage_options(option, source)
+    found = restore_run(RunDirectory(_run_of(run)), step, source, options, command_line())
     if json:
         print_json(
             {

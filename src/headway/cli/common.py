@@ -28,7 +28,47 @@ OverridesArgument = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Overrides, for example train.steps=50.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="KEY=VALUE",
+        help="What fsspec needs to reach the URL, as checkpoint.remote.options; may be given several times.",
+        show_default=False,
+    ),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)]
+
+
+def storage_options(given: list[str] | None, *places: str | None) -> dict[str, Any]:
+    """What `--option` says, for the one of these places that is behind a URL.
+
+    Raises:
+        ConfigError: an option has another form, or none of the places is behind a URL.
+    """
+    if not given:
+        return {}
+    from headway.config.document import Entry
+    from headway.config.load import parse_override, set_entry
+    from headway.core.errors import ConfigError
+    from headway.core.object_storage import scheme_of
+
+    if not any(place is not None and scheme_of(place) for place in places):
+        raise ConfigError(
+            "it is for reaching a URL, and none is given",
+            where=f"--option {given[0]}",
+            fix="leave it out; what belongs to a run is reached as its config says",
+        )
+    tree = Entry({}, "--option")
+    for text in given:
+        try:
+            key, value = parse_override(text)
+        except ConfigError as error:
+            fix = "for example --option endpoint_url=https://storage.example.org"
+            raise ConfigError("it must have the form KEY=VALUE", where=f"--option {text}", fix=fix) from error
+        set_entry(tree, key, value)
+    plain: dict[str, Any] = tree.plain()
+    return plain
 
 
 @contextmanager

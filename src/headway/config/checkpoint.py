@@ -50,7 +50,8 @@ class RemoteConfig(RetentionConfig):
     gone ([checkpoint-tiers.md](checkpoint-tiers.md))."""
 
     url: str
-    """`s3://bucket/folder`, `gs://...`, `az://...` or `file:///mnt/shared/...`; the run's name is added to it."""
+    """`s3://bucket/folder`, `gs://...`, `az://...` or `file:///mnt/shared/runs`, which has to be there; the run's
+    name is added to it."""
     every: Interval | None = None
     """How often a checkpoint is sent, by steps, tokens or time; each one that is saved when not given. The last one of
     a run is always sent."""

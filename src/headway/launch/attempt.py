@@ -17,7 +17,7 @@ from headway.checkpoint.claiming import find_tier, is_sent, refuse_other_runs
 from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.objects import UnreachableError
-from headway.checkpoint.remote import CLAIM_FILE, RESTARTED_FILE
+from headway.checkpoint.remote_claim import CLAIM_FILE, RESTARTED_FILE
 from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import VARIABLE, key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore

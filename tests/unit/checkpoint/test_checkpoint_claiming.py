@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from functools import partial
@@ -13,9 +14,10 @@ import pytest
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.claiming import claim_tier, find_tier, is_sent, refuse_other_runs
-from headway.checkpoint.objects import Objects
+from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.registry import FILE_NAME, REMOTE, Registry
-from headway.checkpoint.remote import RESTARTED_FILE, RemoteTier, journal_of
+from headway.checkpoint.remote import RemoteTier, journal_of
+from headway.checkpoint.remote_claim import RESTARTED_FILE
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.uploader import Uploader
 from headway.config import Config, RemoteConfig, TrainConfig, identity, load_config, load_resolved
@@ -47,6 +49,7 @@ def claim(config: Config, attempt: int = 1) -> RemoteTier:
 @pytest.fixture
 def mine(tmp_path: Path) -> Config:
     """A run that has sent steps 3, 6 and 9."""
+    (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 9)
     tier = claim(config)
     for step in (3, 6, 9):
@@ -118,6 +121,7 @@ def test_a_run_that_starts_over_has_a_tier_of_its_own(mine: Config, tmp_path: Pa
 def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, every="50 steps")
     publish, failing = RemoteTier.publish, [True]
 
@@ -143,6 +147,7 @@ def test_what_was_on_its_way_when_the_run_went_back_pushes_out_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for one, the state that is left out would take the place of the one to go on from, and then go."""
+    (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, keep=1)
     publish, begun, going_on = RemoteTier.publish, threading.Event(), threading.Event()
 
@@ -181,6 +186,26 @@ def test_what_goes_wrong_after_an_upload_does_not_make_it_fail(
     uploader.close(30)
     assert [step for step, seconds in told if seconds is not None] == [8] and len(told) == 1
     assert "after the upload of step 8: the listing does not come" in capsys.readouterr().err
+
+
+def test_what_is_not_uploaded_since_another_attempt_has_the_tier_is_said_each_time(
+    mine: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be long before the end: the metrics tell of each, and the end of the last."""
+    told: list[tuple[int, float | None]] = []
+    longer = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 13)
+    after_save = AfterSave(AfterSave.settings(longer, 1), lambda *upload: told.append(upload))
+    save(longer, 10, after_save)
+    assert after_save.wait(60) and told[-1] == (10, told[-1][1]) and told[-1][1] is not None
+    claim(longer, 2)
+    for step in (11, 12, 13):
+        save(longer, step, after_save)
+        assert after_save.wait(60)
+    after_save.close(60)
+    assert told[-3:] == [(11, None), (12, None), (13, None)]
+    said = capsys.readouterr().err
+    assert said.count("nothing more is uploaded") == 1
+    assert "step 13 is not uploaded: attempt 1 no longer owns the remote checkpoints" in said
 
 
 def test_where_the_index_cannot_be_used_the_store_tells_what_was_sent(mine: Config, tmp_path: Path) -> None:
@@ -230,7 +255,30 @@ def test_all_that_is_brought_is_flushed_before_it_has_its_name(
     assert found is not None and {"manifest.json", *found.manifest.files} <= flushed
 
 
+@pytest.mark.parametrize("here", [None, 1])
+def test_a_full_disk_here_is_no_damage_there(
+    mine: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: int | None
+) -> None:
+    """An older checkpoint has no more room, or has it: then steps that are safe would be done again."""
+    fetch = Objects.fetch
+
+    def full(self: Objects, name: str, path: Path, *arguments: Any) -> None:
+        if "step-00000009" in self.url:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fetch(self, name, path, *arguments)
+
+    monkeypatch.setattr(Objects, "fetch", full)
+    back = config_of(tmp_path / "back", f"file://{tmp_path}/remote", 9)
+    if here is not None:
+        save(back, here)
+    store, said = CheckpointStore(Path(back.run_directory) / "checkpoints"), []
+    with pytest.raises(CheckpointError, match="step 9 cannot be put here: No space left on device"):
+        newest_of_tiers(store, partial(claim, back), said.append)
+    assert said == [] and [folder.name for folder in store.folders()] == ([] if here is None else ["step-00000001"])
+
+
 def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, every="50 steps")
     after_save = AfterSave(AfterSave.settings(config, 1))
     for step in (0, 2, 3):
@@ -239,6 +287,21 @@ def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(config.run_directory))
     assert tier.steps() == [0]
     after_save.close(30)
+
+
+def test_a_store_that_cannot_refuse_a_second_claim_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Objects("memory://bucket/tiny")
+    assert RemoteTier.find(place, tmp_path).take(tmp_path, 1).claim is not None
+    put = type(place._files).pipe_file
+
+    def regardless(self: Any, path: str, value: bytes, mode: str = "overwrite") -> None:
+        put(self, path, value)
+
+    monkeypatch.setattr(type(place._files), "pipe_file", regardless)
+    before = place.at("run-001/owners").folders()
+    with pytest.raises(ConfigError, match="If-None-Match"):
+        RemoteTier.find(place, tmp_path).take(tmp_path, 2)
+    assert place.at("run-001/owners").folders() == before == ["00000001.json"]
 
 
 def test_a_bucket_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,3 +313,22 @@ def test_a_bucket_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(type(place._files), "pipe_file", refuse)
     with pytest.raises(CheckpointError, match="there is no such bucket"):
         place.create("a", b"")
+
+
+def test_a_folder_that_is_not_mounted_is_no_empty_tier(mine: Config, tmp_path: Path) -> None:
+    """Or a run whose disk is lost, too, would start over, and a run here would fill the disk below."""
+    remote, away = tmp_path / "remote", tmp_path / "unmounted"
+    elsewhere = config_of(tmp_path / "elsewhere", f"file://{remote}", 9)
+    store = CheckpointStore(Path(elsewhere.run_directory) / "checkpoints")
+    remote.rename(away)
+    with pytest.raises(CheckpointError, match=f"cannot be asked for: .* there is no folder {remote}"):
+        newest_of_tiers(store, partial(claim, elsewhere))
+    assert not remote.exists()
+    remote.mkdir()  # the place where it is mounted
+    with pytest.raises(UnreachableError, match="what this run has sent there is gone"):
+        claim(mine, 2)
+    assert not list(remote.iterdir())
+    remote.rmdir()
+    away.rename(remote)
+    found = newest_of_tiers(store, partial(claim, elsewhere))
+    assert found is not None and found.step == 9

@@ -3,15 +3,18 @@
 import errno
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from headway.checkpoint import objects
 from headway.checkpoint.store import CheckpointStore
 from headway.cli import checkpoints as verb
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, ConfigError
 from states import save
 
 app = typer.Typer()
@@ -161,4 +164,35 @@ def test_what_is_encrypted_behind_a_url_is_verified_with_the_key_only(
     assert isinstance(error, CheckpointError) and "cannot be decrypted" in output
     monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
     output, error = invoke("verify", f"file://{there}")
-    assert isinstance(error, CheckpointError) and output.count("it is encrypted, and there is no key") == 2
+    assert isinstance(error, ConfigError) and error.what == "it is encrypted, and there is no key"
+
+
+def test_what_a_store_needs_is_given_to_every_verb_that_reaches_one(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run has it in its config; without it a server of one's own could not be reached by hand."""
+    asked: list[dict[str, object]] = []
+    reach = objects.filesystem
+
+    def note(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any, str]:
+        asked.append(dict(options))
+        return reach(url, {}, purpose)
+
+    monkeypatch.setattr(objects, "filesystem", note)
+    url, given = f"file://{tmp_path}/there", ("--option", "endpoint_url=http://x:1", "--option", "client.retries=3")
+    new = tmp_path / "new"
+    for words in (
+        ("copy", run, url),
+        ("copy", url, tmp_path / "back"),
+        ("list", url),
+        ("verify", url),
+        ("restore", new, "--from", url),
+    ):
+        asked.clear()
+        assert invoke(*words, *given)[1] is None, words
+        assert asked and all(o == {"endpoint_url": "http://x:1", "client": {"retries": 3}} for o in asked), words
+    for words in (("list", run), ("restore", new), ("copy", run, tmp_path / "third")):
+        error = invoke(*words, *given)[1]
+        assert isinstance(error, ConfigError) and "none is given" in error.what
+    error = invoke("list", url, "--option", "endpoint_url")[1]
+    assert isinstance(error, ConfigError) and "KEY=VALUE" in error.what

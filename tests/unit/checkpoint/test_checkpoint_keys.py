@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import secrets
+import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.checkpoint import sealing
 from headway.checkpoint.bring import bring, newest_of_tiers
+from headway.checkpoint.claiming import claim_tier
 from headway.checkpoint.format import Manifest, tensor_bytes
 from headway.checkpoint.objects import Objects
 from headway.checkpoint.places import remote_manifests
-from headway.checkpoint.remote import RemoteTier, journal_of, place_of
+from headway.checkpoint.remote import RemoteTier, journal_of
+from headway.checkpoint.remote_claim import read_claim
+from headway.checkpoint.remote_files import sent_name
+from headway.checkpoint.remote_place import place_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
 from headway.checkpoint.signing import key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.verify_remote import remote_checkpoints
+from headway.config import RemoteConfig
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
 from headway.supervise.restoring import prune
@@ -187,12 +197,14 @@ def test_a_manifest_of_version_2_names_no_encrypted_files(sealed: CheckpointStor
 @pytest.mark.parametrize("remote_too", [False, True])
 def test_what_is_encrypted_here_is_sent_as_it_is(sealed: CheckpointStore, tmp_path: Path, remote_too: bool) -> None:
     run, remote = sealed.directory.parent, {"url": f"file://{tmp_path}/remote", "encrypt": remote_too}
+    (tmp_path / "remote").mkdir()
     tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
     assert tier.publish(sealed.info(3).path, journal_of(run, 3))
     there = tmp_path / "remote" / "tiny" / "run-001" / "step-00000003"
     files = sealed.info(3).manifest.files
-    assert {path.name for path in there.iterdir()} == {*files, "manifest.json" + (".sealed" if remote_too else "")}
-    assert all((there / name).read_bytes() == (sealed.info(3).path / name).read_bytes() for name in files)
+    sent = {sent_name(sealed.info(3).manifest, name): sealed.info(3).path / name for name in files}
+    assert {path.name for path in there.iterdir()} == {*sent, "manifest.json" + (".sealed" if remote_too else "")}
+    assert all((there / name).read_bytes() == path.read_bytes() for name, path in sent.items())
     new = CheckpointStore(tmp_path / "new" / "checkpoints")
     new.directory.mkdir(parents=True)
     found = newest_of_tiers(new, lambda: tier)
@@ -206,6 +218,7 @@ def test_what_is_encrypted_here_is_sent_as_it_is(sealed: CheckpointStore, tmp_pa
 def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography")
     run, remote = tmp_path / "tiny", {"url": f"file://{tmp_path}/remote", "encrypt": True}
+    (tmp_path / "remote").mkdir()
     with pytest.raises(ConfigError, match="there is no key"):
         place_of(remote, "tiny")
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "zz" * 32)
@@ -237,16 +250,85 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
     ended.discard(4)
     tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 3)
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", secrets.token_hex(32))
-    said: list[str] = []
-    with pytest.raises(CheckpointError, match="none of the remote checkpoints verifies"):
-        newest_of_tiers(
-            CheckpointStore(tmp_path / "x"), lambda: RemoteTier.find(place_of(remote, "tiny"), run), said.append
-        )
-    assert "cannot be decrypted" in said[0]
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "zz")
     assert type(place_of({**remote, "encrypt": False}, "tiny")) is Objects, "what is wrong with it does not matter then"
     monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
-    with pytest.raises(CheckpointError, match="it is encrypted, and there is no key"):
+    with pytest.raises(ConfigError, match="it is encrypted, and there is no key"):
         RemoteTier.find(place_of({**remote, "encrypt": False}, "tiny"), run).manifest(3)
     tier.discard(3)
     assert not (tmp_path / "remote" / "tiny" / "run-001" / "step-00000003").exists()
+
+
+def sealed_tier(run: Path, *steps: int) -> tuple[RemoteTier, dict[str, Any]]:
+    """The remote tier of a run that has sent these steps encrypted, and how it is configured."""
+    (run.parent / "remote").mkdir()
+    remote = {"url": f"file://{run.parent}/remote", "encrypt": True}
+    tier = RemoteTier.find(place_of(remote, "tiny"), run).take(run, 1)
+    for step in steps:
+        save(CheckpointStore(run / "checkpoints", max_shard_bytes=100, keep=9), step)
+        assert tier.publish(run / "checkpoints" / f"step-{step:08d}", journal_of(run, step))
+    return tier, remote
+
+
+@pytest.mark.parametrize("key", ["ef" * 32, None])
+def test_with_another_key_nothing_remote_is_passed_over_or_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """It looks like damage, for which a run would go back, and send what it has in the place of good checkpoints."""
+    pytest.importorskip("cryptography")
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", KEY)
+    run = tmp_path / "tiny"
+    _, remote = sealed_tier(run, 1, 2, 3)
+    shutil.rmtree(run / "checkpoints" / "step-00000003")
+    before = {path: path.read_bytes() for path in (tmp_path / "remote").rglob("*") if path.is_file()}
+    if key is None:
+        monkeypatch.delenv("HEADWAY_ENCRYPTION_KEY")
+        remote["encrypt"] = False
+    else:
+        monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", key)
+    why = "it is encrypted, and there is no key" if key is None else "cannot be decrypted with the key that is given"
+    tier = RemoteTier(RemoteTier.find(place_of(remote, "tiny"), run).objects, read_claim(run))
+    store = CheckpointStore(run / "checkpoints")
+    for look in (
+        partial(newest_of_tiers, store, lambda: tier),
+        partial(tier.publish, run / "checkpoints" / "step-00000002", journal_of(run, 2)),
+        partial(claim_tier, RemoteConfig.model_validate(remote), run, 2, ""),
+        partial(remote_manifests, f"{remote['url']}/tiny"),
+        partial(remote_checkpoints, f"{remote['url']}/tiny"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            look()
+    assert {path: path.read_bytes() for path in (tmp_path / "remote").rglob("*") if path.is_file()} == before
+
+
+def test_where_the_key_fits_what_cannot_be_decrypted_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", KEY)
+    run = tmp_path / "tiny"
+    tier, remote = sealed_tier(run, 1, 2, 3)
+    path = tmp_path / "remote/tiny/run-001/step-00000003/manifest.json.sealed"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    said: list[str] = []
+    found = newest_of_tiers(CheckpointStore(tmp_path / "new" / "checkpoints"), lambda: tier, said.append)
+    assert found is not None and found.step == 2 and "step-00000003: manifest.json cannot be decrypted" in said[0]
+    assert claim_tier(RemoteConfig.model_validate(remote), run, 2, "").publish(
+        run / "checkpoints" / "step-00000003", journal_of(run, 3)
+    ), "it is replaced"
+
+
+def test_what_a_kill_has_left_of_a_file_that_was_being_encrypted_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", KEY)
+    run = tmp_path / "tiny"
+    tier, _ = sealed_tier(run, 1)
+    save(CheckpointStore(run / "checkpoints", keep=9), 2)
+    held, left = run / "checkpoints" / ".sealing-held", run / "checkpoints" / ".sealing-left"
+    left.write_bytes(b"half of it")
+    with held.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        tier.publish(run / "checkpoints" / "step-00000002", journal_of(run, 2))
+        assert [path.name for path in (run / "checkpoints").glob(".sealing-*")] == [held.name]

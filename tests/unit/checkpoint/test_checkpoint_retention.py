@@ -88,6 +88,7 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
     run = tmp_path / "disk" / "tiny-2"
     run.mkdir(parents=True)
     (tmp_path / "tiny").symlink_to(run)
+    (tmp_path / "remote").mkdir()
     config = Config(
         name="tiny", train=TrainConfig(steps=4), checkpoint={"remote": {"url": f"file://{tmp_path}/remote"}}
     )
@@ -171,6 +172,7 @@ def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> Non
     )
     assert config.checkpoint.remote is not None
     run.mkdir()
+    (tmp_path / "remote").mkdir()
     tier = claim_tier(config.checkpoint.remote, run, 1, "")
     after = AfterSave(json.loads(json.dumps(AfterSave.settings(config, 1))))
     store = CheckpointStore(run / "checkpoints", after_save=after)

@@ -98,6 +98,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_store(
     """A finished run waits for its last upload, which may take long, and a machine that goes does not wait."""
     monkeypatch.setattr("headway.checkpoint.writer._LEAVING_SECONDS", 0.5)
     monkeypatch.setenv("HEADWAY_FAULTS", "freeze@upload.manifest")
+    (tmp_path / "remote").mkdir()
     remote = {"url": f"file://{tmp_path}/remote"}
     run = settings.directory.parent
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=1), checkpoint={"remote": remote})
@@ -318,6 +319,7 @@ def test_a_worker_killed_while_it_gives_an_order_loses_no_held_state(holding: Wr
 
 
 def test_what_the_process_logs_is_in_its_workers_log(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
     remote = {"url": f"file://{tmp_path}/remote"}
     config = Config(name="tiny", runs=tmp_path, train=TrainConfig(steps=1), checkpoint={"remote": remote})
     directory = tmp_path / "tiny" / "checkpoints"

@@ -43,6 +43,7 @@ def invoke(*arguments: object) -> tuple[Any, BaseException | None]:
 def run(tmp_path: Path) -> RunDirectory:
     """A run with checkpoints of steps 1 to 4, all but the last of them in its remote tier too, and a ledger."""
     run = RunDirectory(tmp_path / "runs" / "tiny")
+    (tmp_path / "remote").mkdir()
     remote = {"url": f"file://{tmp_path}/remote"}
     config = Config(name="tiny", train=TrainConfig(steps=4), checkpoint={"keep": 2, "remote": remote})
     attempt = run.begin_attempt("train")
@@ -73,7 +74,7 @@ def test_going_back_sets_later_steps_aside_everywhere(run: RunDirectory, tmp_pat
     assert names(run.path / "set-aside" / "002") == ["step-00000003", "step-00000004"]
     assert Ledger(run.ledger_path).committed_step == 2
     assert [manifest.step for manifest in remote_of(tmp_path).manifests()] == [1, 2]
-    assert (tmp_path / "remote" / "tiny" / "run-001" / "step-00000003" / "shard-00000.safetensors").exists()
+    assert list((tmp_path / "remote" / "tiny" / "run-001" / "step-00000003").glob("*-shard-00000.safetensors"))
     start = what_to_do(run, CheckpointStore(run.checkpoints)).checkpoint
     assert start is not None and start.step == 2
     assert [record["outcome"] for record in run.attempt_records()] == ["finished", "restored"]
@@ -264,6 +265,7 @@ def test_a_remote_checkpoint_that_was_set_aside_is_replaced_whole(
     assert remote is not None
     claim_tier(remote, run.path, 3, "").publish(run.checkpoints / "step-00000003", journal_of(run.path, 3))
     assert not aside.exists() and "replaces what was set aside" in capsys.readouterr().err
+    assert len(list(aside.parent.glob("*shard-00000.safetensors"))) == 1, "what was set aside has gone"
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

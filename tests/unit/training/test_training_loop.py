@@ -97,6 +97,7 @@ def test_what_came_of_uploads_is_in_the_metrics(
 ) -> None:
     """A failed one costs nothing but itself; the last one is known before the run ends."""
     found = {}
+    (tmp_path / "remote").mkdir()
     for name, faults in (("sent", ""), ("failed", "enospc@upload.file")):
         monkeypatch.setenv("HEADWAY_FAULTS", faults)
         config = tiny(checkpoint={"remote": {"url": f"file://{tmp_path}/remote"}, "every": "3 steps"})
