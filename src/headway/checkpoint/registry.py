@@ -68,7 +68,7 @@ class Entry:
     tensors: int | None = None
     world_size: int | None = None
     parent_step: int | None = None
-    """The checkpoint that its attempt started from; None when that was step 0, or is not known."""
+    """The checkpoint that its attempt started from, or went back to; None when that was step 0, or is not known."""
     parent_sha256: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What was recorded at its step."""

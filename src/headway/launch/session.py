@@ -21,6 +21,7 @@ from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.claiming import IDENTITY, claim_tier, find_tier
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.left_out import is_outdated
+from headway.checkpoint.lineage import PARENT, parent_record
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import (
@@ -182,7 +183,7 @@ def _train(
         "compiled": compiled,
         "determinism": config.determinism,
         "attempt": attempt.number,
-        "parent": {"step": start.step, "state_sha256": start.state_sha256} if start else None,
+        PARENT: parent_record(start.manifest) if start else None,
         "headway": __version__,
         "torch": torch.__version__,
         **left_out,

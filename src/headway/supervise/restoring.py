@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ def _verified_from_the_top(candidates: list[Candidate], folders: Mapping[int, Pa
     checked: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: -c.step):
         good = candidate.good and (any(c.good for c in checked) or verify_checkpoint(folders[candidate.step]).good)
-        checked.append(Candidate(candidate.step, candidate.time, candidate.metric, candidate.tokens, good))
+        checked.append(replace(candidate, good=good))
     return checked[::-1]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headway.checkpoint.bring import bring_earlier
 from headway.checkpoint.folders import pruning
 from headway.checkpoint.left_out import LEFT_OUT, Ranges, is_outdated, ranges_of
+from headway.checkpoint.lineage import PARENT, parent_record
 from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.store import CheckpointStore
 from headway.core.console import warning
@@ -63,6 +64,7 @@ class CheckpointRewinder:
         self._store.load_into(info, job.state.prepare_to_load(), self._world.gather_json)
         job.state.loaded()
         job.state.take_cursor(info.cursor)
+        job.checkpoint_context[PARENT] = parent_record(info.manifest)
         begin_scaling(job.state.cursor, job.config.train.precision)  # the checkpoint may be of another precision
         job.writer.went_back(to_step, job.state.left_out)
 

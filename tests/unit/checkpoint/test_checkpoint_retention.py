@@ -21,6 +21,7 @@ from headway.checkpoint import registry
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.claiming import claim_tier
 from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
+from headway.checkpoint.lineage import Origin
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import Place, Registry, on_network
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
@@ -66,6 +67,47 @@ def test_what_is_pinned_or_cannot_be_read_is_not_taken_for_old() -> None:
     candidates = [*made(1, 2, 3), Candidate(4, NOW, good=False)]
     assert outdated(candidates, Rules(keep=1), NOW, pinned=[1]) == [2]
     assert outdated([Candidate(1, NOW, good=False), *made(2, 3, 4)], Rules(keep=2), NOW) == [1, 2]
+
+
+@pytest.mark.parametrize("resumed", [(2, 10), (1, 10)], ids=["by another attempt", "by the same, after a rollback"])
+def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: tuple[int, int]) -> None:
+    """Step 20's was damaged, so that the steps from 10 on were done again; another attempt goes on from 21."""
+    config = Config(
+        name="run",
+        runs=tmp_path,
+        train=TrainConfig(steps=99),
+        checkpoint={"keep": 2, "remote": {"url": f"file://{tmp_path}/remote", "keep": 2}},
+    )
+    (tmp_path / "run").mkdir()
+    assert config.checkpoint.remote is not None
+    tier = claim_tier(config.checkpoint.remote, tmp_path / "run", 1, "")
+    directory = tmp_path / "run" / "checkpoints"
+    after: AfterSave | None = None
+    left = {}
+    for step, attempt, start in (
+        (5, 1, 0),
+        (10, 1, 0),
+        (20, 1, 0),
+        *((s, *resumed) for s in (13, 16, 21)),
+        (23, 3, 21),
+    ):
+        if after is None or step == 13:
+            after = AfterSave(AfterSave.settings(config, 1))
+        store = CheckpointStore(directory, after_save=after)
+        parent = {"step": start} if start else None
+        store.save(step, make_state(step), {"step": step}, {"attempt": attempt, "parent": parent})
+        assert after.wait(60)
+        left[step] = [sorted(int(name[5:]) for name in names(directory)), [m.step for m in tier.manifests()]]
+    assert after is not None
+    after.close(60)
+    assert left[16] == [[13, 16, 20]] * 2, "its turn comes when the run gets there"
+    assert left[21] == [[16, 20, 21]] * 2, "it stays for somebody to look at, and counts for nothing"
+    assert left[23] == [[21, 23]] * 2
+
+
+def test_checkpoints_that_tell_nothing_of_their_origin_all_count() -> None:
+    told = [Candidate(c.step, c.time, origin=Origin(1, 0)) for c in made(1, 2)]
+    assert sorted(kept([*made(3), *told], Rules(keep=2), NOW)) == [2, 3]
 
 
 def test_a_disk_that_does_not_answer_once_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
