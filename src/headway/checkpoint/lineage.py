@@ -21,6 +21,9 @@ class Origin(NamedTuple):
     """The step that this attempt started from, or went back to; None when it is not known."""
 
 
+UNKNOWN = Origin(None, None)
+
+
 def origin_of(context: Mapping[str, Any]) -> Origin:
     """As a checkpoint's context tells."""
     attempt, parent = context.get("attempt"), context.get(PARENT)

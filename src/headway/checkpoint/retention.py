@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headway.checkpoint.lineage import Origin, ancestors
+from headway.checkpoint.lineage import UNKNOWN, Origin, ancestors
 from headway.core.format import format_seconds
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Candidate:
     """Tokens trained on; None when it is not known, which keeps it where a rule would ask for them."""
     good: bool = True
     """Its manifest can be read."""
-    origin: Origin = Origin(None, None)
+    origin: Origin = UNKNOWN
     """What it grew out of."""
 
 

@@ -84,13 +84,8 @@ def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: 
     directory = tmp_path / "run" / "checkpoints"
     after: AfterSave | None = None
     left = {}
-    for step, attempt, start in (
-        (5, 1, 0),
-        (10, 1, 0),
-        (20, 1, 0),
-        *((s, *resumed) for s in (13, 16, 21)),
-        (23, 3, 21),
-    ):
+    saves = [(5, 1, 0), (10, 1, 0), (20, 1, 0), *((step, *resumed) for step in (13, 16, 21)), (23, 3, 21)]
+    for step, attempt, start in saves:
         if after is None or step == 13:
             after = AfterSave(AfterSave.settings(config, 1))
         store = CheckpointStore(directory, after_save=after)
