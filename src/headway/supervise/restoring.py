@@ -96,7 +96,8 @@ def restore(
 def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[int, str], list[int]]:
     """Remove the checkpoints of a run that the rules do not keep.
 
-    The newest that verifies, every byte of it, always stays; what is newer and does not verify counts in no rule.
+    The newest that training would go on from always stays: it verifies, every byte of it, and was not made with rows
+    that are left out since. What is newer counts in no rule.
 
     Args:
         rules: What is kept.
@@ -113,7 +114,7 @@ def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[
         config = load_resolved(run.config_path) if run.config_path.exists() else None
         pruner = Pruner(run.checkpoints, rules, config.train.batches if config else None)
         folders = checkpoint_folders(run.checkpoints)
-        candidates = _verified_from_the_top(pruner.candidates(), folders)
+        candidates = _usable_from_the_top(pruner.candidates(), folders, Ledger(run.ledger_path))
         if rules.keep_best and not any(c.metric is not None for c in candidates):
             console.warning(
                 f"no checkpoint has the metric '{rules.keep_metric}', so none is kept for being among the best"
@@ -121,7 +122,7 @@ def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[
         stay = kept(candidates, rules, time.time())
         go = [c.step for c in candidates if c.step not in stay]
         if not any(c.good for c in candidates):
-            return {c.step: "none verifies" for c in candidates}, []
+            return {c.step: "training would go on from none" for c in candidates}, []
         for step in [] if dry_run else go:
             try:
                 discard(folders[step])
@@ -149,11 +150,16 @@ def index(run: Path) -> list[Found]:
     return found
 
 
-def _verified_from_the_top(candidates: list[Candidate], folders: Mapping[int, Path]) -> list[Candidate]:
-    """The same, with those above the newest that verifies marked as not good."""
+def _usable_from_the_top(candidates: list[Candidate], folders: Mapping[int, Path], ledger: Ledger) -> list[Candidate]:
+    """The same, with those above the newest that training would go on from marked as not good."""
+
+    def usable(step: int) -> bool:
+        found = verify_checkpoint(folders[step])
+        return found.good and found.manifest is not None and _goes_on(ledger, found.manifest)
+
     checked: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: -c.step):
-        good = candidate.good and (any(c.good for c in checked) or verify_checkpoint(folders[candidate.step]).good)
+        good = candidate.good and (any(c.good for c in checked) or usable(candidate.step))
         checked.append(replace(candidate, good=good))
     return checked[::-1]
 

@@ -191,6 +191,13 @@ def test_prune_by_the_rules_of_the_run_or_a_number(run: RunDirectory) -> None:
     assert gone == [] and set(stay) == {3, 4}, "4 is damaged, so 3 is the newest that counts"
 
 
+def test_prune_takes_none_of_those_for_the_newest_that_training_would_remove(run: RunDirectory) -> None:
+    """A kill came between the decision to leave out step 2 and the removal of what was made with it."""
+    Ledger(run.ledger_path).decide(1, 2, 3, "rollback", "a spike")
+    stay, gone = prune(run, Rules(keep=1))
+    assert gone == [1] and stay[2] == "the newest" and sorted(stay) == [2, 3, 4]
+
+
 def test_prune_keeps_the_best_by_the_rule_of_the_run(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     for step, accuracy in enumerate([0.2, 0.9, 0.4, 0.3], start=1):
         with run.metrics_path.open("a") as file:
