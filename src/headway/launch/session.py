@@ -22,6 +22,7 @@ from headway.checkpoint.claiming import IDENTITY, claim_tier, find_tier
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.left_out import is_outdated
 from headway.checkpoint.lineage import PARENT, parent_record
+from headway.checkpoint.read_alike import refuse_other_bytes
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import (
@@ -157,7 +158,9 @@ def _train(
     if start is not None:
         check_data(task.fingerprints, start)
         began = time.monotonic()
-        store.load_into(start, state.prepare_to_load(), world.gather_json)
+        blocks = state.prepare_to_load()
+        refuse_other_bytes(start, blocks, world.rank, world.gather_json)
+        store.load_into(start, blocks, world.gather_json)
         load_seconds += time.monotonic() - began
         state.loaded()
         state.take_cursor(start.cursor)
