@@ -16,7 +16,7 @@ from headway.checkpoint.format import Manifest, read_manifest, step_name
 from headway.checkpoint.left_out import is_outdated
 from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_folders, remote_manifests, remote_tier
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.registry import LOCAL, Place, Registry
+from headway.checkpoint.registry import LOCAL, Registry
 from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.retention import Candidate, Rules, kept
 from headway.checkpoint.store import CheckpointStore
@@ -146,7 +146,7 @@ def index(run: Path) -> list[Found]:
             console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
         else:
             found.append(Found(checked.manifest, str(folder)))
-    Registry(run).rebuild([(f.manifest, Place(LOCAL, f.place, True)) for f in found], [LOCAL])
+    Registry(run).rebuild((f.manifest, f.place) for f in found)
     return found
 
 

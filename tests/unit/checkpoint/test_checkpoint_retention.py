@@ -23,7 +23,7 @@ from headway.checkpoint.claiming import claim_tier
 from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
 from headway.checkpoint.lineage import Origin
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.registry import Place, Registry, on_network
+from headway.checkpoint.registry import Registry, on_network
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
@@ -299,13 +299,29 @@ def test_the_registry_is_an_index_that_can_be_lost(tmp_path: Path, capsys: pytes
     registry.path.write_bytes(b"this is no database" * 100)
     assert registry.entries() == [] and registry.add(manifests[0], "local", "x")
     assert "is broken" in capsys.readouterr().err and [entry.step for entry in registry.entries()] == [1]
-    registry.rebuild([(manifest, Place("local", "y", True)) for manifest in manifests], ["local"])
+    registry.rebuild((manifest, "y") for manifest in manifests)
     assert [entry.places[0].place for entry in registry.entries()] == ["y", "y"]
     with sqlite3.connect(registry.path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     said: list[str] = []
     nowhere = Registry(tmp_path / "no" / "such", said.append)
     assert not nowhere.add(manifests[0], "local", "x") and not nowhere.forget("local", 1) and len(said) == 1
+
+
+def test_what_a_live_run_does_while_its_checkpoints_are_listed_stays_in_the_index(tmp_path: Path) -> None:
+    store, index = CheckpointStore(tmp_path / "checkpoints", keep=9), Registry(tmp_path)
+    found = [(save(store, step), f"step-{step}") for step in (1, 2)]
+    index.rebuild(found)
+    index.add(save(store, 3), "local", "of the run")
+    store.discard(1)
+    index.forget("local", 1)
+    index.rebuild(found)
+    assert [(entry.step, entry.places[0].place) for entry in index.entries()] == [(2, "step-2"), (3, "of the run")]
+    index.add(save(store, 4), "local", "of the run")
+    store.discard(3)
+    (store.directory / "step-00000004" / "manifest.json").write_text("")
+    index.rebuild(found)
+    assert [entry.step for entry in index.entries()] == [2], "one is gone and one damaged, without a word of the run"
 
 
 def _add_many(run: str, manifests: list[Any]) -> None:
