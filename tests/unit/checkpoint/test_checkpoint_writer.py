@@ -235,6 +235,34 @@ def _process(writer: CheckpointWriter) -> int:
     return writer._process._popen.pid
 
 
+def test_waiting_for_a_write_is_no_silence_as_long_as_it_gets_on(
+    writer: CheckpointWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker alone has no exchange with others that would tell of it."""
+    page, beats, turns = MagicMock(phase=Phase.END), [], 0
+    submit(writer, 1)
+    writer.wait()  # from here on the process says nothing of its own accord
+    os.kill(_process(writer), signal.SIGSTOP)
+    submit(writer, 2)
+
+    def gather(said: Any) -> list[Any]:
+        nonlocal turns
+        turns += 1
+        assert writer._process is not None
+        if turns == 2:
+            writer._process.heard_seconds += 1.0
+        elif turns == 4:
+            os.kill(_process(writer), signal.SIGCONT)
+        return [said]
+
+    page.beat.side_effect = lambda phase: beats.append((phase, turns))
+    monkeypatch.setattr("headway.core.heartbeat._heartbeat", page)
+    monkeypatch.setattr("headway.checkpoint.writer._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "_gather", gather)
+    writer.wait()
+    assert beats[0] == (Phase.END, 2) and (Phase.END, 3) not in beats
+
+
 def test_signals_that_stop_a_worker_do_not_stop_its_writing(writer: CheckpointWriter) -> None:
     submit(writer, 1)
     writer.wait()
