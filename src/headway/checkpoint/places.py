@@ -90,6 +90,8 @@ def copy_checkpoints(
 ) -> list[Found]:
     """Copy one or all checkpoints of a place into another; what is there already, and verifies, is not copied again.
 
+    A copy into a folder is verified before it gets its name. What a run removes meanwhile is left out, with a warning.
+
     Args:
         source: A run, a checkpoint, or a URL of either.
         target: Folder or URL that then holds the folders of steps.
@@ -143,6 +145,8 @@ def _from_here(source: str, target: str, step: int | None, options: dict[str, An
     for folder in folders.values():
         found = verify_checkpoint(folder)
         if not found.good or found.manifest is None:
+            if _is_gone(folder):
+                continue
             if len(folders) == 1:
                 raise CheckpointError(
                     f"{folder.name} is damaged: {'; '.join(map(str, found.damage))}",
@@ -151,8 +155,20 @@ def _from_here(source: str, target: str, step: int | None, options: dict[str, An
                 )
             warning(f"passing over {folder}: {'; '.join(map(str, found.damage))}")
             continue
-        copies.append(Found(found.manifest, put(folder, found.manifest)))
+        try:
+            copies.append(Found(found.manifest, put(folder, found.manifest)))
+        except (CheckpointError, OSError):
+            if not _is_gone(folder):
+                raise
     return copies
+
+
+def _is_gone(folder: Path) -> bool:
+    """Whether a checkpoint that was just there is no longer: the run that it belongs to goes on."""
+    gone = not folder.exists()
+    if gone:
+        warning(f"passing over {folder}: it was removed while it was copied")
+    return gone
 
 
 def _uploader(target: str, options: dict[str, Any] | None) -> Callable[[Path, Manifest], str]:
@@ -201,6 +217,14 @@ def _copier(target: Path) -> Callable[[Path, Manifest], str]:
                 with (hidden / name).open("rb") as file:
                     os.fsync(file.fileno())
             sync_folder(hidden)
+            copied = verify_checkpoint(hidden)
+            if not copied.good:
+                shutil.rmtree(hidden, ignore_errors=True)
+                raise CheckpointError(
+                    f"what was copied is not what was there: {'; '.join(map(str, copied.damage))}",
+                    where=str(there),
+                    fix="copy it again; if that does not help, look at disk and memory",
+                )
             hidden.rename(there)
             sync_folder(target)
         except OSError as error:

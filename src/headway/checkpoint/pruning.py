@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.contents import step_metrics
 from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard
 from headway.checkpoint.format import Manifest, UnreadableManifest, read_manifest
+from headway.checkpoint.lineage import origin_of
 from headway.checkpoint.retention import Candidate, Rules, kept, outdated
 from headway.core import console
 from headway.core.errors import CheckpointError
@@ -91,7 +93,7 @@ class Pruner:
         if found.metric is None and self.rules.keep_best:
             # It may have been recorded after the checkpoint was made, or by a version that did not write it down there.
             metric = step_metrics(self.directory.parent, manifest.step).get(self.rules.keep_metric)
-            return Candidate(found.step, found.time, metric, found.tokens)
+            return replace(found, metric=metric)
         return found
 
 
@@ -104,4 +106,5 @@ def candidate_of(manifest: Manifest, metric: str, batches: Batches | None) -> Ca
         time=float(moment) if isinstance(moment, (int, float)) else 0.0,
         metric=float(value) if isinstance(value, (int, float)) else None,
         tokens=None if batches is None else batches.tokens_before(manifest.step),
+        origin=origin_of(manifest.context),
     )

@@ -162,7 +162,7 @@ class SavedTensors:
         entry, size = self._manifest.tensors[name], tuple(block.local.shape)
         if 0 in size:
             return
-        same = next((s for s in entry.slices if (s.offset, s.shape) == (block.offset, size)), None)
+        same = _same_slice(entry, block)
         if same is not None:
             block.local.copy_(self._slice(name, same))
         elif len(entry.slices) == 1 or len(size) != len(entry.slices[0].shape):
@@ -185,6 +185,21 @@ class SavedTensors:
             self._opened[part.file] = file
         with _told_well(path):
             return self._opened[part.file].get_tensor(name)
+
+
+def files_of(manifest: Manifest, name: str, block: Block) -> set[str]:
+    """The files that `SavedTensors.copy_into` may read for a block; none for a tensor that the checkpoint lacks."""
+    entry = manifest.tensors.get(name)
+    if entry is None or 0 in block.local.shape:
+        return set()
+    same = _same_slice(entry, block)
+    return {part.file for part in (entry.slices if same is None else [same])}
+
+
+def _same_slice(entry: TensorEntry, block: Block) -> Slice | None:
+    """The one that was cut as the block is, if there is one."""
+    size = tuple(block.local.shape)
+    return next((s for s in entry.slices if (s.offset, s.shape) == (block.offset, size)), None)
 
 
 _Index = tuple[slice, ...]

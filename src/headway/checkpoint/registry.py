@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.format import Manifest
+from headway.checkpoint.folders import checkpoint_folders
+from headway.checkpoint.format import Manifest, read_manifest
 from headway.core.console import warning
+from headway.core.errors import CheckpointError
 
 FILE_NAME = "checkpoints.sqlite"
 LOCAL, REMOTE = "local", "remote"
@@ -68,7 +70,7 @@ class Entry:
     tensors: int | None = None
     world_size: int | None = None
     parent_step: int | None = None
-    """The checkpoint that its attempt started from; None when that was step 0, or is not known."""
+    """The checkpoint that its attempt started from, or went back to; None when that was step 0, or is not known."""
     parent_sha256: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What was recorded at its step."""
@@ -133,21 +135,27 @@ class Registry:
 
         return self._change(remove)
 
-    def rebuild(self, found: Iterable[tuple[Manifest, Place]], tiers: Iterable[str]) -> bool:
-        """Make the index anew from what lies in some tiers; what it says of others stays.
+    def rebuild(self, found: Iterable[tuple[Manifest, str]]) -> bool:
+        """Bring what the index says of the run directory in line with it; what it says of other tiers stays.
+
+        A live run may have saved and removed checkpoints since they were looked for: one that was not found stays if it
+        can be read now, and what is not there now does not come.
 
         Args:
-            found: Every checkpoint of these tiers.
-            tiers: The tiers that were looked through.
+            found: The checkpoints there, each with its folder.
         """
-        found, tiers = list(found), list(tiers)
+        found = list(found)
 
         def put(connection: sqlite3.Connection) -> None:
-            for tier in tiers:
-                connection.execute("DELETE FROM places WHERE tier = ?", (tier,))
-            for manifest, place in found:
-                self._put(connection, entry_of(manifest, self._run))
-                self._put_place(connection, manifest.step, manifest.state_sha256, place)
+            there = checkpoint_folders(self.path.parent / "checkpoints")
+            looked_at = {manifest.step for manifest, _ in found}
+            for (step,) in connection.execute("SELECT step FROM places WHERE tier = ?", (LOCAL,)).fetchall():
+                if step not in there or (step not in looked_at and not _is_readable(there[step])):
+                    connection.execute("DELETE FROM places WHERE tier = ? AND step = ?", (LOCAL, step))
+            for manifest, folder in found:
+                if manifest.step in there:
+                    self._put(connection, entry_of(manifest, self._run))
+                    self._put_place(connection, manifest.step, manifest.state_sha256, Place(LOCAL, folder, True))
             self._drop_homeless(connection)
 
         return self._change(put)
@@ -255,6 +263,14 @@ class Registry:
         if not self._reported:
             self._reported = True
             self._report(f"{self.path} cannot be {what}: {error}; checkpoints are not affected")
+
+
+def _is_readable(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except CheckpointError:
+        return False
+    return True
 
 
 def on_network(folder: Path, mounts: Path = Path("/proc/mounts")) -> bool:

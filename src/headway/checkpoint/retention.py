@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headway.checkpoint.lineage import UNKNOWN, Origin, ancestors
 from headway.core.format import format_seconds
 
 if TYPE_CHECKING:
@@ -72,13 +73,15 @@ class Candidate:
     """Tokens trained on; None when it is not known, which keeps it where a rule would ask for them."""
     good: bool = True
     """Its manifest can be read."""
+    origin: Origin = UNKNOWN
+    """What it grew out of."""
 
 
 def kept(candidates: Iterable[Candidate], rules: Rules, now: float) -> dict[int, str]:
     """The steps that stay, each with the first rule that keeps it; all others go.
 
-    The newest good one always stays. Checkpoints that are not good count in no rule, so they push out none that is;
-    those among the newest stay for somebody to look at.
+    The newest good one always stays. Checkpoints that are not good, or that a run has passed over on its way to the
+    newest, count in no rule, so they push out none that does; those among the newest stay for somebody to look at.
 
     Args:
         candidates: In any order, one per step.
@@ -86,7 +89,8 @@ def kept(candidates: Iterable[Candidate], rules: Rules, now: float) -> dict[int,
         now: Unix seconds.
     """
     ordered = sorted(candidates, key=lambda c: c.step)
-    good = [c for c in ordered if c.good]
+    line = ancestors({c.step: c.origin for c in ordered if c.good})
+    good = [c for c in ordered if c.step in line]
     reasons: dict[int, str] = {}
 
     def keep(chosen: Iterable[Candidate], why: str) -> None:
@@ -96,7 +100,8 @@ def kept(candidates: Iterable[Candidate], rules: Rules, now: float) -> dict[int,
     keep(good[-1:], "the newest")
     keep(good[-rules.keep :], f"among the newest {rules.keep}")
     oldest_new = good[-rules.keep :][0].step if good else 0
-    keep((c for c in ordered if not c.good and c.step > oldest_new), "cannot be read, and is new")
+    odd = (c for c in ordered if c.step not in line and c.step > oldest_new)
+    keep(odd, "was passed over or cannot be read, and is new")
     if rules.keep_every is not None:
         keep(_first_of_each(good, rules.keep_every.amount, rules.keep_every.unit), f"one every {rules.keep_every}")
     if rules.keep_best:

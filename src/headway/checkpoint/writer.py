@@ -24,7 +24,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
 from headway.core.format import format_seconds
-from headway.core.heartbeat import Phase, beat
+from headway.core.heartbeat import Phase, beat, keep_beating
 
 if TYPE_CHECKING:
     from headway.core.types import StateBlocks
@@ -288,11 +288,16 @@ class CheckpointWriter:
 
     def _wait_together(self) -> None:
         """Return when all that was handed over has come to its end on every worker."""
-        left = True
+        left, heard_seconds = True, math.inf
         while left:
             with self._changed:
                 self._changed.wait_for(lambda: not self._outstanding, _LOOK_SECONDS)
                 self._give_up_if_stalled()
+            # A large state may take minutes, and where there are no others, no exchange with them is a sign of life.
+            process, before = self._process, heard_seconds
+            heard_seconds = math.inf if process is None else process.heard_seconds
+            if heard_seconds > before:
+                keep_beating()
             left = any(self._ask_all(bool(self._outstanding)))
 
     def _free_slot(self) -> Slot | None:

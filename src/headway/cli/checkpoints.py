@@ -132,17 +132,17 @@ def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tup
     run = path.parent if path.name == "checkpoints" else path
     for folder in local_folders(path).values():
         try:
-            read.append((read_manifest(folder), Place(LOCAL, str(folder), True)))
+            read.append((read_manifest(folder), str(folder)))
         except CheckpointError as error:
             warning(f"{folder}: {error.what}")
     contexts = {(manifest.step, manifest.state_sha256): _more(manifest) for manifest, _ in read}
     if (run / "config.yaml").exists():
         registry = Registry(run)
-        registry.rebuild(read, [LOCAL])
+        registry.rebuild(read)
         known = registry.entries()
         if known:
             return known, contexts
-    return [replace(entry_of(manifest, None), places=(place,)) for manifest, place in read], contexts
+    return [replace(entry_of(m, None), places=(Place(LOCAL, folder, True),)) for m, folder in read], contexts
 
 
 def _more(manifest: Manifest) -> dict[str, Any]:

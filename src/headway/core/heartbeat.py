@@ -169,6 +169,11 @@ class Heartbeat:
         """Finished steps."""
         return self._step
 
+    @property
+    def phase(self) -> Phase:
+        """As last told."""
+        return self._phase
+
     def _count(self, now: int) -> None:
         if self._phase in _OF_A_STEP and not self._waits:
             self._own_ns += now - self._mark_ns
@@ -325,6 +330,12 @@ def beat(phase: Phase, step: int | None = None) -> None:
     if _observer is not None:
         _observer.phase(phase)
     fault_point(_POINTS[phase], _step)
+
+
+def keep_beating() -> None:
+    """Still alive, in the phase that was told last, and waiting for something that gets on."""
+    if _heartbeat is not None:
+        _heartbeat.beat(_heartbeat.phase)
 
 
 def current_step() -> int | None:

@@ -23,6 +23,14 @@ def host_name() -> str:
     return socket.gethostname()[:64]
 
 
+def kernel_name() -> str:
+    """The same for processes that share a kernel, and so its page cache, whatever containers they are in."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return host_name()
+
+
 @dataclass(frozen=True)
 class Output:
     """How a command went."""

@@ -21,6 +21,8 @@ from headway.checkpoint.bring import newest_of_tiers
 from headway.checkpoint.claiming import IDENTITY, claim_tier, find_tier
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.left_out import is_outdated
+from headway.checkpoint.lineage import PARENT, parent_record
+from headway.checkpoint.read_alike import refuse_other_bytes
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import (
@@ -162,7 +164,9 @@ def _train(
     if start is not None:
         check_data(task.fingerprints, start)
         began = time.monotonic()
-        store.load_into(start, state.prepare_to_load(), world.gather_json)
+        blocks = state.prepare_to_load()
+        refuse_other_bytes(start, blocks, world.rank, world.gather_json)
+        store.load_into(start, blocks, world.gather_json)
         load_seconds += time.monotonic() - began
         state.loaded()
         state.take_cursor(start.cursor)
@@ -188,7 +192,7 @@ def _train(
         "compiled": compiled,
         "determinism": config.determinism,
         "attempt": attempt.number,
-        "parent": {"step": start.step, "state_sha256": start.state_sha256} if start else None,
+        PARENT: parent_record(start.manifest) if start else None,
         "headway": __version__,
         "torch": torch.__version__,
         **left_out,

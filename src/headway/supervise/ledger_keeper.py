@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.fence import OwnerUnknown
+from headway.checkpoint.lineage import ancestors, origin_of
 from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core.console import warning
@@ -95,8 +96,10 @@ class LedgerKeeper(Callback):
         if self._ledger.committed_step >= step:
             return
         run = Run(self._ledger.path.parent)
-        for info in _ancestors([info for info in self._store.list() if info.step <= step]):
-            if self._ledger.committed_step < info.step:
+        infos = [info for info in self._store.list() if info.step <= step]
+        line = ancestors({info.step: origin_of(info.context) for info in infos})
+        for info in infos:
+            if info.step in line and self._ledger.committed_step < info.step:
                 self._take_over(job, info, run)
 
     def _take_over(self, job: Job, info: CheckpointInfo, run: Run) -> None:
@@ -118,23 +121,3 @@ class LedgerKeeper(Callback):
                 if start < end:
                     rows = {key: rows[key] - out for key, out in feed.rows_by_source(start, end).items()}
             self._ledger.commit(attempt, first, step, rows, name, plan, feed.rows)
-
-
-def _ancestors(infos: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Of checkpoints by rising step the newest, and those that it grew out of.
-
-    One that turned out to be damaged when an attempt started is none of them: its steps were done again.
-    """
-    line: list[CheckpointInfo] = []
-    for info in reversed(infos):
-        if not line or info.context.get("attempt") == line[-1].context.get("attempt") or info.step <= _origin(line[-1]):
-            line.append(info)
-    return line[::-1]
-
-
-def _origin(info: CheckpointInfo) -> int:
-    """The step that the attempt which made a checkpoint started from."""
-    if "parent" not in info.context:
-        return info.step
-    parent = info.context["parent"]
-    return int(parent["step"]) if parent else 0

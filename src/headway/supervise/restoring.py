@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from headway.checkpoint.format import Manifest, read_manifest, step_name
 from headway.checkpoint.left_out import is_outdated
 from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_folders, remote_manifests, remote_tier
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.registry import LOCAL, Place, Registry
+from headway.checkpoint.registry import LOCAL, Registry
 from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.retention import Candidate, Rules, kept
 from headway.checkpoint.store import CheckpointStore
@@ -96,7 +96,8 @@ def restore(
 def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[int, str], list[int]]:
     """Remove the checkpoints of a run that the rules do not keep.
 
-    The newest that verifies, every byte of it, always stays; what is newer and does not verify counts in no rule.
+    The newest that training would go on from always stays: it verifies, every byte of it, and was not made with rows
+    that are left out since. What is newer counts in no rule.
 
     Args:
         rules: What is kept.
@@ -113,7 +114,7 @@ def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[
         config = load_resolved(run.config_path) if run.config_path.exists() else None
         pruner = Pruner(run.checkpoints, rules, config.train.batches if config else None)
         folders = checkpoint_folders(run.checkpoints)
-        candidates = _verified_from_the_top(pruner.candidates(), folders)
+        candidates = _usable_from_the_top(pruner.candidates(), folders, Ledger(run.ledger_path))
         if rules.keep_best and not any(c.metric is not None for c in candidates):
             console.warning(
                 f"no checkpoint has the metric '{rules.keep_metric}', so none is kept for being among the best"
@@ -121,7 +122,7 @@ def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[
         stay = kept(candidates, rules, time.time())
         go = [c.step for c in candidates if c.step not in stay]
         if not any(c.good for c in candidates):
-            return {c.step: "none verifies" for c in candidates}, []
+            return {c.step: "training would go on from none" for c in candidates}, []
         for step in [] if dry_run else go:
             try:
                 discard(folders[step])
@@ -145,16 +146,21 @@ def index(run: Path) -> list[Found]:
             console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
         else:
             found.append(Found(checked.manifest, str(folder)))
-    Registry(run).rebuild([(f.manifest, Place(LOCAL, f.place, True)) for f in found], [LOCAL])
+    Registry(run).rebuild((f.manifest, f.place) for f in found)
     return found
 
 
-def _verified_from_the_top(candidates: list[Candidate], folders: Mapping[int, Path]) -> list[Candidate]:
-    """The same, with those above the newest that verifies marked as not good."""
+def _usable_from_the_top(candidates: list[Candidate], folders: Mapping[int, Path], ledger: Ledger) -> list[Candidate]:
+    """The same, with those above the newest that training would go on from marked as not good."""
+
+    def usable(step: int) -> bool:
+        found = verify_checkpoint(folders[step])
+        return found.good and found.manifest is not None and _goes_on(ledger, found.manifest)
+
     checked: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: -c.step):
-        good = candidate.good and (any(c.good for c in checked) or verify_checkpoint(folders[candidate.step]).good)
-        checked.append(Candidate(candidate.step, candidate.time, candidate.metric, candidate.tokens, good))
+        good = candidate.good and (any(c.good for c in checked) or usable(candidate.step))
+        checked.append(replace(candidate, good=good))
     return checked[::-1]
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from headway.checkpoint.bring import bring_earlier
 from headway.checkpoint.folders import pruning
 from headway.checkpoint.left_out import LEFT_OUT, Ranges, is_outdated, ranges_of
+from headway.checkpoint.lineage import PARENT, parent_record
+from headway.checkpoint.read_alike import refuse_other_bytes
 from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.store import CheckpointStore
 from headway.core.console import warning
@@ -60,9 +62,12 @@ class CheckpointRewinder:
             discard_outdated(self._store, job.state.left_out)
         self._world.barrier()
         info = self._store.info(to_step, SEEN_SECONDS)
-        self._store.load_into(info, job.state.prepare_to_load(), self._world.gather_json)
+        blocks = job.state.prepare_to_load()
+        refuse_other_bytes(info, blocks, self._world.rank, self._world.gather_json)
+        self._store.load_into(info, blocks, self._world.gather_json)
         job.state.loaded()
         job.state.take_cursor(info.cursor)
+        job.checkpoint_context[PARENT] = parent_record(info.manifest)
         begin_scaling(job.state.cursor, job.config.train.precision)  # the checkpoint may be of another precision
         job.writer.went_back(to_step, job.state.left_out)
 

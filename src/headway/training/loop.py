@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from headway.checkpoint.fence import Fenced
 from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, LaneGrid
-from headway.core.errors import CheckpointError, DivergedError, HeadwayError, Preempted
+from headway.core.errors import CheckpointError, CorruptionError, DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
 from headway.core.types import MicroBatch
@@ -35,6 +36,9 @@ from headway.training.trial import out_of_memory_told
 
 #: Of writing the last state of an attempt, when a process died over it.
 _MORE_TRIES = 2
+#: Ends at which no state that is held in memory is written: a newer one is saved, none may be trusted, or the run is
+#: another process's.
+_NOTHING_HELD_COUNTS = (Preempted, DivergedError, CorruptionError, Fenced)
 
 
 @dataclass
@@ -153,19 +157,20 @@ def _forget_peak(device: torch.device) -> None:
 
 @contextmanager
 def _observed(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
-    """Callbacks around all steps; whatever ends them, what was handed over is saved before."""
-    crashed = True
+    """Callbacks around all steps; whatever ends them, what was handed over is saved before. What is only held is, too,
+    unless the end says that it is not to be gone on from, or not to be needed."""
+    write_held = True
     try:
         for callback in job.callbacks:
             callback.on_start(job)
         yield
-        crashed = False
-    except HeadwayError:  # the end of the run, or a state that was saved on purpose
-        crashed = False
+        write_held = False
+    except HeadwayError as error:
+        write_held = job.config.checkpoint.memory_every is not None and not isinstance(error, _NOTHING_HELD_COUNTS)
         raise
     finally:
         beat(Phase.END)
-        job.writer.close(write_held=crashed, hurried=stopped)
+        job.writer.close(write_held=write_held, hurried=stopped)
         _tell_outcomes(job)
         for callback in job.callbacks:
             callback.on_end(job)

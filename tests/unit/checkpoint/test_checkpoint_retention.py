@@ -21,8 +21,9 @@ from headway.checkpoint import registry
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.claiming import claim_tier
 from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
+from headway.checkpoint.lineage import Origin
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.registry import Place, Registry, on_network
+from headway.checkpoint.registry import Registry, on_network
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
@@ -66,6 +67,42 @@ def test_what_is_pinned_or_cannot_be_read_is_not_taken_for_old() -> None:
     candidates = [*made(1, 2, 3), Candidate(4, NOW, good=False)]
     assert outdated(candidates, Rules(keep=1), NOW, pinned=[1]) == [2]
     assert outdated([Candidate(1, NOW, good=False), *made(2, 3, 4)], Rules(keep=2), NOW) == [1, 2]
+
+
+@pytest.mark.parametrize("resumed", [(2, 10), (1, 10)], ids=["by another attempt", "by the same, after a rollback"])
+def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: tuple[int, int]) -> None:
+    """Step 20's was damaged, so that the steps from 10 on were done again; another attempt goes on from 21."""
+    config = Config(
+        name="run",
+        runs=tmp_path,
+        train=TrainConfig(steps=99),
+        checkpoint={"keep": 2, "remote": {"url": f"file://{tmp_path}/remote", "keep": 2}},
+    )
+    (tmp_path / "run").mkdir()
+    assert config.checkpoint.remote is not None
+    tier = claim_tier(config.checkpoint.remote, tmp_path / "run", 1, "")
+    directory = tmp_path / "run" / "checkpoints"
+    after: AfterSave | None = None
+    left = {}
+    saves = [(5, 1, 0), (10, 1, 0), (20, 1, 0), *((step, *resumed) for step in (13, 16, 21)), (23, 3, 21)]
+    for step, attempt, start in saves:
+        if after is None or step == 13:
+            after = AfterSave(AfterSave.settings(config, 1))
+        store = CheckpointStore(directory, after_save=after)
+        parent = {"step": start} if start else None
+        store.save(step, make_state(step), {"step": step}, {"attempt": attempt, "parent": parent})
+        assert after.wait(60)
+        left[step] = [sorted(int(name[5:]) for name in names(directory)), [m.step for m in tier.manifests()]]
+    assert after is not None
+    after.close(60)
+    assert left[16] == [[13, 16, 20]] * 2, "its turn comes when the run gets there"
+    assert left[21] == [[16, 20, 21]] * 2, "it stays for somebody to look at, and counts for nothing"
+    assert left[23] == [[21, 23]] * 2
+
+
+def test_checkpoints_that_tell_nothing_of_their_origin_all_count() -> None:
+    told = [Candidate(c.step, c.time, origin=Origin(1, 0)) for c in made(1, 2)]
+    assert sorted(kept([*made(3), *told], Rules(keep=2), NOW)) == [2, 3]
 
 
 def test_a_disk_that_does_not_answer_once_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +301,29 @@ def test_the_registry_is_an_index_that_can_be_lost(tmp_path: Path, capsys: pytes
     registry.path.write_bytes(b"this is no database" * 100)
     assert registry.entries() == [] and registry.add(manifests[0], "local", "x")
     assert "is broken" in capsys.readouterr().err and [entry.step for entry in registry.entries()] == [1]
-    registry.rebuild([(manifest, Place("local", "y", True)) for manifest in manifests], ["local"])
+    registry.rebuild((manifest, "y") for manifest in manifests)
     assert [entry.places[0].place for entry in registry.entries()] == ["y", "y"]
     with sqlite3.connect(registry.path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     said: list[str] = []
     nowhere = Registry(tmp_path / "no" / "such", said.append)
     assert not nowhere.add(manifests[0], "local", "x") and not nowhere.forget("local", 1) and len(said) == 1
+
+
+def test_what_a_live_run_does_while_its_checkpoints_are_listed_stays_in_the_index(tmp_path: Path) -> None:
+    store, index = CheckpointStore(tmp_path / "checkpoints", keep=9), Registry(tmp_path)
+    found = [(save(store, step), f"step-{step}") for step in (1, 2)]
+    index.rebuild(found)
+    index.add(save(store, 3), "local", "of the run")
+    store.discard(1)
+    index.forget("local", 1)
+    index.rebuild(found)
+    assert [(entry.step, entry.places[0].place) for entry in index.entries()] == [(2, "step-2"), (3, "of the run")]
+    index.add(save(store, 4), "local", "of the run")
+    store.discard(3)
+    (store.directory / "step-00000004" / "manifest.json").write_text("")
+    index.rebuild(found)
+    assert [entry.step for entry in index.entries()] == [2], "one is gone and one damaged, without a word of the run"
 
 
 def _add_many(run: str, manifests: list[Any]) -> None:

@@ -1,6 +1,7 @@
 """A run directory that several machines see, through clients that remember for a while what was not there."""
 
 import io
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint import read_alike
+from headway.checkpoint.format import Manifest
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.verify import Damage, check_file
 from headway.checkpoint.write_process import WriteProcess
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, CorruptionError
 from headway.core.waiting import wait_until
 from headway.supervise.run_directory import Attempt, RunDirectory
-from states import save
+from states import blocks, make_state, save
 
 
 @pytest.fixture
@@ -62,6 +66,82 @@ def test_a_part_that_another_machine_has_written_is_seen_at_once(tmp_path: Path,
     soon(note.touch)
     WriteProcess({**settings, **more}, io.StringIO())._wait_for(note, 1, "worker 1 has not written its part")
     assert note.exists()
+
+
+def load_on(
+    infos: list[CheckpointInfo], machines: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[list[str]], list[str]]:
+    """What workers hash before they load, each on the machine of that letter, and what they are refused with."""
+    workers = len(infos)
+    barrier, said, checked, refused = threading.Barrier(workers), [None] * workers, [[] for _ in infos], [""] * workers
+    here = threading.local()
+
+    def gather(value: Any) -> list[Any]:
+        said[here.rank] = json.loads(json.dumps(value))
+        barrier.wait()
+        everyone = list(said)
+        barrier.wait()
+        return everyone
+
+    def check(folder: Path, name: str, manifest: Manifest) -> Damage | None:
+        rank = next(rank for rank, info in enumerate(infos) if info.path == folder)
+        checked[rank].append(name)
+        return check_file(folder, name, manifest)
+
+    def work(rank: int) -> None:
+        here.rank = rank
+        try:
+            read_alike.refuse_other_bytes(infos[rank], blocks(make_state()), rank, gather)
+        except CorruptionError as error:
+            refused[rank] = error.what
+
+    monkeypatch.setattr(read_alike, "check_file", check)
+    for name in ("kernel_name", "host_name"):
+        monkeypatch.setattr(read_alike, name, lambda: machines[here.rank])
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [sorted(names) for names in checked], refused
+
+
+def seen(tmp_path: Path, workers: int) -> list[CheckpointInfo]:
+    """One checkpoint of several files, in a place of its own for each worker."""
+    found = []
+    for rank in range(workers):
+        store = CheckpointStore(tmp_path / str(rank), max_shard_bytes=60)
+        save(store, 2)
+        found.append(store.info(2))
+    assert len(found[0].manifest.files) > 2
+    return found
+
+
+def test_another_machine_hashes_what_its_workers_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = seen(tmp_path, 4)
+    files = sorted(infos[0].manifest.files)
+    checked, refused = load_on(infos, "aabb", monkeypatch)
+    assert checked[:2] == [[], []] and checked[2] and checked[3] and sorted(checked[2] + checked[3]) == files
+    assert load_on(infos[:2], "aa", monkeypatch) == ([[], []], ["", ""]), "the first one has read all of it there"
+    assert refused == [""] * 4
+
+
+@pytest.mark.parametrize("what", ["bytes", "state"])
+def test_what_another_machine_reads_otherwise_is_refused_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    infos = seen(tmp_path, 3)
+    if what == "bytes":
+        path = next(iter(sorted(infos[2].path.glob("shard-*"))))
+        path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    else:
+        other = CheckpointStore(tmp_path / "other")
+        save(other, 2, seed=9)
+        infos[2] = other.info(2)
+    _, refused = load_on(infos, "aab", monkeypatch)
+    words = "has changed since it was written" if what == "bytes" else "it is another state"
+    assert refused[0].startswith("b does not read the checkpoint of step 2") and words in refused[0]
+    assert refused == [refused[0]] * 3
 
 
 def test_an_attempt_that_began_on_another_machine_is_joined(tmp_path: Path, client: set[Path]) -> None:

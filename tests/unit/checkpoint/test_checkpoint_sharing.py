@@ -12,6 +12,7 @@ from headway.checkpoint import sealing
 from headway.checkpoint.format import hash_tensors
 from headway.checkpoint.images import Elements, Piece, plan_images
 from headway.checkpoint.publish import Part, Publisher, write_part
+from headway.checkpoint.reading import files_of
 from headway.checkpoint.sharing import share_out
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
@@ -148,3 +149,15 @@ def test_a_folder_is_made_by_its_owner_only(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         Publisher(tmp_path, refuse).begin(2, "x")
     assert leftover.exists(), "what belongs to the owner was cleared away"
+
+
+def test_the_files_that_a_part_may_need_are_known_before_it_is_read(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, [{"w": block} for block in CUTS["rows"]])
+    manifest = store.info(1).manifest
+    everything = set(manifest.files)
+    for block in CUTS["rows"]:
+        assert len(files_of(manifest, "w", block)) == 1 < len(everything)
+    assert files_of(manifest, "w", Block(torch.zeros(3, 4), (1, 0), SHAPE)) == everything
+    assert files_of(manifest, "w", Block(torch.zeros(0, 4), (1, 0), SHAPE)) == set()
+    assert files_of(manifest, "of another model", Block.whole(torch.zeros(1))) == set()

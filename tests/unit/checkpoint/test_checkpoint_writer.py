@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ from headway.core.types import Block, StateBlocks
 from headway.core.waiting import wait_until
 from headway.parallel.world import World
 from headway.supervise.rewind import CheckpointRewinder
-from states import blocks, equal, make_state, names, submit
+from states import blocks, equal, make_state, names, save, submit
 
 
 def test_states_are_saved_as_they_were_when_they_were_handed_over(
@@ -235,6 +236,34 @@ def _process(writer: CheckpointWriter) -> int:
     return writer._process._popen.pid
 
 
+def test_waiting_for_a_write_is_no_silence_as_long_as_it_gets_on(
+    writer: CheckpointWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker alone has no exchange with others that would tell of it."""
+    page, beats, turns = MagicMock(phase=Phase.END), [], 0
+    submit(writer, 1)
+    writer.wait()  # from here on the process says nothing of its own accord
+    os.kill(_process(writer), signal.SIGSTOP)
+    submit(writer, 2)
+
+    def gather(said: Any) -> list[Any]:
+        nonlocal turns
+        turns += 1
+        assert writer._process is not None
+        if turns == 2:
+            writer._process.heard_seconds += 1.0
+        elif turns == 4:
+            os.kill(_process(writer), signal.SIGCONT)
+        return [said]
+
+    page.beat.side_effect = lambda phase: beats.append((phase, turns))
+    monkeypatch.setattr("headway.core.heartbeat._heartbeat", page)
+    monkeypatch.setattr("headway.checkpoint.writer._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "_gather", gather)
+    writer.wait()
+    assert beats[0] == (Phase.END, 2) and (Phase.END, 3) not in beats
+
+
 def test_signals_that_stop_a_worker_do_not_stop_its_writing(writer: CheckpointWriter) -> None:
     submit(writer, 1)
     writer.wait()
@@ -344,6 +373,17 @@ def test_nobody_goes_back_to_a_checkpoint_that_is_about_to_be_removed(
     assert CheckpointRewinder(CheckpointStore(directory), world).target(12, ()) is None
     assert names(directory) == ["step-00000020"]
     writer.close()
+
+
+def test_what_is_saved_after_going_back_names_the_checkpoint_that_it_grew_out_of(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    manifest = save(store, 10)
+    state = MagicMock(left_out=((12, 13),))
+    state.prepare_to_load.return_value = blocks(make_state(0))
+    job = MagicMock(state=state, checkpoint_context={"parent": None})
+    CheckpointRewinder(store, World(0, 1, 0, torch.device("cpu"))).rewind(job, 10)
+    origin = {"step": 10, "state_sha256": manifest.state_sha256}
+    assert job.checkpoint_context == {"parent": origin, "left_out": [[12, 13]]}
 
 
 def test_orders_stand_still_while_a_slot_is_looked_for(

@@ -12,11 +12,14 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from headway.checkpoint import places
 from headway.checkpoint.claiming import claim_tier
+from headway.checkpoint.folders import discard
 from headway.checkpoint.registry import Registry
 from headway.checkpoint.remote import RemoteTier, journal_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.verify import Verification
 from headway.cli import checkpoints as verb
 from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved, override
 from headway.core.errors import CheckpointError, ConfigError
@@ -192,6 +195,13 @@ def test_prune_by_the_rules_of_the_run_or_a_number(run: RunDirectory) -> None:
     assert gone == [] and set(stay) == {3, 4}, "4 is damaged, so 3 is the newest that counts"
 
 
+def test_prune_takes_none_of_those_for_the_newest_that_training_would_remove(run: RunDirectory) -> None:
+    """A kill came between the decision to leave out step 2 and the removal of what was made with it."""
+    Ledger(run.ledger_path).decide(1, 2, 3, "rollback", "a spike")
+    stay, gone = prune(run, Rules(keep=1))
+    assert gone == [1] and stay[2] == "the newest" and sorted(stay) == [2, 3, 4]
+
+
 def test_prune_keeps_the_best_by_the_rule_of_the_run(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     for step, accuracy in enumerate([0.2, 0.9, 0.4, 0.3], start=1):
         with run.metrics_path.open("a") as file:
@@ -226,6 +236,45 @@ def test_copies_are_verified_and_made_once(run: RunDirectory, tmp_path: Path) ->
     assert isinstance(error, CheckpointError) and "is damaged" in error.what and not (tmp_path / "more").exists()
     _, error = invoke("copy", run.path, tmp_path / "copies")
     assert isinstance(error, CheckpointError) and "something else is there" in error.what
+
+
+def test_a_copy_that_is_not_what_was_there_gets_no_name(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copyfile
+
+    def flip(source: Path, target: Path) -> None:
+        copy(source, target)
+        if target.name.startswith("shard"):
+            target.write_bytes(target.read_bytes()[:-1] + b"\x55")
+
+    monkeypatch.setattr(shutil, "copyfile", flip)
+    _, error = invoke("copy", run.path, tmp_path / "copies", "--step", 3)
+    assert isinstance(error, CheckpointError) and "what was copied is not what was there" in error.what
+    assert names(tmp_path / "copies") == []
+
+
+@pytest.mark.parametrize("target", ["copies", "url"])
+def test_what_a_live_run_removes_while_it_is_copied_is_left_out(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    """Step 1 before it is looked at, step 2 while its files are read."""
+    verify, gone = places.verify_checkpoint, run.checkpoints / "step-00000001"
+
+    def late(path: Path) -> Verification:
+        if path == gone:
+            discard(path)
+        found = verify(path)
+        if path.name == "step-00000002" and path.parent == run.checkpoints:
+            discard(path)
+        return found
+
+    monkeypatch.setattr(places, "verify_checkpoint", late)
+    there = f"file://{tmp_path}/bucket" if target == "url" else str(tmp_path / "copies")
+    copied = places.copy_checkpoints(str(run.path), there)
+    assert [found.manifest.step for found in copied] == [3, 4]
+    said = capsys.readouterr().err
+    assert all(f"{name}: it was removed while it was copied" in said for name in ("step-00000001", "step-00000002"))
 
 
 def test_what_comes_from_a_url_replaces_no_good_checkpoint_of_another_state(run: RunDirectory, tmp_path: Path) -> None:

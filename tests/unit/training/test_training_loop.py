@@ -9,15 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from headway.checkpoint.fence import Fenced, OwnerUnknown
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import load_config
 from headway.core import heartbeat
-from headway.core.errors import ConfigError
+from headway.core.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptionError,
+    DataError,
+    DivergedError,
+    Preempted,
+)
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.launch.api import train
 from headway.telemetry.metrics import MetricsLog, read_metrics
@@ -202,6 +211,51 @@ def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(KeyError):
         loop.train_loop(job_of(world))
     assert events == ["feed", *([world.device] if device == "cuda" else []), "loop"]
+
+
+@pytest.mark.parametrize(
+    ("end", "memory_every", "written"),
+    [
+        (None, "2 steps", False),
+        (DataError, "2 steps", True),
+        (CheckpointError, "2 steps", True),
+        (OwnerUnknown, "2 steps", True),
+        (ValueError, "2 steps", True),
+        (Preempted, "2 steps", False),
+        (DivergedError, "2 steps", False),
+        (CorruptionError, "2 steps", False),
+        (Fenced, "2 steps", False),
+        (DataError, None, False),
+    ],
+)
+def test_what_is_held_is_written_at_any_end_that_leaves_it_worth_it(
+    end: type[Exception] | None, memory_every: str | None, written: bool
+) -> None:
+    writer = MagicMock()
+    config = SimpleNamespace(checkpoint=SimpleNamespace(memory_every=memory_every))
+    job: Any = SimpleNamespace(config=config, callbacks=(), writer=writer)
+    with pytest.raises(end) if end else nullcontext(), loop._observed(job, lambda: False):
+        if end is not None:
+            raise end("why")
+    assert writer.close.call_args.kwargs["write_held"] is written
+
+
+def test_data_that_cannot_be_read_cost_no_state_that_is_held(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = loop.train_step
+
+    def fail(config: Any, task: Any, state: Any, *more: Any) -> Any:
+        if state.cursor.step == 3:
+            raise DataError("a shard cannot be read")
+        return original(config, task, state, *more)
+
+    monkeypatch.setattr(loop, "train_step", fail)
+    every = ["checkpoint.every=100 steps", "checkpoint.memory_every=2 steps"]
+    with pytest.raises(DataError, match="a shard cannot be read"):
+        train(load_config(tiny(), ["supervise.enabled=false", *every, "train.steps=4"]))
+    (run,) = (tmp_path / "runs").iterdir()
+    assert CheckpointStore(run / "checkpoints").verify(2).good
 
 
 @pytest.mark.parametrize("step", [0, 1])
