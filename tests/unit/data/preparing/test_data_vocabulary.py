@@ -21,6 +21,8 @@ from headway.data.preparing.prepare import prepare
 from headway.data.reading import sources as source_module
 from headway.data.reading.places import SourceFile
 from headway.data.store import TokenStore
+from headway.data.tokenizing import tokenizer as tokenizer_module
+from headway.data.tokenizing.special import SpecialInText
 from headway.data.tokenizing.tokenizer import Tokenizer
 from support import write_config, write_corpus
 
@@ -82,6 +84,24 @@ def test_what_belongs_to_a_given_tokenizer_comes_along(corpus: Path, tmp_path: P
     assert len(loaded) == ours.vocab_size and loaded.bos_token == "<s>" and loaded.model_max_length == 4096
     assert loaded("red stone")["input_ids"] == ours.encode_batch(["red stone"])[0]
     assert loaded.apply_chat_template([{"role": "user", "content": "red"}], tokenize=False) == "red"
+
+
+def test_shards_whose_text_has_become_special_tokens_are_made_anew(
+    tmp_path: Path, config: Configs, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"type": "WordLevel", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}, "unk_token": "<unk>"}
+    (tmp_path / "given").mkdir()
+    spec = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+    (tmp_path / "given/tokenizer.json").write_text(json.dumps(spec))
+    jsonl(tmp_path / "a.jsonl", ["a </s> a"])
+    data = config("a.jsonl", tokenizer={"path": "given"})
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer_module, "special_in_text", lambda spec, end: SpecialInText(None, (), {}))
+        prepare(data, workers=1)
+    assert TokenStore.open(data.store).read("train", "a", 0, 4).tolist() == [2, 1, 2, 1]
+    assert not prepare(data, workers=1).up_to_date
+    assert TokenStore.open(data.store).read("train", "a", 0, 4).tolist() == [2, 0, 2, 1]
+    assert prepare(data, workers=1).up_to_date
 
 
 def _vocabulary(data: DataConfig, **values: Any) -> str:

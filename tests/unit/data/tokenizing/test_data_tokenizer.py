@@ -253,5 +253,5 @@ def test_an_end_of_text_that_is_not_marked_special_is_text_in_a_text(trained: To
     text = "def <|endoftext|> return"
     ids, _ = open_encoder(encoder, tokenizer).encode([text])
     assert [ids.tolist()] == trained.encode_batch([text])
-    assert tokenizer.fingerprint != trained.fingerprint and tokenizer.takes_text_for_special
-    assert not trained.takes_text_for_special
+    assert tokenizer.fingerprint != trained.fingerprint and tokenizer.special_in_text.unmarked
+    assert not trained.special_in_text.unmarked
