@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -122,7 +123,7 @@ def _is_byte_level(spec: dict[str, Any]) -> bool:
     patterns = [str(step["pattern"]) for step in steps if step.get("type") == "Split"]
     splits = any(level.get("use_regex", True) for level in levels) or any("\\p{L" in pattern for pattern in patterns)
     prefix = any(step.get("add_prefix_space") for step in levels)
-    return spec.get("normalizer") is None and bool(levels) and splits and not prefix
+    return spec.get("normalizer") in (None, {"type": "NFC"}) and bool(levels) and splits and not prefix
 
 
 def _is_metaspace(spec: dict[str, Any]) -> bool:
@@ -152,15 +153,33 @@ def parts(text: str, kind: Cutting) -> Iterator[str]:
     start = 0
     while kind and len(text) - start > 2 * PART_CHARACTERS:
         end = start + PART_CHARACTERS
-        cut = (_WORD_END if kind == "byte_level" else _SPACE).search(text, end, end + WORD_CHARACTERS)
-        if kind == "byte_level" and not cut:
-            cut = _MARK.search(text, end, end + WORD_CHARACTERS)
-        if kind == "metaspace" and not cut:
-            break  # inside a word no cut leaves the tokens as they are, since each part gets a space
-        stop = cut.end() if cut else end + WORD_CHARACTERS
+        stop = _word_end(text, end) if kind == "byte_level" else _space_end(text, end)
+        if stop is None:
+            if kind == "metaspace":
+                break  # inside a word no cut leaves the tokens as they are, since each part gets a space
+            stop = end + WORD_CHARACTERS
         yield text[start : stop - 1 if kind == "metaspace" else stop]
         start = stop
     yield text[start:]
+
+
+def _word_end(text: str, start: int) -> int | None:
+    """Where the first word ends behind a place, if one does before it is too long.
+
+    Nothing joins the white space or mark behind it to what is before it when a vocabulary normalises to NFC. But a
+    letter that NFC takes apart may end in a mark, which goes with the marks behind it.
+    """
+    for pattern in (_WORD_END, _MARK):
+        for found in pattern.finditer(text, start, start + WORD_CHARACTERS):
+            if unicodedata.is_normalized("NFC", found[0]):
+                return found.end()
+    return None
+
+
+def _space_end(text: str, start: int) -> int | None:
+    """The same of a single space."""
+    found = _SPACE.search(text, start, start + WORD_CHARACTERS)
+    return found.end() if found else None
 
 
 #: Score of a Unigram piece that no text is ever split into, unless all have lower ones.
