@@ -86,6 +86,7 @@ def report(
     headway data report run.yaml --output data.html
     """
     from headway.data.inspect import describe_store, fertility
+    from headway.data.store import REPORT
     from headway.telemetry.data_report import write_data_report
 
     refuse_folder(output)
@@ -97,7 +98,7 @@ def report(
         if source["name"] in opened.sources(split):
             source["fertility"] = fertility(opened, split, source["name"])
         source["asked_share"] = asked.get(source["name"])
-    target = output or opened.path / "report.html"
+    target = output or opened.path / REPORT
     with writing(target):
         print(write_data_report(facts, target))
 

@@ -27,6 +27,8 @@ MANIFEST = "manifest.json"
 INPUTS = "inputs.json"
 #: Malformed documents that were left out, when there were any.
 SKIPPED = "skipped.jsonl"
+#: Where `headway data report` writes unless it is told otherwise.
+REPORT = "report.html"
 #: Folder of the plans of packing, which are made again where they are missing.
 PACKING = "packing"
 #: Endings of a shard's two files: token ids, and where its documents start.
