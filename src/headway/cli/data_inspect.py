@@ -86,6 +86,7 @@ def report(
     headway data report run.yaml --output data.html
     """
     from headway.data.inspect import describe_store, fertility
+    from headway.data.store import REPORT
     from headway.telemetry.data_report import write_data_report
 
     refuse_folder(output)
@@ -97,7 +98,7 @@ def report(
         if source["name"] in opened.sources(split):
             source["fertility"] = fertility(opened, split, source["name"])
         source["asked_share"] = asked.get(source["name"])
-    target = output or opened.path / "report.html"
+    target = output or opened.path / REPORT
     with writing(target):
         print(write_data_report(facts, target))
 
@@ -112,10 +113,12 @@ def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) 
     mixed, steps = is_mixed(settings.data), settings.train.steps
     if mixed and steps is None:
         return {}
-    plan = plan_of(settings, training_rows(settings, store))
+    rows = training_rows(settings, store)
+    plan = plan_of(settings, rows)
     # Without a mixture every row is used equally often, and counting them one by one would take long.
     counts = plan.counts(0, steps) if mixed and steps is not None else plan.epoch_rows(0)
-    return {name: count / max(1, sum(counts)) for name, count in zip(plan.sources, counts, strict=True)}
+    shares = {name: count / max(1, sum(counts)) for name, count in zip(plan.sources, counts, strict=True)}
+    return shares | dict.fromkeys(rows.too_short, 0.0)
 
 
 def _print_sources(sources: list[dict[str, Any]]) -> None:

@@ -98,7 +98,7 @@ def fertility(store: TokenStore, split: str, source: str) -> float | None:
     tokens = words = 0
     for ids in _sample_documents(store, split, source):
         tokens += len(ids)
-        words += count_words(tokenizer.decode(ids))
+        words += count_words(tokenizer.decode(ids, skip_special_tokens=False))
     return tokens / words if words else None
 
 
@@ -118,9 +118,9 @@ def _sample_documents(store: TokenStore, split: str, source: str) -> Iterator[ND
 
 
 def sample_text(store: TokenStore, number: int = 0) -> str:
-    """The beginning of document `number` of the first training source, decoded."""
+    """The beginning of document `number` of the first training source, with special tokens that are in it."""
     source = store.sources("train")[0]
     bounds = store.shard_documents("train", source, 0)
     start, end = (int(bounds[number]), int(bounds[number + 1]))
-    ids = store.read("train", source, start, min(end - start, _SAMPLE_TOKENS))
-    return Tokenizer.load(store.tokenizer_folder).decode(ids)
+    ids = store.read("train", source, start, min(end - start - 1, _SAMPLE_TOKENS))
+    return Tokenizer.load(store.tokenizer_folder).decode(ids, skip_special_tokens=False)

@@ -27,6 +27,8 @@ MANIFEST = "manifest.json"
 INPUTS = "inputs.json"
 #: Malformed documents that were left out, when there were any.
 SKIPPED = "skipped.jsonl"
+#: Where `headway data report` writes unless it is told otherwise.
+REPORT = "report.html"
 #: Folder of the plans of packing, which are made again where they are missing.
 PACKING = "packing"
 #: Endings of a shard's two files: token ids, and where its documents start.
@@ -227,7 +229,20 @@ class TokenStore:
                 problems.append(f"{name}: {problem}")
             if progress:
                 progress(size or 0)
-        return problems
+        return problems + self._problems_of_settings()
+
+    def _problems_of_settings(self) -> list[str]:
+        """What is wrong with the tokenizer's settings, which have no hash, and which copies of a store do without."""
+        name = "tokenizer/tokenizer_config.json"
+        if not (self.path / name).exists():
+            return []
+        try:
+            said = orjson.loads((self.path / name).read_bytes())["eos_token"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return [f"{name}: unreadable, or not the settings of a tokenizer"]
+        end = said.get("content") if isinstance(said, dict) else said
+        wanted = self.manifest["tokenizer"]["end_of_text"]
+        return [] if end == wanted else [f"{name}: its eos_token is {end!r}, the store's is {wanted!r}"]
 
     def problems_beside_shards(self) -> list[str]:
         """The same for the files beside the shards alone: the tokenizer, and what went in."""

@@ -159,6 +159,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
         return TokenFeed.of(config, grid, store), evaluation
 
     feed, evaluation = cut(grid)
+    feed.warn_of_short_sources()
     plan = feed.plan
     lengths = [plan.sequence_length(first) for first, _ in plan.stretches(0, config.train.steps)]
     attended = {length: length for length in lengths}

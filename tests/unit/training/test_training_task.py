@@ -11,6 +11,7 @@ import pytest
 from headway.config import Config, load_config, resolve_grid
 from headway.config.supervise import SuperviseConfig
 from headway.data import remote_cache, remote_store
+from headway.data.feeding.feed import TokenFeed
 from headway.models.facts import flops_per_token
 from headway.training.task import Task, language_model_task
 
@@ -32,6 +33,13 @@ def test_flops_are_those_of_the_rows_of_a_step(tiny: Callable[..., Path], mask: 
     if not mask:
         shape: Any = task.model.config
         assert (longer, shorter) == (flops_per_token(shape, 32), flops_per_token(shape, 8))
+
+
+def test_sources_that_are_left_out_are_told_of(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[TokenFeed] = []
+    monkeypatch.setattr(TokenFeed, "warn_of_short_sources", lambda feed: told.append(feed))
+    task = task_of(load_config(tiny()))
+    assert told == [task.feed]
 
 
 def test_evaluation_rows_can_be_cut_as_the_workers_want_it(tiny: Callable[..., Path]) -> None:

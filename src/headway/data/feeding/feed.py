@@ -126,6 +126,16 @@ class TokenFeed(_PlannedFeed):
         super().__init__(plan, lanes, micro_batch, length)
         self._rows = rows
 
+    @property
+    def too_short(self) -> tuple[str, ...]:
+        """Names of the store's sources that are in no step, since they fill no row."""
+        return tuple(self._rows.too_short)
+
+    def warn_of_short_sources(self) -> None:
+        """Say which sources are left out, if any."""
+        if (complaint := self._rows.complaint()) and is_first_worker():
+            warning(complaint)
+
     def packing_figures(self, length: int) -> dict[str, PackingFigures]:
         """How each source's documents fill rows of a length that some steps have; warns where they hardly do."""
         figures = self._rows.figures(length)

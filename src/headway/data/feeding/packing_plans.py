@@ -35,6 +35,8 @@ _VERSION = 2
 _FIGURES = "plan.json"
 _FILES = {"starts": "<u8", "lengths": "<u4", "rows": "<u8", "continued": "|b1"}
 _ABANDONED_SECONDS = 24 * 3600
+# In the user's cache nobody knows which stores there still are.
+_UNUSED_SECONDS = 30 * 24 * 3600
 
 
 def open_plan(
@@ -50,6 +52,8 @@ def open_plan(
     for root in (own, shared):
         found = _read(root / relative)
         if found is not None:
+            if root == shared:
+                _mark_used(root / relative)
             return found
     job = _Job(store, split, source, sequence_length, packing)
     reasons = []
@@ -64,6 +68,8 @@ def open_plan(
                 notice(f"the packing of source '{source}' is kept in {root}, since {reasons[0]}")
             if root == own:
                 _remove_others(root / relative)
+            else:
+                _remove_unused(root)
             return made
         reasons.append(f"{root}: what was written cannot be read")
     notice(f"the packing of source '{source}' is in memory and made again at each start, since {'; '.join(reasons)}")
@@ -76,7 +82,10 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
     own, shared = (root / PACKING / relative for root in (store.path, user_cache()))
     for folder in (own, shared):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            return PackingFigures.from_json(json.loads((folder / _FIGURES).read_bytes()))
+            figures = PackingFigures.from_json(json.loads((folder / _FIGURES).read_bytes()))
+            if folder == shared:
+                _mark_used(folder)
+            return figures
     shards = store.shards(split, source)
     with progress(f"counting documents of {source}", sum(shard.documents for shard in shards), "documents") as bar:
 
@@ -92,6 +101,8 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
             write_json(folder / _FIGURES, figures.to_json())
             if folder == own:
                 _remove_others(own)
+            else:
+                _remove_unused(user_cache() / PACKING)
             break
     return figures
 
@@ -214,6 +225,19 @@ def _remove_others(folder: Path) -> None:
             half_made = other.name.startswith(".making-")
             if other != folder and (not half_made or time.time() - other.stat().st_mtime > _ABANDONED_SECONDS):
                 shutil.rmtree(other, ignore_errors=True)
+
+
+def _mark_used(folder: Path) -> None:
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def _remove_unused(root: Path) -> None:
+    """Remove what nobody has opened for long: each new version of a store has left a plan."""
+    for folder in root.glob("*/*/*/*"):  # see `_place`
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _UNUSED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _in_memory(job: _Job) -> tuple[Plan, PackingFigures]:

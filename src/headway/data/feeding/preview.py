@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError
 from headway.data.feeding.feed import TokenFeed
@@ -53,7 +54,7 @@ class RowView:
     padding: int
     """Tokens at its end that belong to no document."""
     documents: list[str]
-    """The text of the row, cut where a document ends; the token that says so is not shown."""
+    """The text of the row with special tokens, cut where a document ends; the token that says so is not shown."""
     ids: list[int]
     """The tokens that go in, (T,)."""
 
@@ -99,6 +100,8 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
     if isinstance(feed.plan, MixedPlan):
         segment = feed.plan.mixture.segment_at(step)
         first, last = segment.first_step, segment.last_step
+    feed.warn_of_short_sources()
+    left_out = [SourceView(name, asked=0.0, step=0.0, so_far=0.0, epochs=0.0) for name in feed.too_short]
     reader = _RowReader(config, store, feed, step)
     return StepView(
         step=step,
@@ -109,7 +112,7 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
         micro_batch=grid.micro_batch * config.train.sequence_length // length,
         first_step=first,
         last_step=last,
-        sources=_sources(feed.plan, step),
+        sources=[*_sources(feed.plan, step), *left_out],
         rows=[view for lane in range(grid.lanes) for view in reader.lane(lane, rows)],
     )
 
@@ -169,8 +172,12 @@ class _RowReader:
                     source_row=source_row,
                     first_token=None if self._packed else source_row * length,
                     padding=len(tokens) - len(text),
-                    documents=[self._tokenizer.decode(part) for part in np.split(text, ends) if len(part)],
+                    documents=[self._text(part) for part in np.split(text, ends) if len(part)],
                     ids=tokens.tolist(),
                 )
             )
         return views
+
+    def _text(self, ids: NDArray[np.integer[Any]]) -> str:
+        ended = ids[-1] == self._end_of_text
+        return self._tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)

@@ -25,6 +25,7 @@ class SplitRows:
 
     Attributes:
         sources: Names of the sources that have rows.
+        too_short: Tokens of the others.
         where: The store's place, for messages.
 
     Raises:
@@ -46,14 +47,23 @@ class SplitRows:
         }
         self._opened = {name: rows for name, rows in opened.items() if any(r.count for r in rows.values())}
         self.sources = tuple(self._opened)
+        self.too_short = {name: store.tokens(split, name) for name in opened if name not in self._opened}
+        self._shortest = min(lengths)
         if not self.sources:
-            longest = max((store.tokens(split, name) for name in store.sources(split)), default=0)
+            longest = max(self.too_short.values(), default=0)
             raise DataError(
-                f"no source has the {min(lengths) + 1:,} tokens of one row in split '{split}': the longest has"
+                f"no source has the {self._shortest + 1:,} tokens of one row in split '{split}': the longest has"
                 f" {longest:,}",
                 where=self.where,
                 fix="prepare more text, or lower train.sequence_length",
             )
+
+    def complaint(self) -> str | None:
+        """What a person should know of sources without a row, in one line."""
+        if not self.too_short:
+            return None
+        names = ", ".join(f"'{name}' ({tokens:,} tokens)" for name, tokens in self.too_short.items())
+        return f"left out, for they have not the {self._shortest + 1:,} tokens of one row: {names}"
 
     def counts(self, length: int) -> list[int]:
         """Rows of this length that each source has."""

@@ -211,7 +211,9 @@ class Builder:
         # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.
         vocabulary = (self._tokenizer.fingerprint, self._tokenizer.end_of_text_id)
         tokens = (*vocabulary, recipe.special_tokens_in_text, str(recipe.bound))
-        mended = ["as text"] if self._tokenizer.takes_text_for_special else []  # it was once encoded as it is
+        ways = self._tokenizer.special_in_text  # by which text that spells out special tokens once became those
+        mended = ["as text"] if ways.unmarked or ways.likely else []
+        mended += ["words as text"] if ways.hidden and not recipe.special_tokens_in_text else []
         return key_of("shards", _CODE, outcome.key, *tokens, *mended, _hash_of(verdict))
 
     def _name(self, outcome: Outcome) -> str:

@@ -16,13 +16,14 @@ from headway.data.in_use import replacing
 from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING
-from headway.data.store import INPUTS, MANIFEST, PACKING, SKIPPED
+from headway.data.store import INPUTS, MANIFEST, PACKING, REPORT, SKIPPED
 
 # Marks a store that is about to be replaced: once the folders have been exchanged, the old store has the name of one in
 # the making, and must not be taken for finished work: it may be what `--repair` or `--force` replaced.
 _MARK = ".replaced"
-# What a store's folder has of its own. Anything else there is somebody's.
-_OWN = {MANIFEST, INPUTS, SKIPPED, "tokenizer", *SPLITS, WORK, KEEPING, PACKING, _MARK}
+# What a store's folder has of its own. Anything else there is somebody's. A report is of the store that it was made of:
+# the next one's counts are others.
+_OWN = {MANIFEST, INPUTS, SKIPPED, REPORT, "tokenizer", *SPLITS, WORK, KEEPING, PACKING, _MARK}
 
 
 @contextmanager

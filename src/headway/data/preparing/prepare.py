@@ -30,14 +30,14 @@ from headway.data.preparing.manifest import inputs_json, manifest_json
 from headway.data.preparing.records import WORK, Records, record_encoder, recorded_encoder
 from headway.data.preparing.settings import settings_json
 from headway.data.preparing.units import units_of
-from headway.data.preparing.vocabulary import TRAINED, vocabulary_of
+from headway.data.preparing.vocabulary import SETTINGS, TRAINED, renew_settings, vocabulary_of
 from headway.data.reading.sources import Source, find_sources, open_tables
 from headway.data.store import INPUTS, MANIFEST, SKIPPED, TokenStore, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
 
 # What `Tokenizer.save` writes; a kill may have left a part of it under another name.
-_TOKENIZER = ("tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json")
+_TOKENIZER = ("tokenizer/tokenizer.json", SETTINGS)
 _HASHES = f"{WORK}/hashes"
 # Starting a worker takes about as long as tokenizing this much.
 _BYTES_PER_WORKER = 2 * 2**20
@@ -173,7 +173,9 @@ def prepare(
         manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs)
         up_to_date = present is not None and not builder.processed and _is(present, manifest)
         hashes.save((path if up_to_date else folder) / _HASHES)
-        if not up_to_date:
+        if up_to_date:
+            renew_settings(folder, path, data)
+        else:
             _write(folder, records, manifest, inputs, skipped, encoder)
             publish(folder, path)
     return _report(path, manifest, sources, builder, up_to_date, count, time.monotonic() - started)

@@ -31,6 +31,8 @@ _LISTED_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _SETTINGS = ("chat_template", "model_max_length", "padding_side", "truncation_side", "model_input_names")
 #: How a store's vocabulary was trained.
 TRAINED = f"{WORK}/vocabulary"
+#: What is written beside a vocabulary: names of special tokens, chat template and the like.
+SETTINGS = "tokenizer/tokenizer_config.json"
 # So many times as much text as a vocabulary was trained on would give a far better one.
 _FAR_MORE = 10
 _BLOCK = 2**20
@@ -79,6 +81,26 @@ def vocabulary_of(
     text = {"seen": seen, "input": _bytes(sources), "limits": _limits(sources)}
     _remember(folder, {"how": how, "files": files, "fingerprint": tokenizer.fingerprint, "kept": False, **text})
     return tokenizer
+
+
+def renew_settings(folder: Path, store: Path, data: DataConfig) -> None:
+    """Bring the settings beside the vocabulary of an up-to-date store up to date too, if they are given: a model that
+    is trained with it passes them on.
+
+    Beside a vocabulary that was trained here they may be the user's own, and stay unless they cannot be read.
+
+    Args:
+        folder: In which `vocabulary_of` has saved the vocabulary.
+        store: The store.
+        data: What it was prepared by.
+    """
+    wanted, file = (folder / SETTINGS).read_bytes(), store / SETTINGS
+    with suppress(OSError):
+        if file.read_bytes() == wanted or (data.tokenizer.path is None and _json_object(file)):
+            return
+    with atomic_write(file) as output:
+        output.write(wanted)
+    notice(f"settings beside the tokenizer are not the store's: {file} is written anew")
 
 
 def _kept(

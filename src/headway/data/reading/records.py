@@ -128,11 +128,20 @@ def check_fields(present: Sequence[str], field: str, template: str | None, where
     """Refuse a table whose columns lack a field that every document needs.
 
     Raises:
-        DataError: one is missing.
+        DataError: one is missing, or nobody knows which column it is.
     """
     for wanted in wanted_fields(field, template):
+        refuse_shared_name(wanted, present, where)
         if wanted not in present:
             raise missing_field(wanted, present, where)
+
+
+def refuse_shared_name(wanted: str, present: Sequence[str], where: str) -> None:
+    """Raise a DataError when several columns have the wanted name."""
+    count = present.count(wanted)
+    if count > 1:
+        what = f"{count} columns have the name '{wanted}'"
+        raise DataError(what, where=where, fix="give them names of their own")
 
 
 def missing_field(wanted: str, present: Sequence[str], where: str) -> DataError:

@@ -12,7 +12,7 @@ from typing import Any
 from headway.config.data import SourceConfig, source_name, stored_names
 from headway.config.units import Amount
 from headway.core.console import progress, warning
-from headway.core.errors import DataError
+from headway.core.errors import ConfigError, DataError
 from headway.data.reading import huggingface_datasets as hub
 from headway.data.reading import streams
 from headway.data.reading.compression import ENDINGS
@@ -79,34 +79,54 @@ class Source:
 
 
 def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] | None = None) -> list[Source]:
-    """The files of all sources, each source's sorted by name; a file that two sources mean belongs to the first.
+    """The files of all sources, each source's sorted by name.
+
+    A file that two sources mean, and read for the same text, belongs to the first.
 
     Args:
         configs: The sources.
         iterables: By name, the texts (or mappings with fields) of sources whose path is `python:` and nothing more.
 
     Raises:
-        ConfigError: a source needs a package that is not installed, or names a function that is not there.
+        ConfigError: a source needs a package that is not installed, or names a function that is not there; or one whose
+            file belongs to another has no part in it, nor has that behind its limit.
         DataError: a path or glob matches nothing, a file cannot be read, its format is unknown, or a remote place
             cannot be reached.
     """
     sources: list[Source] = []
-    seen: set[str] = set()
-    for config, name in zip(configs, stored_names(configs), strict=True):
+    owners: dict[tuple[str | None, ...], int] = {}
+    for number, (config, name) in enumerate(zip(configs, stored_names(configs), strict=True)):
         found, ignored = _find(config, iterables or {})
         files, stream = [], None
         if callable(found):
             stream = found
         else:
             for file in found:
-                key = str(file.path.resolve()) if file.local else file.location
-                if key not in seen:
-                    seen.add(key)
+                owner = owners.get(reading := _reading_of(file, config))
+                if owner is None:
+                    owners[reading] = number
                     files.append(file)
+                elif owner != number and sources[owner].limit is not None:
+                    raise _behind_a_limit(file, sources[owner].name, name)
             if not files:
                 warning(f"source '{name}' has no files of its own: earlier sources have them all")
         sources.append(Source(name, config.field, files, ignored, config.template, stream, config.path, config.limit))
     return sources
+
+
+def _reading_of(file: SourceFile, config: SourceConfig) -> tuple[str | None, ...]:
+    """What tells that two sources read the same of a file."""
+    place = str(file.path.resolve()) if file.local else file.location
+    return (place, "text", None, None) if file.format == "text" else (place, file.format, config.field, config.template)
+
+
+def _behind_a_limit(file: SourceFile, owner: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"sources '{owner}' and '{name}' mean the same file, and what is behind the limit of '{owner}' would be in"
+        " neither",
+        where=f"data.sources, {file.location}",
+        fix=f"leave the file to one of them, or the limit of '{owner}' out",
+    )
 
 
 def _find(config: SourceConfig, iterables: Mapping[str, Any]) -> tuple[list[SourceFile] | streams.Stream, int]:

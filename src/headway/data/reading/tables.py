@@ -13,7 +13,7 @@ from headway.data.reading.compression import is_damage
 from headway.data.reading.documents import BadDocument, Batch
 from headway.data.reading.json_lines import damaged
 from headway.data.reading.places import SourceFile, open_file
-from headway.data.reading.records import BadRecordError, missing_field, text_getter, wanted_fields
+from headway.data.reading.records import BadRecordError, missing_field, refuse_shared_name, text_getter, wanted_fields
 
 Span = tuple[int, int]
 
@@ -270,9 +270,7 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
 def _type_of(schema: Any, column: str, where: str) -> Any:
     import pyarrow as arrow
 
-    if schema.names.count(column) > 1:
-        what = f"{schema.names.count(column)} columns have the name '{column}'"
-        raise DataError(what, where=where, fix="give them names of their own")
+    refuse_shared_name(column, schema.names, where)
     if column in schema.names:
         return schema.field(column).type
     head, *tail = column.split(".")

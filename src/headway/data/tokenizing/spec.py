@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -122,7 +123,7 @@ def _is_byte_level(spec: dict[str, Any]) -> bool:
     patterns = [str(step["pattern"]) for step in steps if step.get("type") == "Split"]
     splits = any(level.get("use_regex", True) for level in levels) or any("\\p{L" in pattern for pattern in patterns)
     prefix = any(step.get("add_prefix_space") for step in levels)
-    return spec.get("normalizer") is None and bool(levels) and splits and not prefix
+    return spec.get("normalizer") in (None, {"type": "NFC"}) and bool(levels) and splits and not prefix
 
 
 def _is_metaspace(spec: dict[str, Any]) -> bool:
@@ -152,53 +153,34 @@ def parts(text: str, kind: Cutting) -> Iterator[str]:
     start = 0
     while kind and len(text) - start > 2 * PART_CHARACTERS:
         end = start + PART_CHARACTERS
-        cut = (_WORD_END if kind == "byte_level" else _SPACE).search(text, end, end + WORD_CHARACTERS)
-        if kind == "byte_level" and not cut:
-            cut = _MARK.search(text, end, end + WORD_CHARACTERS)
-        if kind == "metaspace" and not cut:
-            break  # inside a word no cut leaves the tokens as they are, since each part gets a space
-        stop = cut.end() if cut else end + WORD_CHARACTERS
+        stop = _word_end(text, end) if kind == "byte_level" else _space_end(text, end)
+        if stop is None:
+            if kind == "metaspace":
+                break  # inside a word no cut leaves the tokens as they are, since each part gets a space
+            stop = end + WORD_CHARACTERS
         yield text[start : stop - 1 if kind == "metaspace" else stop]
         start = stop
     yield text[start:]
 
 
+def _word_end(text: str, start: int) -> int | None:
+    """Where the first word ends behind a place, if one does before it is too long.
+
+    Nothing joins the white space or mark behind it to what is before it when a vocabulary normalises to NFC. But a
+    letter that NFC takes apart may end in a mark, which goes with the marks behind it.
+    """
+    for pattern in (_WORD_END, _MARK):
+        for found in pattern.finditer(text, start, start + WORD_CHARACTERS):
+            if unicodedata.is_normalized("NFC", found[0]):
+                return found.end()
+    return None
+
+
+def _space_end(text: str, start: int) -> int | None:
+    """The same of a single space."""
+    found = _SPACE.search(text, start, start + WORD_CHARACTERS)
+    return found.end() if found else None
+
+
 #: Score of a Unigram piece that no text is ever split into, unless all have lower ones.
 NEVER = -1e5
-
-
-def takes_text_for_special(spec: dict[str, Any], end: str) -> bool:
-    """Whether `tokenizers` makes special tokens of a text that spells them out, though it is told not to.
-
-    It does when the token that ends a text is an added one not marked as special, and when a Unigram model has them
-    among its pieces, which it finds like any other.
-    """
-    return bool(_unmarked(spec, end) or _found_pieces(spec, end))
-
-
-def _unmarked(spec: dict[str, Any], end: str) -> list[dict[str, Any]]:
-    return [token for token in added_tokens(spec) if token["content"] == end and not token.get("special")]
-
-
-def _found_pieces(spec: dict[str, Any], end: str) -> list[int]:
-    """Numbers of the special pieces of a Unigram model that a text could be split into."""
-    vocab, unknown = spec["model"]["vocab"], spec["model"].get("unk_id")
-    if isinstance(vocab, dict):
-        return []
-    special = {end, *(token["content"] for token in added_tokens(spec) if token.get("special"))}
-    return [n for n, (piece, score) in enumerate(vocab) if piece in special and n != unknown and score > NEVER]
-
-
-def with_special_as_text(content: bytes, end: str) -> bytes:
-    """A tokenizer.json that does not (`takes_text_for_special`), with the same ids."""
-    import orjson
-
-    spec = orjson.loads(content)
-    found = _found_pieces(spec, end)
-    for token in _unmarked(spec, end):
-        token["special"] = True
-    if found:
-        lowest = min(NEVER, *(score for _, score in spec["model"]["vocab"]))
-        for number in found:
-            spec["model"]["vocab"][number][1] = lowest
-    return orjson.dumps(spec)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.core.files import atomic_write, sha256_bytes, sync_folder, write_json
 from headway.data.tokenizing import spec as specs
+from headway.data.tokenizing.special import special_in_text
 
 
 class Tokenizer:
@@ -32,7 +33,7 @@ class Tokenizer:
         special_tokens: Special tokens with their ids.
         unknown_id: The token that stands for what the vocabulary lacks; None when it lacks nothing.
         added_tokens: Texts of these and of the other added tokens, which are found in any text.
-        takes_text_for_special: Libraries must be given another file (`content_for`).
+        special_in_text: By which ways a library would make special tokens of a text; `content_for` gives it none.
     """
 
     def __init__(self, content: bytes, where: str, end_of_text: str | None = None) -> None:
@@ -48,7 +49,7 @@ class Tokenizer:
             added = specs.added_tokens(spec)
             self.special_tokens: dict[str, int] = {t["content"]: t["id"] for t in added if t.get("special")}
             self.added_tokens: list[str] = [token["content"] for token in added]
-            self.takes_text_for_special = specs.takes_text_for_special(spec, self.end_of_text)
+            self.special_in_text = special_in_text(spec, self.end_of_text)
             self._cutting = specs.cutting(spec)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             reason = f"its JSON is not laid out like a tokenizer.json ({type(error).__name__}: {error})"
@@ -85,13 +86,12 @@ class Tokenizer:
 
     def content_for(self, special_tokens_in_text: bool) -> bytes:
         """The tokenizer.json for a library: one from which it makes no special token of a text, unless it should."""
-        if special_tokens_in_text or not self.takes_text_for_special:
-            return self.content
-        return self._special_as_text
+        return self.content if special_tokens_in_text else self._special_as_text
 
     @cached_property
     def _special_as_text(self) -> bytes:
-        return specs.with_special_as_text(self.content, self.end_of_text)
+        ways = self.special_in_text
+        return ways.as_text(self.content) if ways.unmarked or ways.likely or ways.hidden else self.content
 
     def _open_backend(self, special_tokens_in_text: bool) -> Any:
         # Not before it is used: processes that encode with another library need no second copy.
@@ -102,11 +102,13 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"not a tokenizer: {error}", where=self.where, fix="give a tokenizer.json") from None
         ids = {self.end_of_text: self.end_of_text_id, **self.special_tokens}
+        names = {} if special_tokens_in_text else self.special_in_text.hidden
         for token, number in ids.items():
-            if backend.token_to_id(token) != number:
+            found = backend.token_to_id(names.get(token, token))
+            if found != number:
                 raise DataError(
                     f"the tokenizer's ids have a gap: {token} is {number} in the file, but the library makes it "
-                    f"{backend.token_to_id(token)}",
+                    f"{found}",
                     where=self.where,
                     fix="give every id below it a token in model.vocab",
                 )
@@ -170,7 +172,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int] | NDArray[Any], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+        backend = self._special_backend if self.special_in_text.hidden else self._backend  # with the tokens' own names
+        return str(backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
     def save(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
         """Write `tokenizer.json` and the `tokenizer_config.json` with which transformers' AutoTokenizer loads it.

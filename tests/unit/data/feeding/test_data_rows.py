@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -340,6 +341,28 @@ def test_a_store_that_cannot_be_written(tmp_path: Path, cache: Path, capsys: pyt
     assert np.array_equal(everything(store, "os", 64, "best_fit").tokens, whole.tokens)
     assert "is in memory and made again at each start, since" in capsys.readouterr().err
     assert open_rows(store_of(tmp_path / "store", {"a": [""]}), "train", "a", 8, "best_fit").count == 0
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "concat"])
+def test_what_the_users_cache_has_of_stores_that_are_no_more_goes_in_time(
+    tmp_path: Path, cache: Path, packing: str
+) -> None:
+    def opened(count: int, length: int) -> list[Path]:
+        store = store_of(tmp_path / f"store{count}", {"os": texts_of(count)})
+        if not (store.path / "packing").exists():
+            (store.path / "packing").write_text("in the way")
+        open_rows(store, "train", "os", length, packing, document_mask=True).figures()
+        return plan_folders(cache)
+
+    (old,) = opened(20, 64)
+    (used,) = {*opened(21, 64)} - {old}
+    (young,) = {*opened(22, 64)} - {old, used}
+    for folder, days in ((old, 31), (used, 31), (young, 29)):
+        then = time.time() - days * 24 * 3600
+        os.utime(folder, (then, then))
+    assert len(opened(21, 64)) == 3  # made before, and used again
+    found = opened(23, 32)
+    assert len(found) == 3 and old not in found and {used, young} < {*found}
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

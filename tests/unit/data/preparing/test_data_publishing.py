@@ -37,6 +37,7 @@ def test_what_else_lies_in_the_stores_folder_stays_there(
         monkeypatch.setattr(building, "exchange", lambda one, other: False)
     prepare(config(twenty_files), workers=1)
     (tmp_path / "store" / "more.txt").write_text("more text")
+    (tmp_path / "store" / "report.html").write_text("of the store that is replaced")
     (tmp_path / "store" / "notes").mkdir()
     (tmp_path / "store" / "notes" / "report.html").write_text("mine")
     if fault:
@@ -50,6 +51,7 @@ def test_what_else_lies_in_the_stores_folder_stays_there(
     assert not prepare(config(sources, validation=0.1), workers=1).up_to_date
     assert (tmp_path / "store" / "more.txt").read_text() == "more text"
     assert (tmp_path / "store" / "notes" / "report.html").read_text() == "mine"
+    assert not (tmp_path / "store" / "report.html").exists()
     assert prepare(config(sources, validation=0.1), workers=1).up_to_date
     assert not list(tmp_path.glob(".store.*"))
 

@@ -15,12 +15,15 @@ from headway.config import load_config
 from headway.config.data import DataConfig
 from headway.core.console import Progress
 from headway.core.errors import DataError
+from headway.data.in_use import in_use
 from headway.data.preparing import inputs, vocabulary
 from headway.data.preparing import prepare as prepare_module
 from headway.data.preparing.prepare import prepare
 from headway.data.reading import sources as source_module
 from headway.data.reading.places import SourceFile
 from headway.data.store import TokenStore
+from headway.data.tokenizing import tokenizer as tokenizer_module
+from headway.data.tokenizing.special import SpecialInText
 from headway.data.tokenizing.tokenizer import Tokenizer
 from support import write_config, write_corpus
 
@@ -82,6 +85,65 @@ def test_what_belongs_to_a_given_tokenizer_comes_along(corpus: Path, tmp_path: P
     assert len(loaded) == ours.vocab_size and loaded.bos_token == "<s>" and loaded.model_max_length == 4096
     assert loaded("red stone")["input_ids"] == ours.encode_batch(["red stone"])[0]
     assert loaded.apply_chat_template([{"role": "user", "content": "red"}], tokenize=False) == "red"
+
+
+def test_shards_whose_text_has_become_special_tokens_are_made_anew(
+    tmp_path: Path, config: Configs, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"type": "WordLevel", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}, "unk_token": "<unk>"}
+    (tmp_path / "given").mkdir()
+    spec = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+    (tmp_path / "given/tokenizer.json").write_text(json.dumps(spec))
+    jsonl(tmp_path / "a.jsonl", ["a </s> a"])
+    data = config("a.jsonl", tokenizer={"path": "given"})
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer_module, "special_in_text", lambda spec, end: SpecialInText(None, (), {}))
+        prepare(data, workers=1)
+    assert TokenStore.open(data.store).read("train", "a", 0, 4).tolist() == [2, 1, 2, 1]
+    assert not prepare(data, workers=1).up_to_date
+    assert TokenStore.open(data.store).read("train", "a", 0, 4).tolist() == [2, 0, 2, 1]
+    assert prepare(data, workers=1).up_to_date
+
+
+def test_settings_beside_a_given_tokenizer_come_along_when_nothing_else_has_changed(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path)
+    given = _given(corpus, tmp_path / "given")
+    store = _prepared(tmp_path, given, "store")
+    file = store.path / vocabulary.SETTINGS
+    capsys.readouterr()
+    with in_use(store.path):  # a training reads shards; of the tokenizer it has a copy
+        (given / "chat_template.jinja").write_text(TEMPLATE)
+        again = _prepared(tmp_path, given, "store")
+    assert json.loads(file.read_bytes())["chat_template"] == TEMPLATE and again.fingerprint == store.fingerprint
+    assert "is written anew" in capsys.readouterr().err
+    good = file.read_bytes()
+    for damaged in ("{", "[]", "{}", '{"eos_token": "<pad>"}'):
+        file.write_text(damaged)
+        assert [problem.split(":")[0] for problem in store.verify()] == [vocabulary.SETTINGS]
+    _prepared(tmp_path, given, "store")
+    assert file.read_bytes() == good and store.verify() == []
+    capsys.readouterr()
+    stamp = file.stat().st_mtime_ns
+    _prepared(tmp_path, given, "store")
+    assert file.stat().st_mtime_ns == stamp and "anew" not in capsys.readouterr().err
+
+
+def test_settings_beside_a_trained_tokenizer_may_be_ones_own(
+    tmp_path: Path, config: Configs, documents: Texts, jsonl: Jsonl
+) -> None:
+    jsonl(tmp_path / "a.jsonl", documents(5))
+    data = config("a.jsonl")
+    prepare(data, workers=1)
+    file = data.store / vocabulary.SETTINGS
+    good = file.read_bytes()
+    file.write_text(json.dumps({**json.loads(good), "chat_template": TEMPLATE}))
+    prepare(data, workers=1)
+    assert json.loads(file.read_bytes())["chat_template"] == TEMPLATE
+    file.unlink()
+    prepare(data, workers=1)
+    assert file.read_bytes() == good
 
 
 def _vocabulary(data: DataConfig, **values: Any) -> str:

@@ -327,6 +327,15 @@ def test_csv_columns_that_cannot_be_read_are_a_mistake_of_the_file(tmp_path: Pat
     assert caught.value.where == f"{tmp_path}/a.csv:1"
 
 
+def test_csv_columns_of_one_name_are_told_apart_by_nobody(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,id,id,text\none,1,2,two\n")
+    with pytest.raises(DataError, match="2 columns have the name 'text'") as caught:
+        read(tmp_path / "a.csv")
+    assert caught.value.where == f"{tmp_path}/a.csv:1"
+    (tmp_path / "a.csv").write_text("text,id,id\none,1,2\n")
+    assert read(tmp_path / "a.csv").texts == ["one"]
+
+
 def test_malformed_csv_rows_do_not_pile_up(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,text\n" + "1\n" * 20_000)
     (piece,) = pieces_of(find(tmp_path / "a.csv"))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from headway.core.errors import DataError
+from headway.config.data import SourceConfig
+from headway.core.errors import ConfigError, DataError
 from headway.data.reading.places import stamp_of
-from headway.data.reading.sources import Source
+from headway.data.reading.readers import read_batches
+from headway.data.reading.sources import Source, find_sources, pieces_of
 from support_sources import find, read
 
 
@@ -52,6 +55,32 @@ def test_globs_and_files_that_two_sources_mean(tmp_path: Path) -> None:
     assert names(second) == ["two/c.txt"]
     (tmp_path / "odd[1].txt").write_text("a name that looks like a glob")
     assert read(tmp_path / "odd[1].txt").texts == ["a name that looks like a glob"]
+
+
+def test_two_sources_read_other_texts_of_one_file(tmp_path: Path, jsonl: Callable[..., Path]) -> None:
+    path = str(jsonl(tmp_path / "a.jsonl", ["x"], title="y"))
+    configs = [
+        SourceConfig(path=path),
+        SourceConfig(path=path, field="title", name="titles", limit="1 documents"),
+        SourceConfig(path=path, template="{title}: {text}", name="both"),
+        SourceConfig(path=path, format="text", name="plain"),
+        SourceConfig(path=path, format="text", field="title", name="plain again"),
+        SourceConfig(path=path, name="again"),
+    ]
+    sources = find_sources(configs)
+    assert [names(source) for source in sources] == [["a.jsonl"]] * 4 + [[], []]
+    texts = [text for piece in pieces_of(sources) for batch in read_batches(piece) for text in batch.texts]
+    assert texts == ["x", "y", "y: x", (tmp_path / "a.jsonl").read_text()]
+
+
+def test_what_is_behind_a_limit_is_no_other_sources(tmp_path: Path, jsonl: Callable[..., Path]) -> None:
+    jsonl(tmp_path / "a.jsonl", ["x", "y"])
+    first = SourceConfig(path=str(tmp_path / "a.jsonl"), limit="1 documents")
+    with pytest.raises(ConfigError, match="sources 'a' and 'all' mean the same file") as caught:
+        find_sources([first, SourceConfig(path=str(tmp_path), name="all")])
+    assert "a.jsonl" in str(caught.value.where)
+    # Of one behind an earlier source without a limit, nothing is lost.
+    assert [names(source) for source in find_sources([SourceConfig(path=str(tmp_path)), first])] == [["a.jsonl"], []]
 
 
 def test_source_names_are_folders_and_unique(tmp_path: Path) -> None:

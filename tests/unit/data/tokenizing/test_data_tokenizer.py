@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from headway.data.reading.sources import find_sources
 from headway.data.tokenizing import spec as module
 from headway.data.tokenizing.encoders import ENCODERS, REFERENCE, open_encoder
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.data.tokenizing.train import train_tokenizer
+from headway.data.tokenizing.train import train_on, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,32 @@ def test_long_texts_are_cut_where_it_changes_nothing(trained: Tokenizer, text: s
         assert trained.encode_batch([text, "short", text])[::2] == [whole, whole]
 
 
+@pytest.fixture(scope="module")
+def normalising() -> Tokenizer:
+    """One that composes characters first, as Qwen's does, with merges of marks with marks behind them."""
+    texts = [unicodedata.normalize("NFC", f"a\u0958{mark}{mark} \u093c{mark} ") * 30 for mark in ",.;!="]
+    spec = json.loads(train_on(texts, 290, "qwen2").content)
+    return Tokenizer(json.dumps({**spec, "normalizer": {"type": "NFC"}}).encode(), "here")
+
+
+COMPOSING = "ae .,;!=\n\u0301\u0338\u0958\u093c\u1100\u1161\u11a8\u212b\u2000é가"
+
+
+@given(st.text(alphabet=COMPOSING, min_size=50, max_size=400))
+@settings(max_examples=100, deadline=None)
+def test_long_texts_are_cut_where_composing_characters_changes_nothing(normalising: Tokenizer, text: str) -> None:
+    text += "\u0958,," * 30  # a letter that falls apart, the mark at its end belongs to the marks behind it
+    whole = normalising._backend.encode(text, add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PART_CHARACTERS", 8)
+        assert normalising.encode_batch([text]) == [whole]
+
+
+def test_a_vocabulary_that_composes_characters_is_cut(normalising: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_CHARACTERS", 10)
+    assert len(list(normalising.parts("some words and more words " * 10))) > 10
+
+
 def test_quotes_end_words_where_nothing_else_does(trained: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '"one",    "two",        "three",    ' * 20
     whole = trained._backend.encode(text, add_special_tokens=False).ids
@@ -121,7 +148,8 @@ def test_a_word_without_end_is_cut(trained: Tokenizer, text: str, monkeypatch: p
 )
 def test_only_known_kinds_are_cut(spec: Any, expected: bool) -> None:
     assert module._is_byte_level({"normalizer": None, "pre_tokenizer": spec}) is expected
-    assert not module._is_byte_level({"normalizer": {"type": "NFC"}, "pre_tokenizer": spec})
+    assert module._is_byte_level({"normalizer": {"type": "NFC"}, "pre_tokenizer": spec}) is expected
+    assert not module._is_byte_level({"normalizer": {"type": "NFKC"}, "pre_tokenizer": spec})
 
 
 def backend(special: list[str], **values: Any) -> bytes:
@@ -253,5 +281,5 @@ def test_an_end_of_text_that_is_not_marked_special_is_text_in_a_text(trained: To
     text = "def <|endoftext|> return"
     ids, _ = open_encoder(encoder, tokenizer).encode([text])
     assert [ids.tolist()] == trained.encode_batch([text])
-    assert tokenizer.fingerprint != trained.fingerprint and tokenizer.takes_text_for_special
-    assert not trained.takes_text_for_special
+    assert tokenizer.fingerprint != trained.fingerprint and tokenizer.special_in_text.unmarked
+    assert not trained.special_in_text.unmarked
