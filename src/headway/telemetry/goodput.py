@@ -123,6 +123,8 @@ def goodput(
         lost[HANGING] += silent
         until = attempt.ended - silent if work.began is None else work.began
         lost[START] += max(0.0, until - attempt.started)
+        if (step := _unrecorded(work, endings.get(attempt.number, {}))) is not None and step >= counts_below:
+            lost_steps[attempt.number] = 1  # how long it took is not known
         # From the last one on: after a rollback an attempt comes to the same steps again.
         for step, seconds, waited in reversed(list(zip(work.steps, work.seconds, work.waited, strict=True))):
             if step < counts_below:
@@ -168,6 +170,12 @@ def _stopped_by(ending: Mapping[str, Any]) -> str | None:
         return said
     signals = (notice for notice in notices if isinstance(notice, Mapping) and notice.get("key") == "signal")
     return next((as_text(notice.get("what")) for notice in signals), None)
+
+
+def _unrecorded(work: _Done, ending: Mapping[str, Any]) -> int | None:
+    """The step that was done last, by its sign of life, if what ended the attempt was faster than the step's record."""
+    step = as_int(ending.get("step"))
+    return step if step is not None and work.steps and step == work.steps[-1] + 1 else None
 
 
 def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:

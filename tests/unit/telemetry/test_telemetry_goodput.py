@@ -45,6 +45,12 @@ def test_all_time_has_a_cause() -> None:
     assert str(found).endswith("2 steps computed again")
 
 
+@pytest.mark.parametrize(("told", "lost"), [(5, 3), (4, 2), (6, 2), (3, 2), (None, 2)])
+def test_a_step_whose_record_was_too_late_is_lost_too(told: int | None, lost: int) -> None:
+    found = goodput([FIRST, SECOND], {1: {"step": told}, 2: {"step": 6}}, RECORDS)
+    assert found is not None and found.lost_steps == {1: lost}, "nobody has done step 6 of the second one again"
+
+
 def noted(signal: str) -> dict[str, Any]:
     """The record of an attempt without a supervisor."""
     rebalance = {"source": "aws", "what": "rebalance recommendation", "wish": "save", "key": "rebalance"}
