@@ -78,7 +78,8 @@ def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: 
         train=TrainConfig(steps=99),
         checkpoint={"keep": 2, "remote": {"url": f"file://{tmp_path}/remote", "keep": 2}},
     )
-    (tmp_path / "run").mkdir()
+    for folder in ("run", "remote"):
+        (tmp_path / folder).mkdir()
     assert config.checkpoint.remote is not None
     tier = claim_tier(config.checkpoint.remote, tmp_path / "run", 1, "")
     directory = tmp_path / "run" / "checkpoints"
