@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +89,9 @@ class Objects:
         except Exception as error:
             raise self._error(self.url, error) from error
         self._root = root.rstrip("/")
+        # Where it can be had in several parts, a small object would cost a question for its size first, or two.
+        takes = signature(self._files.cat_file).parameters
+        self._in_one = {"max_concurrency": 1} if "max_concurrency" in takes else {}
         self._around = Path(self._root).parent if within and self.local else None
 
     @property
@@ -148,7 +152,7 @@ class Objects:
 
         def ask() -> bytes | None:
             try:
-                return bytes(self._files.cat_file(self._path(name)))
+                return bytes(self._files.cat_file(self._path(name), **self._in_one))
             except FileNotFoundError:
                 return None
 

@@ -30,7 +30,7 @@ from headway.supervise.blame import blame, exchanges, last_exchange
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Decision, Ending
 from headway.supervise.ownership import OwnerLock
-from headway.supervise.processes import STOPPED, ask_for_stacks, end_all, reap_orphans
+from headway.supervise.processes import GRACE_SECONDS, STOPPED, ask_for_stacks, end_all, reap_orphans
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.supervise.watchdog import Finding, Watchdog, in_words
 
@@ -75,7 +75,7 @@ class WatchedAttempt:
         self._workers = WorkersSeen(config.parallel.workers)
         self._late_at = math.inf
         self._facts: dict[str, Any] = {}
-        self._told_to_wait, self._gone = False, "workers are gone"
+        self._saving_since, self._told_to_wait, self._gone = math.inf, False, "workers are gone"
 
     def begin(self, lock: OwnerLock | None, started: float | None = None, restarts: int = 0) -> Attempt:
         """Take the run directory: from here on, what is left of earlier attempts cannot publish anything."""
@@ -134,9 +134,15 @@ class WatchedAttempt:
                 warning(f"processes {left} of this attempt do not go; they can no longer publish anything")
 
     def _still_saving(self) -> bool:
-        """Whether a checkpoint is being written that the next attempt can begin from; says so, once."""
-        run = self.config.run_directory
-        if self.record is None or self._interrupted or wait_for_writers(run, 0.0):
+        """Whether a checkpoint is being written that the next attempt can begin from; says so, once, where that takes
+        seconds."""
+        if self.record is None or wait_for_writers(self.config.run_directory, 0.0):
+            return False
+        now = time.monotonic()
+        self._saving_since = min(self._saving_since, now)
+        if now - self._saving_since < GRACE_SECONDS:
+            return True
+        if self._interrupted:
             return False
         if not self._told_to_wait:
             self._told_to_wait = True

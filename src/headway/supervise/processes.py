@@ -154,14 +154,15 @@ def end_all(
 ) -> list[int]:
     """Kill every process of an attempt, and wait until all are gone.
 
-    One that finishes what it writes (`FINISHES_ITS_WORK`) has a few seconds for that, and more while it gets on with
-    what the next attempt is to begin from: a large state takes long to write, and far longer to be computed again.
-    Alerts are let be and not waited for, within their time: they tell of just such an end.
+    One that finishes what it writes (`FINISHES_ITS_WORK`), and what the next attempt is to begin from, has a few
+    seconds for that, and more while it gets on: a large state takes long to write, and far longer to be computed again.
+    What comes after that, the next attempt does: an upload is not waited for. Alerts are let be and not waited for,
+    within their time: they tell of just such an end.
 
     Args:
         leaders: Workers and whatever has started them; each leads a session.
         descendants_of: A process all of whose descendants belong to the attempt.
-        unfinished: Asked when the few seconds are over: whether there is still something to begin from.
+        unfinished: Whether there still is something that the next attempt is to begin from.
 
     Returns:
         Those that do not go, in an uninterruptible call to a driver or a file system.
@@ -184,8 +185,10 @@ def end_all(
         if not left or now - spared > GONE_SECONDS:
             return [p.pid for p in left]
         writers = {p.pid for p in left if p.pid not in killed and _finishes_its_work(p.pid, now - start)}
-        if writers and now - start >= GRACE_SECONDS:
-            writers = {pid for pid in writers if gets_on(pid, now, seen)} if unfinished() else set()
+        if writers and not unfinished():
+            writers = set()
+        elif now - start >= GRACE_SECONDS:
+            writers = {pid for pid in writers if gets_on(pid, now, seen)}
         spared = now if writers else spared
         for process in left:
             if process.pid not in writers:

@@ -32,6 +32,6 @@ def test_a_worker_with_a_session_of_its_own_is_waited_for_when_its_parent_is_dea
     monkeypatch.setattr(processes, "all_processes", lambda: next(looks))
     monkeypatch.setattr(processes, "_command", lambda pid: processes.FINISHES_ITS_WORK if pid == WRITER else "python")
     monkeypatch.setattr(os, "kill", lambda pid, signal: killed.append(pid))
-    assert end_all([LEADER]) == []
+    assert end_all([LEADER], unfinished=lambda: True) == []
     assert killed == [LEADER, WORKER, WORKER, CHILD]
     assert next(looks) == [dead], "one more look was not taken"

@@ -107,6 +107,14 @@ time.sleep(600)
     assert large.exists() and time.monotonic() - start < 30, "who gets on may finish, who sleeps may not"
 
 
+def test_a_writer_that_has_saved_all_is_not_waited_for() -> None:
+    """What it still sends to another tier, the next attempt sends."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)", processes.FINISHES_ITS_WORK]
+    writer = subprocess.Popen(command, start_new_session=True)
+    assert end_all([writer.pid], unfinished=lambda: False) == []
+    assert writer.wait() == -signal.SIGKILL
+
+
 def test_a_writer_that_has_just_begun_is_known_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no command line for a moment, in which the kernel makes room for its program."""
     command, looks = processes._command, dict[int, int]()
@@ -120,7 +128,7 @@ def test_a_writer_that_has_just_begun_is_known_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(processes, "_BEGIN_SECONDS", 30.0)
     code = "import time; time.sleep(0.5)"
     writer = subprocess.Popen([sys.executable, "-c", code, processes.FINISHES_ITS_WORK], start_new_session=True)
-    assert end_all([writer.pid]) == []
+    assert end_all([writer.pid], unfinished=lambda: True) == []
     assert writer.wait() == 0 and looks[writer.pid] > 2
 
 
