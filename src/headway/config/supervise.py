@@ -48,8 +48,8 @@ class SuperviseConfig(Section):
     """Of the median of the other workers' own time in a step."""
 
     load_ahead: bool = True
-    """Once the run goes, load what workers need into the supervisor, of which the next ones are copies: they start
-    a second or two faster, for about 200 MB of host memory."""
+    """Load what workers need into the supervisor, of which they are copies: after a failure the next ones start a
+    second or two faster, and what was loaded lies in memory once."""
     grow_after: Duration = Interval(600, "seconds")
     """With `parallel.min_workers`: how long a run with fewer workers waits before it tries all of them again; each time
     in vain twice as long as the time before."""

@@ -22,7 +22,7 @@ from headway.core.object_storage import load_filesystem
 from headway.core.signals import STOPPING, reset
 from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
-from headway.launch.agent import load_agent, load_training
+from headway.launch.agent import ONE_THREAD, load_agent, load_training
 from headway.launch.attempt import Wishes, with_variables
 from headway.launch.leader import Channel, lead
 from headway.launch.worker import die_with_parent
@@ -90,9 +90,18 @@ class Leader:
         return heard
 
 
+def has_data(config: Config) -> bool:
+    """Whether there is a store to train on, as far as this machine knows: of one that is missing an attempt tells at
+    once, if nothing is loaded first."""
+    with with_variables(ONE_THREAD):  # NumPy's threads would stay, and this process is to be copied
+        from headway.data.store import MANIFEST
+
+    return config.data.remote is not None or (config.data.store / MANIFEST).exists()
+
+
 def load_ahead(config: Config) -> None:
-    """Load what workers need into this process, of which leaders are copies: the next one starts a second or two
-    faster, and has these 200 MB in common with this process."""
+    """Load what workers need into this process, of which leaders are copies: after a failure the next one starts a
+    second or two faster, and all have these 200 MB in common."""
     pause_collection()
     try:
         load_training()

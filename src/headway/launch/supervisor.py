@@ -1,12 +1,13 @@
 """The supervisor: owns a run directory, has attempts made at the run, watches them, and begins the next one.
 
-It imports no PyTorch at first, so that it starts at once, and has no other thread by then, so that it can be copied
-(`fork`) into the first process of every attempt; what those need it loads when the run goes
-(`leader_process.load_ahead`). It does everything in one thread, a look every tenth of a second.
+It loads what workers need (`leader_process.load_ahead`), is copied (`fork`) into the first process of every attempt,
+and trains nothing itself: what was loaded once lies in memory once, and the next attempt loads nothing. It does
+everything in one thread, since a process with others cannot be copied, with a look every tenth of a second.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from dataclasses import replace
@@ -14,10 +15,12 @@ from types import FrameType
 
 from headway.config import Config
 from headway.core.alerts import Alerts, alerting
+from headway.core.console import write_log
 from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.signals import STOPPING, handled
 from headway.core.waiting import wait_until
 from headway.launch.attempt import Wishes, WorkerDied
+from headway.launch.leader_process import has_data, load_ahead
 from headway.launch.watched import WatchedAttempt, newest_checkpoint
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Budget, Decision, Ending
@@ -26,6 +29,8 @@ from headway.supervise.processes import adopt_orphans
 
 #: A look between attempts.
 _POLL_SECONDS = 0.1
+#: From when on loading what workers need takes so long that somebody will want to know why.
+_LONG_SECONDS = 55.0
 
 
 def supervise(config: Config, wishes: Wishes, *, own_process: bool) -> None:
@@ -57,6 +62,7 @@ class _Supervisor:
         told = alerting(self._config.telemetry.alert, self._config.run_directory)
         with handled(STOPPING, self._note), told as self._alerts:
             self._wait_for_the_dead()
+            self._load_ahead()
             try:
                 while (decision := self._next()).goes_on:
                     self._restarts += 1
@@ -74,6 +80,20 @@ class _Supervisor:
         wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
         if not self._wishes.restart:
             wait_for_orphaned_writers(self._config.run_directory, lambda: self._signals)
+        self._heed("before the first attempt")
+
+    def _load_ahead(self) -> None:
+        """What is missing, the first attempt says when it does without this. Nobody watches over this process: where a
+        library does not come, as from a mount that hangs, the stack tells of it."""
+        if not (self._own_process and self._config.supervise.load_ahead and has_data(self._config)):
+            return
+        faulthandler.dump_traceback_later(_LONG_SECONDS, exit=False)
+        try:
+            load_ahead(self._config)
+        except Exception as error:
+            write_log(f"what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
+        finally:
+            faulthandler.cancel_dump_traceback_later()  # and its thread is gone
         self._heed("before the first attempt")
 
     def _pause(self, seconds: float) -> None:

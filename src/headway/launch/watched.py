@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,7 +22,7 @@ from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase
 from headway.core.notices import SIGNAL_KEY, posted
 from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
-from headway.launch.leader_process import Leader, load_ahead
+from headway.launch.leader_process import Leader
 from headway.launch.supervisor_log import SupervisorLog
 from headway.launch.workers_seen import AGAIN, WorkersSeen
 from headway.supervise.blame import blame, exchanges, last_exchange
@@ -35,9 +34,9 @@ from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.supervise.watchdog import Finding, Watchdog, in_words
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
+#: A look while workers begin: of one that dies at once nothing is known that was not seen before.
+_BEGIN_SECONDS = 0.02
 _MAKE_ROOM = signal.SIGUSR1
-#: From when workers are seen at their steps; not where a run has failed before, and may again.
-_LOAD_AHEAD_SECONDS = 30.0
 #: For the agent to tell of a worker that is dead, for stacks to be written, for workers that Ctrl-C has come to twice.
 _TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 #: After the death of a worker, for the agent to hear of it before the others are killed: what they say then is noise.
@@ -69,7 +68,7 @@ class WatchedAttempt:
         self.record: Attempt | None = None
         self._log: SupervisorLog | None = None
         self.lock: OwnerLock | None = None
-        self._load_at, self._restarts = 0.0, 0
+        self._restarts = 0
         self._told: dict[str, Any] | None = None
         self._done = False
         self._workers = WorkersSeen(config.parallel.workers)
@@ -182,8 +181,11 @@ class WatchedAttempt:
         start_by = time.monotonic() + self.config.supervise.start_seconds
         self._late_at = time.monotonic() + self._watchdog.start_patience_seconds
         while True:
-            for message in leader.listen(_POLL_SECONDS):
+            begins = self.record is not None and bool(self._workers.missing)
+            for message in leader.listen(_BEGIN_SECONDS if begins else _POLL_SECONDS):
                 self._take(message, leader, lock)
+            if begins:
+                self._look()
             if leader.poll() is not None:
                 for message in leader.listen(0.0):
                     self._take(message, leader, lock)
@@ -198,7 +200,6 @@ class WatchedAttempt:
             if self._own_process:
                 reap_orphans(leader.pid)
             self._make_room()
-            self._load_ahead(now)
             if now > self._late_at and self._workers.missing:
                 self._tell_of_late_start(leader)
             if now > start_by and self._workers.missing:
@@ -260,18 +261,6 @@ class WatchedAttempt:
         """Whether every worker has done a step of this attempt."""
         readings = self._workers.readings.values()
         return bool(readings) and all(reading.has_finished_a_step for reading in readings)
-
-    def _load_ahead(self, now: float) -> None:
-        """Get ready for the next attempt while this one is well: loading takes a second, in which nobody looks."""
-        if not self.config.supervise.load_ahead or not self._own_process or not self._at_steps:
-            return
-        self._load_at = self._load_at or now + (0.0 if self._restarts else _LOAD_AHEAD_SECONDS)
-        if now > self._load_at and "headway.launch.session" not in sys.modules:
-            try:
-                load_ahead(self.config)
-            except Exception as error:  # the next attempt loads it itself
-                self._load_at = math.inf
-                self._say(f"warning: what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
 
     def _make_room(self) -> None:
         """Have workers save and end at the next step, when it is time to try with all of them again."""

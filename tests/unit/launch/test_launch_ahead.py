@@ -1,17 +1,20 @@
-"""What a supervisor loads for the next attempt while this one is well."""
+"""What a supervisor loads for the attempts, whose first processes are its copies."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 from headway.config import Config
-from headway.launch import watched
+from headway.core.errors import Preempted
+from headway.launch import supervisor
 from headway.launch.attempt import Wishes
-from headway.launch.watched import WatchedAttempt
-from headway.supervise.crew import Crew
+from headway.launch.leader_process import has_data
 
 
 def loaded(*settings: str) -> list[str]:
@@ -50,20 +53,40 @@ def test_what_is_not_installed_is_no_end() -> None:
     assert loaded("'checkpoint': {'remote': {'url': 'nosuch://bucket/runs'}}")[0] == "headway.launch.session"
 
 
-def test_what_cannot_be_loaded_ahead_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory may be short while workers train; the next attempt loads it itself."""
-    config = Config.model_validate({"train": {"steps": 1}})
-    said: list[str] = []
+def test_what_is_said_at_once_is_not_loaded_for(tmp_path: Path) -> None:
+    store = {"store": tmp_path / "store"}
+    assert not has_data(Config.model_validate({"train": {"steps": 1}, "data": store}))
+    assert has_data(Config.model_validate({"train": {"steps": 1}, "data": {**store, "remote": "s3://bucket/store"}}))
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "manifest.json").touch()
+    assert has_data(Config.model_validate({"train": {"steps": 1}, "data": store}))
+
+
+@pytest.mark.parametrize("signals", [[], [signal.SIGTERM]])
+def test_what_cannot_be_loaded_ahead_ends_no_run(monkeypatch: pytest.MonkeyPatch, signals: list[int]) -> None:
+    """Memory may be short, or a package missing; the first attempt loads what it needs itself, or says what is wrong.
+    Who was told to stop meanwhile begins none."""
+    tried: list[Config] = []
 
     def fail(config: Config) -> None:
-        said.append("tried")
+        tried.append(config)
         raise MemoryError("no room")
 
-    monkeypatch.setattr(watched, "load_ahead", fail)
-    monkeypatch.delitem(sys.modules, "headway.launch.session", raising=False)
-    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=True)
-    monkeypatch.setattr(WatchedAttempt, "_at_steps", True)
-    monkeypatch.setattr(attempt, "_say", said.append)
-    for seconds in (100.0, 131.0, 132.0, 1000.0):
-        attempt._load_ahead(seconds)
-    assert said == ["tried", "warning: what workers need cannot be loaded ahead: MemoryError: no room"]
+    monkeypatch.setattr(supervisor, "load_ahead", fail)
+    monkeypatch.setattr(supervisor, "has_data", lambda config: True)
+    config = Config.model_validate({"train": {"steps": 1}})
+    one = supervisor._Supervisor(config, Wishes(), own_process=True)
+    one._signals += signals
+    with pytest.raises(Preempted) if signals else nullcontext():
+        one._load_ahead()
+    assert tried == [config]
+
+
+@pytest.mark.parametrize(("own_process", "settings"), [(False, {}), (True, {"load_ahead": False})])
+def test_only_a_process_of_our_own_is_filled(
+    monkeypatch: pytest.MonkeyPatch, own_process: bool, settings: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(supervisor, "has_data", lambda config: True)
+    monkeypatch.setattr(supervisor, "load_ahead", pytest.fail)
+    config = Config.model_validate({"train": {"steps": 1}, "supervise": settings})
+    supervisor._Supervisor(config, Wishes(), own_process)._load_ahead()
