@@ -16,7 +16,7 @@ AGAIN = "run the same command again: it goes on from the newest checkpoint"
 
 @dataclass
 class WorkersSeen:
-    """The last signs of life and states of so many workers, by rank."""
+    """The last signs of life and states of so many workers, by rank and in the ranks' order."""
 
     count: int
     readings: dict[int, Reading] = field(default_factory=dict)
@@ -45,6 +45,8 @@ class WorkersSeen:
             if reading is not None:
                 self.readings[rank] = reading
                 self.states[rank] = process_state(reading.pid)
+        # They begin in any order, and are named in one.
+        self.readings, self.states = dict(sorted(self.readings.items())), dict(sorted(self.states.items()))
 
     def close(self) -> None:
         """Let go of their pages; what was seen stays."""

@@ -21,6 +21,7 @@ from headway.core.waiting import wait_until
 from headway.launch import watched
 from headway.launch.attempt import Wishes
 from headway.launch.watched import WatchedAttempt
+from headway.launch.workers_seen import WorkersSeen
 from headway.supervise.crew import Crew
 from headway.supervise.processes import children_of, what_it_does
 from headway.supervise.watchdog import Watchdog
@@ -89,3 +90,13 @@ def test_a_hang_before_the_first_sign_of_life_is_named_once_with_what_the_proces
     assert f"warning: {said}" in capsys.readouterr().err
     (fact,) = attempt._facts["warnings"]
     assert fact["rank"] == workers - 1 and fact["what"].startswith(what)
+
+
+def test_workers_are_named_in_their_ranks_order_whoever_begins_first(tmp_path: Path) -> None:
+    seen = WorkersSeen(3)
+    pages = []
+    for rank in (1, 2, 0):
+        pages.append(Heartbeat(tmp_path / f"heartbeat-{rank}"))
+        seen.look(tmp_path)
+    assert list(seen.readings) == list(seen.states) == [0, 1, 2]
+    seen.close()
