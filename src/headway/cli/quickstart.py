@@ -79,7 +79,7 @@ def _without_bf16() -> list[str]:
     """
     import torch
 
-    from headway.telemetry.hardware import cpu_multiplies_bf16
+    from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
     if torch.cuda.is_available() or torch.backends.mps.is_available() or cpu_multiplies_bf16():
         return []

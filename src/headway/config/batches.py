@@ -153,6 +153,15 @@ class Batches:
             return step % interval.amount == 0
         return self.tokens_before(step) // interval.amount > self.tokens_before(step - 1) // interval.amount
 
+    def is_due_between(self, interval: Interval, step: int, end: int) -> bool:
+        """Whether `is_due` after any step behind `step` and before `end`."""
+        if interval.unit == "seconds":
+            return False
+        last = max(step, end - 1)
+        if interval.unit == "steps":
+            return last // interval.amount > step // interval.amount
+        return self.tokens_before(last) // interval.amount > self.tokens_before(step) // interval.amount
+
     def in_words(self, steps: int) -> str:
         """The batches of a run: "64 rows from step 0, 128 rows from step 1,000"."""
         return ", ".join(f"{rows} rows from step {first:,}" for first, _, rows in self.stretches(0, steps))

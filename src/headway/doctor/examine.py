@@ -24,8 +24,8 @@ from headway.doctor.software import Software, examine_cuda, examine_versions, re
 from headway.doctor.storage import examine_storage
 from headway.parallel.interconnect import Interconnect, read_interconnect
 from headway.parallel.nccl import Profile, choose_profile
+from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import Driver, read_driver
-from headway.telemetry.hardware import cpu_bf16_speed
 
 
 @dataclass

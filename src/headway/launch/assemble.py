@@ -26,7 +26,7 @@ def assemble(
         threads: CPU threads of this worker.
         fresh: The weights are those of the start; otherwise they are about to be loaded.
     """
-    apply_precision(config, task.model.train())
+    apply_precision(config, task.model.train(), world.device)
     strategy = _cut(config, task, world, fresh)
     elastic = config.determinism == "elastic"
     settings, updates_on = _updates(config, world)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from headway.config import Config, override
 from headway.core.errors import ConfigError
 from headway.profiling.record import BOTH_PASSES, CHECKPOINT, WorkerRecord
-from headway.telemetry.hardware import cpu_multiplies_bf16
+from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
 #: Of the step, that a feed may take by itself before it is what training waits for.
 _FEED_SHARE = 0.8

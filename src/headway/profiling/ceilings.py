@@ -16,7 +16,8 @@ from headway.core.machine import Machine
 from headway.core.memory import host_memory
 from headway.parallel.world import World, synchronize
 from headway.profiling.record import AllReduce, Ceilings, Product
-from headway.telemetry.hardware import cpu_multiplies_bf16, device_name, peak_flops
+from headway.telemetry.arithmetic import cpu_multiplies_bf16
+from headway.telemetry.hardware import device_name, peak_flops
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 #: Square products that are tried, by device; larger ones only while one takes less than `_LONGEST_SECONDS`.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 import re
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,44 +120,11 @@ def peak_memory_gib(device: torch.device) -> float | None:
     return None
 
 
-@functools.cache
-def cpu_bf16_speed() -> float:
-    """How fast this CPU multiplies in bf16, as a multiple of its speed in fp32, tried out for some hundredths of a
-    second on one thread; 0 where it has no instructions for it and would emulate them, a hundred times slower.
-
-    The instructions alone do not tell: with some, and in some virtual machines, bf16 has half the speed of fp32.
-    """
-    flags = _cpu_flags()
-    if flags and flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16")):
-        return 0.0
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # others would stay, and a process that has any cannot be copied
-    try:
-        seconds = {dtype: float("inf") for dtype in (torch.float32, torch.bfloat16)}
-        with torch.inference_mode():
-            operands = {dtype: torch.ones(384, 384).to(dtype) for dtype in seconds}
-            for _ in range(8):  # in turns; the first ones also load what they need
-                for dtype, matrix in operands.items():
-                    began = time.perf_counter()
-                    matrix @ matrix
-                    seconds[dtype] = min(seconds[dtype], time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
-    return seconds[torch.float32] / seconds[torch.bfloat16]
-
-
-def cpu_multiplies_bf16() -> bool:
-    """Whether products in bf16 are faster than in fp32 on this CPU."""
-    return cpu_bf16_speed() > 1.1
-
-
 def hardware_facts() -> dict[str, Any]:
     """CPU, memory and accelerators of this machine, ready for JSON; what cannot be found out is None or absent."""
     import psutil
 
-    flags = _cpu_flags()
+    flags = cpu_flags()
     return {
         "cpu": cpu_name(),
         "cores_physical": psutil.cpu_count(logical=False),
@@ -198,10 +163,15 @@ def _accelerators() -> list[dict[str, Any]]:
     return found
 
 
-def _cpu_flags() -> set[str]:
+def cpu_flags() -> set[str]:
     """What the processor says it can do; empty where it is not told."""
     facts = _cpuinfo()
     return set(facts.get("flags", facts.get("Features", "")).split())
+
+
+def cpu_vendor() -> str:
+    """ "GenuineIntel", "AuthenticAMD", ...; empty where it is not told."""
+    return _cpuinfo().get("vendor_id", "")
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -15,8 +15,8 @@ from headway.config import DEEPSPEED, FULLY_SHARDED
 from headway.core.errors import ConfigError
 from headway.core.format import counted
 from headway.core.machine import Machine
+from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
-from headway.telemetry.hardware import cpu_bf16_speed
 from headway.training.optimizer import refuse_offload
 from headway.training.precision import refuse_missing
 from headway.training.torchao_import import missing_torchao

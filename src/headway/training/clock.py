@@ -126,6 +126,17 @@ class SaveClock:
         return self._seconds is not None and time.monotonic() - self._start >= self._seconds
 
 
+def saves_on_the_way(job: Job) -> bool:
+    """Whether a copy of the state may be wanted after the current step and before the last one."""
+    settings, step, last = job.config.checkpoint, job.state.cursor.step, job.total_steps
+    if step >= last - 1:
+        return False
+    by_step = [every for every in (settings.every, settings.memory_every) if isinstance(every, Interval)]
+    if settings.every == "auto" or any(every.unit == "seconds" for every in by_step):
+        return True
+    return any(job.config.train.batches.is_due_between(every, step, last) for every in by_step)
+
+
 class Stopwatch:
     """Measures a step from the end of the one before, less what evaluation and checkpoints took."""
 

@@ -27,6 +27,7 @@ from headway.models.attention import Positions, rotary_tables
 from headway.models.layer import Layer
 from headway.models.shape import Shape
 from headway.parallel.world import synchronize
+from headway.telemetry.arithmetic import onednn_multiplies_fp32
 from headway.telemetry.hardware import device_name
 from headway.training.precision import apply_precision, autocast
 
@@ -126,7 +127,7 @@ class _Trial:
         length = config.train.sequence_length
         self.layer = Layer(config.model, shape, shape.layers - 1).to(device).train()
         self.layer.activation_checkpointing = config.train.activation_checkpointing
-        apply_precision(config, self.layer)
+        apply_precision(config, self.layer, device)
         cos, sin = rotary_tables(length, shape.head_dim, config.model.rope_theta)
         self.positions = Positions(cos.to(device), sin.to(device), None, True)
         self.x_BTD = torch.randn(rows, length, shape.dim, device=device, requires_grad=True)
@@ -175,6 +176,7 @@ def _key(config: Config, device: torch.device, rows: int) -> str:
             "threads": torch.get_num_threads(),
             "device": device_name(device),
             "determinism": config.determinism,
+            "by_onednn": device.type == "cpu" and onednn_multiplies_fp32(),
             "torch": torch.__version__,
         }
     )

@@ -23,8 +23,9 @@ from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.telemetry.metrics import read_metrics
+from headway.training.allocator import give_back_freed_memory
 from headway.training.callbacks import Callback
-from headway.training.clock import SaveClock, StopSignals, Stopwatch
+from headway.training.clock import SaveClock, StopSignals, Stopwatch, saves_on_the_way
 from headway.training.evaluate import evaluate
 from headway.training.notices import NoticeReader
 from headway.training.rollback import Rewinder, went_back
@@ -121,12 +122,14 @@ def train_loop(job: Job) -> None:
             leaves = owed or (stop and not last)
             fault_point("step", step)
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
+                if last:  # the copy may have the place of what a step needs
+                    give_back_freed_memory()
                 with clock.saving():
                     _checkpoint(job)
                 saved = step
             elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):
                 _hold(job)
-            elif ready == 0:  # all moments are there now
+            elif ready == 0 and saves_on_the_way(job):  # all moments are there now
                 beat(Phase.CHECKPOINT)
                 job.writer.get_ready(state.blocks())
             for outcome in _tell_outcomes(job):

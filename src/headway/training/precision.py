@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from headway.core.errors import ConfigError
+from headway.telemetry.arithmetic import set_fp32_products
 from headway.training.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def muon_products(precision: str) -> torch.dtype:
     return torch.bfloat16 if precision in _AUTOCAST else torch.float32
 
 
-def apply_precision(config: Config, model: nn.Module) -> None:
+def apply_precision(config: Config, model: nn.Module, device: torch.device) -> None:
     """Set the process and the model up for a precision that the device has (`training.available`); before a strategy
     takes the model's weights apart.
 
@@ -47,7 +48,10 @@ def apply_precision(config: Config, model: nn.Module) -> None:
     """
     precision = config.train.precision
     # Of the process, so set in either case: another run may have been here before.
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    if precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    else:
+        set_fp32_products(device)
     torch.backends.cudnn.allow_tf32 = precision == "tf32"  # convolutions, where PyTorch has it on by itself
     if precision == "fp8":
         convert_to_fp8(model, config.train.sequence_length)

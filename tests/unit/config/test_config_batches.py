@@ -44,6 +44,15 @@ def test_all_agrees_with_going_through_the_steps(batches: Batches, tokens: int, 
                        range(tokens, before[last] * length + 1, tokens)})  # fmt: skip
 
 
+@given(ramps(), st.integers(1, 4000), st.sampled_from(["steps", "tokens"]), st.integers(0, 50), st.integers(1, 51))
+def test_what_is_due_on_the_way_is_due_after_some_step_there(
+    batches: Batches, amount: int, unit: Any, step: int, end: int
+) -> None:
+    every = Interval(amount, unit)
+    expected = any(batches.is_due(every, between) for between in range(step + 1, end))
+    assert batches.is_due_between(every, step, end) == expected
+
+
 @given(ramps(), st.integers(1, 50), st.integers(1, 4000))
 def test_the_last_steps_of_an_amount_are_counted_from_the_end(batches: Batches, steps: int, tokens: int) -> None:
     total = batches.tokens_before(steps)

@@ -66,6 +66,41 @@ def test_a_state_that_is_held_counts_as_a_checkpoint(
     assert steps.tolist() == [2] and seconds[0] > 0
 
 
+@pytest.mark.parametrize(
+    ("every", "held", "made"),
+    [
+        ("100 steps", None, False),
+        ("4 steps", None, False),  # the last one, when no step comes any more
+        ("4 steps", "3 steps", True),
+        ("3 steps", None, True),
+        ("10 min", None, True),
+        ("auto", None, True),
+    ],
+)
+def test_room_for_a_copy_is_made_early_where_one_may_be_wanted_on_the_way(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, every: str, held: str | None, made: bool
+) -> None:
+    """It is as large as the state; the last copy takes the place of what steps have needed."""
+    calls: list[str] = []
+
+    def watched(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+    watched(CheckpointWriter, "get_ready")
+    watched(CheckpointWriter, "submit")
+    watched(loop, "give_back_freed_memory")
+    settings = {"every": every, "memory_every": held}
+    train(load_config(tiny(train={"steps": 4}, checkpoint=settings), ["supervise.enabled=false"]))
+    assert (calls[0] == "get_ready") == made
+    assert calls[-3:] == ["give_back_freed_memory", "submit", "get_ready"]
+
+
 def test_a_state_that_is_handed_over_has_the_records_of_all_its_steps(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,105 @@
+"""How a CPU multiplies matrices: by which library in fp32, and how much faster in bf16."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from headway.telemetry import hardware
+
+if TYPE_CHECKING:
+    import torch
+
+#: MKL, by which PyTorch multiplies in fp32, uses AVX-512 on Intel's CPUs alone.
+_SLOW_WITH_MKL = ("AuthenticAMD", "HygonGenuine")
+#: With one of these oneDNN would round operands to bf16 where it is let.
+_ROUNDS_WITH = "amx_"
+
+
+def set_fp32_products(device: torch.device) -> None:
+    """Let this process multiply matrices in fp32 by the faster library, without a loss of precision.
+
+    PyTorch has no word for "in fp32, by oneDNN". It goes there where "medium" lets it round operands to bf16, which
+    oneDNN does with instructions for tiles only (AMX). Without them its products are fp32's, summed in another order.
+    """
+    import torch
+
+    by_onednn = device.type == "cpu" and onednn_multiplies_fp32()
+    torch.set_float32_matmul_precision("medium" if by_onednn else "highest")
+
+
+@functools.cache
+def onednn_multiplies_fp32() -> bool:
+    """Whether fp32 is better multiplied by oneDNN than by MKL, at twice the speed: on a CPU with AVX-512 that is not
+    Intel's. It follows from the processor alone, so a run that goes on on the same one keeps its bits."""
+    import torch
+
+    flags = hardware.cpu_flags()
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    if hardware.cpu_vendor() not in _SLOW_WITH_MKL or "avx512f" not in flags:
+        return False
+    return not any(flag.startswith(_ROUNDS_WITH) for flag in flags) and _keeps_fp32()
+
+
+def _keeps_fp32() -> bool:
+    """Whether "medium" leaves alone what bf16 has no place for: the last bit of fp32."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    matrix = torch.full((256, 256), 1 + torch.finfo(torch.float32).eps)
+    with _one_thread(), torch.inference_mode():
+        torch.set_float32_matmul_precision("medium")
+        try:
+            return bool(torch.equal(matrix @ torch.eye(256), matrix))
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+@functools.cache
+def cpu_bf16_speed() -> float:
+    """How fast this CPU multiplies in bf16, as a multiple of its speed in fp32, tried out for some hundredths of a
+    second on one thread; 0 where it has no instructions for it and would emulate them, a hundred times slower.
+
+    The instructions alone do not tell: with some, and in some virtual machines, bf16 has half the speed of fp32.
+    """
+    flags = hardware.cpu_flags()
+    if flags and flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16")):
+        return 0.0
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    seconds = {dtype: float("inf") for dtype in (torch.float32, torch.bfloat16)}
+    with _one_thread(), torch.inference_mode():
+        set_fp32_products(torch.device("cpu"))
+        try:
+            operands = {dtype: torch.ones(384, 384).to(dtype) for dtype in seconds}
+            for _ in range(8):  # in turns; the first ones also load what they need
+                for dtype, matrix in operands.items():
+                    began = time.perf_counter()
+                    matrix @ matrix
+                    seconds[dtype] = min(seconds[dtype], time.perf_counter() - began)
+        finally:
+            torch.set_float32_matmul_precision(before)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether products in bf16 are faster than in fp32 on this CPU."""
+    return cpu_bf16_speed() > 1.1
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Others would stay, and a process that has any cannot be copied."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
