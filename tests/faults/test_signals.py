@@ -15,10 +15,25 @@ import pytest
 
 from headway.core.waiting import wait_until
 
+#: The command line, with workers that take half a second to write down why they end, and the first one a whole one.
+LINGERING = """
+import time
+from headway.cli.main import main
+from headway.launch import worker
 
-def start(config: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def report(folder, record, report=worker._report):
+    time.sleep(0.5 if record["rank"] else 1.0)
+    report(folder, record)
+
+worker._report = report
+main()
+"""
+
+
+def start(config: Path, *arguments: str, lingers: bool = False, **variables: str) -> subprocess.Popen[str]:
+    program = ["-c", LINGERING] if lingers else ["-m", "headway"]
     return subprocess.Popen(
-        [sys.executable, "-m", "headway", "train", str(config), *arguments],
+        [sys.executable, *program, "train", str(config), *arguments],
         env={**os.environ, **variables},
         stderr=subprocess.PIPE,
         text=True,
@@ -48,7 +63,29 @@ def test_a_signal_to_the_launcher_reaches_its_workers(
     process.send_signal(number)
     errors = ended(process)
     assert process.returncode == 75, errors
-    assert f"stopped by {number.name}" in errors and list((tmp_path / "runs/tiny/checkpoints").glob("step-*"))
+    assert f"stopped by {number.name}; step" in errors, errors
+    assert list((tmp_path / "runs/tiny/checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_comes_after_a_save_takes_no_worker_before_it_has_told_why(
+    tiny: Callable[..., Path], tmp_path: Path, again: bool
+) -> None:
+    """The first worker to leave has the agent end the others, and a signal may come twice. Without their reasons a
+    state that is saved was told as lost, or the reason of another worker than the first."""
+    config = tiny(train={"steps": 100_000}, checkpoint={"every": "100000 steps"})
+    process = start(config, "-w", "2", lingers=True)
+    run = tmp_path / "runs/tiny"
+    wait_for(run / "metrics.jsonl")
+    process.send_signal(signal.SIGHUP)
+    if again:
+        assert wait_until(lambda: list((run / "checkpoints").glob("step-*")), 60, 0.005)
+        process.send_signal(signal.SIGHUP)
+    errors = ended(process)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGHUP; step" in errors and "is saved" in errors, errors
+    reasons = sorted(path.name for path in (run / "attempts/001").glob("error-*.json"))
+    assert reasons == ["error-0.json", "error-1.json"]
 
 
 @pytest.mark.parametrize("whom", ["all", "agent"])
@@ -65,7 +102,8 @@ def test_workers_have_the_time_that_their_saves_take(tiny: Callable[..., Path], 
         told.send_signal(signal.SIGTERM)
     errors = ended(process)
     assert process.returncode == 75, errors
-    assert "is saved" in errors and list((tmp_path / "runs/tiny/checkpoints").glob("step-*"))
+    assert "is saved" in errors, errors
+    assert list((tmp_path / "runs/tiny/checkpoints").glob("step-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -105,7 +105,7 @@ def _train(config: Config, wishes: Wishes, own_process: bool) -> None:
     from headway.training.task import language_model_task
 
     with nullcontext() if own_process else left_as_it_was():
-        run_in_this_process(config, language_model_task, wishes)
+        run_in_this_process(config, language_model_task, wishes, own_process=own_process)
 
 
 class Trainer:

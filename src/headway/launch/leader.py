@@ -97,7 +97,9 @@ def _again(config: Config, wishes: Wishes, attempt: Attempt) -> None:
         from headway.launch.session import run_in_this_process
         from headway.training.task import language_model_task
 
-        run_in_this_process(config, language_model_task, wishes, own=lambda *_: _watched(config, attempt))
+        run_in_this_process(
+            config, language_model_task, wishes, own=lambda *_: _watched(config, attempt), own_process=True
+        )
     else:
         run_agent(config, attempt)
 
@@ -108,7 +110,8 @@ def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
         from headway.launch.session import run_in_this_process
         from headway.training.task import language_model_task
 
-        run_in_this_process(config, language_model_task, wishes, own=partial(_only_worker, channel))
+        own = partial(_only_worker, channel)
+        run_in_this_process(config, language_model_task, wishes, own=own, own_process=True)
         return
     from headway.launch.local import check_local
     from headway.models.facts import count_parameters

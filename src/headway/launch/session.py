@@ -84,11 +84,14 @@ def run_in_this_process(
     wishes: Wishes,
     callbacks: Sequence[Callback] = (),
     own: Callable[..., AbstractContextManager[Attempt]] = own_attempt,
+    *,
+    own_process: bool = False,
 ) -> None:
     """Train as one worker: the only one, or one of those that torchrun or the local launcher started.
 
     Args:
         own: Begins an attempt, where nobody else has, and ends it.
+        own_process: This process ends with the attempt.
     """
     mesh = resolve_mesh(config, world_size_from_environment() or 1)
     grid = resolve_lanes(config, mesh.data)
@@ -105,7 +108,7 @@ def run_in_this_process(
         ):
             if alerts is not None:
                 alerts.open_file()
-            _train(config, task, world, grid, attempt, callbacks)
+            _train(config, task, world, grid, attempt, callbacks, own_process)
 
 
 def _is_finished(config: Config, task: Task, world: World, wishes: Wishes) -> bool:
@@ -147,7 +150,13 @@ def _joined_attempt(
 
 
 def _train(
-    config: Config, task: Task, world: World, grid: LaneGrid, attempt: Attempt, callbacks: Sequence[Callback]
+    config: Config,
+    task: Task,
+    world: World,
+    grid: LaneGrid,
+    attempt: Attempt,
+    callbacks: Sequence[Callback],
+    own_process: bool,
 ) -> None:
     run = RunDirectory(config.run_directory)
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
@@ -226,6 +235,7 @@ def _train(
         rewinder=CheckpointRewinder(store, world, None if remote is None else partial(find_tier, remote, run.path)),
         notices=notices,
         pipeline=make_pipeline(config, task, world),
+        own_process=own_process,
     )
     _announce(job, start, parameters)
     train_loop(job)

@@ -303,8 +303,9 @@ class WatchedAttempt:
             if several and not self._workers.alive:
                 self._look()  # they may have begun since, and be at steps already
             targets = self._workers.alive if several else [leader.pid]
-            if not targets and leader.poll() is None:
-                targets, number = [leader.pid], signal.SIGKILL  # an agent without workers has nothing to save
+            if not self._workers.readings and not targets and leader.poll() is None:
+                # An agent whose workers have not begun has nothing to save; when they are gone, it is to tell why.
+                targets, number = [leader.pid], signal.SIGKILL
             for pid in targets:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)

@@ -44,7 +44,7 @@ def main() -> None:
         from headway.launch.session import run_in_this_process
         from headway.training.task import language_model_task
 
-        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes())
+        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes(), own_process=True)
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from headway.config.units import Interval
 from headway.core.console import is_first_worker
+from headway.core.errors import Preempted
 from headway.core.heartbeat import Phase, beat
+from headway.core.notices import SIGNAL_KEY
 from headway.core.signals import STOPPING, handled, untold
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 from headway.telemetry.metrics import LEFT_OUT
@@ -35,11 +37,13 @@ class StopSignals:
 
     Args:
         notices: Reads the board of the attempt; without it only signals count.
+        own_process: This process ends with the attempt. Once all is saved for one signal, others ask for nothing more,
+            and must not end it before it has told why: the first worker to leave has the agent send one to the rest.
     """
 
-    def __init__(self, notices: NoticeReader | None = None) -> None:
+    def __init__(self, notices: NoticeReader | None = None, own_process: bool = False) -> None:
         self.name: str | None = None
-        self._notices = notices
+        self._notices, self._own_process = notices, own_process
         self._interrupted: float | None = None
         self._handled = handled(STOPPING, self._handle)
 
@@ -56,9 +60,11 @@ class StopSignals:
     def reason(self) -> str:
         """Why the run stops, once all workers have agreed on that."""
         found = self._notices.stop(now=True) if self._notices is not None else None
-        if found is None and self.name is not None and self._notices is not None and is_first_worker():
+        if found is not None:  # a signal that the first worker has put up is called as it calls it
+            return found.what if found.key == SIGNAL_KEY else str(found)
+        if self.name is not None and self._notices is not None and is_first_worker():
             self._notices.put_up_signal(self.name)
-        return str(found or self.name or "a signal to another worker")
+        return self.name or "a signal to another worker"
 
     def __enter__(self) -> Self:
         self._before = self._handled.__enter__()
@@ -67,8 +73,9 @@ class StopSignals:
             untold.clear()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._handled.__exit__(*error)
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if not (self._own_process and kind is not None and issubclass(kind, Preempted)):
+            self._handled.__exit__(kind, *error)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name

@@ -62,6 +62,8 @@ class Job:
     """Hears that this machine will be taken away."""
     pipeline: Pipeline | None = None
     """The stages of the model that this worker has, when others have the rest."""
+    own_process: bool = False
+    """This process ends with the attempt."""
 
     @property
     def total_steps(self) -> int:
@@ -84,7 +86,7 @@ def train_loop(job: Job) -> None:
     """
     config, state = job.config, job.state
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
-    signals, saved = StopSignals(job.notices), state.cursor.step
+    signals, saved = StopSignals(job.notices, job.own_process), state.cursor.step
     # Several workers would have to agree, and those whose data have come wait for the others inside the step.
     stopped = (lambda: signals.stop) if job.world.size == 1 else (lambda: False)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from headway.core.errors import HeadwayError, Preempted
 from headway.core.signals import STOPPING, handled, held, reset
 from headway.training.clock import StopSignals
 
@@ -70,6 +72,19 @@ def test_a_copy_finds_signals_as_a_program_would() -> None:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
         finally:
             signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("own_process", "error", "heard"),
+    [(True, Preempted("saved"), 0), (True, HeadwayError("a mistake"), 1), (False, Preempted("saved"), 1)],
+)
+def test_a_process_that_ends_once_all_is_saved_is_asked_for_nothing_more(
+    came: list[int], own_process: bool, error: HeadwayError, heard: int
+) -> None:
+    with suppress(HeadwayError), StopSignals(own_process=own_process):
+        raise error
+    signal.raise_signal(signal.SIGTERM)
+    assert len(came) == heard
 
 
 def test_one_ctrl_c_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,6 +264,19 @@ def test_an_agent_without_workers_has_nothing_to_save(
     assert sent == [(12345, signal.SIGKILL)]
 
 
+def test_an_agent_whose_workers_are_gone_tells_why(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have saved for one signal when another comes."""
+    config = load_config(tiny(), ["parallel.workers=2"])
+    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [signal.SIGTERM], own_process=False)
+    Heartbeat(attempt.begin(None).directory / "heartbeat-0").beat(Phase.END, 1)
+    monkeypatch.setattr("headway.launch.workers_seen.process_state", lambda _: None)
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
+    agent: Any = SimpleNamespace(pid=12345, poll=lambda: None)
+    attempt._pass_on(agent)
+    assert sent == []
+
+
 def test_a_second_ctrl_c_ends_workers_at_once(attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the worker is in, and however it ends then."""
     monkeypatch.setattr(watched, "_GIVE_UP_SECONDS", 0.2)

@@ -16,7 +16,7 @@ from headway.checkpoint.outcomes import Outcome
 from headway.config import PreemptionConfig
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.machine import Machine, Output
-from headway.core.notices import Board, Notice, post, posted
+from headway.core.notices import SIGNAL_KEY, Board, Notice, post, posted
 from headway.core.waiting import wait_until
 from headway.supervise.notices import metadata, watching, watching_for
 from headway.supervise.notices.aws import Aws
@@ -289,6 +289,18 @@ def test_the_board_is_read_as_it_grows_and_becomes_wishes(tmp_path: Path, capsys
     said = capsys.readouterr().err
     assert said.count("saving and stopping") == 1 and "the last save took 40 s" in said
     assert [record["what"] for record in posted(tmp_path)] == ["rebalance recommendation", signals.reason()[5:34]]
+
+
+def test_a_signal_on_the_board_has_the_same_name_for_every_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them is the one that is heard."""
+    first, other = StopSignals(NoticeReader(tmp_path)), StopSignals(NoticeReader(tmp_path))
+    first.name = "SIGHUP"
+    assert first.reason() == "SIGHUP" and [record["key"] for record in posted(tmp_path)] == [SIGNAL_KEY]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert other.reason() == "SIGHUP"
 
 
 def test_whether_a_save_fits_is_said_only_where_it_is_known() -> None:
