@@ -138,7 +138,7 @@ class Llama(nn.Module):
 
 
 def multiply_fast() -> None:
-    """In fp32 by oneDNN where MKL leaves AVX-512 unused. "medium" lets it round to bf16, which it does with AMX only."""
+    """fp32 by oneDNN where MKL leaves AVX-512 unused. "medium" lets it round to bf16, which it does with AMX only."""
     processor = Path("/proc/cpuinfo").read_text()
     if "AuthenticAMD" in processor and " avx512f " in processor and " amx_" not in processor:
         torch.set_float32_matmul_precision("medium")
