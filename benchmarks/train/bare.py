@@ -14,6 +14,7 @@ import torch
 
 from headway.config import load_config
 from headway.models.build import build_model
+from headway.telemetry.arithmetic import set_fp32_products
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
@@ -22,6 +23,7 @@ from workload import Job, Recorder
 
 def main() -> None:
     """Train."""
+    set_fp32_products(torch.device("cpu"))  # how matrices are multiplied is the model's part, not the loop's
     job, recorder = Job.given(), Recorder()
     config = load_config(Path(job.model).parent / "config.yaml", [])
     model = build_model(config.model, vocab_size=config.data.tokenizer.vocab_size, seed=config.seed)

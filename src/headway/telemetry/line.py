@@ -112,9 +112,10 @@ class StatusLine:
         self._ends.append((now, step))
         self._newest = (step, metrics)
         due = first or step % self._log_every == 0 or step == self._total_steps
-        live = sys.stderr.isatty()
-        if live and (due or now - self._shown_at >= _REFRESH_SECONDS):
-            self._shown_at = now
+        if not due and now - self._shown_at < _REFRESH_SECONDS:
+            return
+        self._shown_at, live = now, sys.stderr.isatty()
+        if live:
             show_live(self._text())
         if due:
             self._logged_step = step
