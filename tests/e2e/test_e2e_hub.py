@@ -3,6 +3,7 @@ Hub does (tests/hub_server.py)."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -277,6 +278,14 @@ def test_a_dropped_connection_is_tried_again(hub: HubServer, user: HubUser) -> N
     hub.refusals = [503] * 100
     told = user.read("hf://org/fresh")
     assert "Hub cannot be reached, and the dataset is not in the local cache" in told["error"]
+
+
+def test_a_damaged_file_is_told_as_that(hub: HubServer, user: HubUser) -> None:
+    whole = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode())
+    hub.commit("org/damaged", {"data/train.jsonl.gz": whole[: len(whole) // 2]})
+    for streaming in (False, True):
+        told = user.read("hf://org/damaged", streaming=streaming)
+        assert told["error"].startswith("the dataset cannot be read: Compressed file ended")
 
 
 def test_a_folder_of_that_name_is_not_read_in_its_place(hub: HubServer, user: HubUser, tmp_path: Path) -> None:

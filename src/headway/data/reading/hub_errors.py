@@ -41,15 +41,28 @@ def hub_error(config: SourceConfig, error: Exception, begun: bool = False) -> Da
             what = f"the dataset cannot be put into the local cache: {cause.strerror}"
             fix = "make room there, or set HF_HOME to a folder on another disk; or set streaming, which keeps nothing"
             return DataError(what, where=str(cause.filename or config.path), fix=fix)
-    kinds = {kind_of(cause)[0] for cause in causes}
-    if "credentials" in kinds:
+    if any(kind_of(cause)[0] == "credentials" for cause in causes):
         what = f"the Hugging Face Hub does not let us in: {words}"
         return DataError(what, where=config.path, fix=credentials_fix(config.path))
     # Some of it `datasets` tells in words alone.
-    if "unreachable" in kinds or any(part in words for part in ("LocalEntryNotFoundError", "in the cache")):
+    silent = any(part in words for part in ("LocalEntryNotFoundError", "in the cache"))
+    if silent or any(_of_the_network(cause) for cause in causes):
         return _unreachable(config, words, begun)
-    fix = "check the source's path, subset and split; or name its files, hf://datasets/ORG/NAME/*.parquet"
-    return DataError(f"the dataset cannot be loaded: {words}", where=config.path, fix=fix)
+    files = f"its files, as in hf://datasets/{config.path.removeprefix('hf://')}/**/*.parquet"
+    if begun:
+        what = f"the dataset cannot be read: {words}"
+        fix = f"name {files}: each is read by itself then, and data.bad_documents: skip leaves out what is damaged"
+    else:
+        what = f"the dataset cannot be loaded: {words}"
+        fix = f"check the source's path, subset and split; or name {files}"
+    return DataError(what, where=config.path, fix=fix)
+
+
+def _of_the_network(error: BaseException) -> bool:
+    """Whether a connection failed; not what a decompressor says of a file, which has no number of the system's."""
+    if type(error).__module__ in ("builtins", "gzip") and not isinstance(error, ConnectionError | TimeoutError):
+        return isinstance(error, OSError) and error.errno is not None and kind_of(error)[0] == "unreachable"
+    return kind_of(error)[0] == "unreachable"
 
 
 def _unreachable(config: SourceConfig, words: str, begun: bool) -> DataError:

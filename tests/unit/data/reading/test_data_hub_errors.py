@@ -4,7 +4,9 @@ tests/e2e/test_e2e_hub.py."""
 from __future__ import annotations
 
 import errno
+import gzip
 import ssl
+import zlib
 
 import pytest
 
@@ -45,8 +47,16 @@ def test_a_failing_connection_is_no_full_disk(cause: Exception) -> None:
 
 def test_the_first_cause_is_told() -> None:
     error = told(RuntimeError("An error occurred while generating the dataset"), ValueError("column 'a' is missing"))
-    assert error.what == "the dataset cannot be loaded: column 'a' is missing" and error.where == "hf://org/name"
-    assert "hf://datasets/" in str(error.fix)
+    assert error.what == "the dataset cannot be read: column 'a' is missing" and error.where == "hf://org/name"
+    assert "hf://datasets/org/name/**/*.parquet" in str(error.fix)
+
+
+@pytest.mark.parametrize(
+    "cause", [EOFError("ended"), gzip.BadGzipFile("not gzip"), zlib.error("invalid"), OSError("Corrupt snappy data")]
+)
+def test_a_damaged_file_is_no_failing_hub(cause: Exception) -> None:
+    error = told(RuntimeError("An error occurred"), cause)
+    assert error.what == f"the dataset cannot be read: {cause}" and "bad_documents" in str(error.fix)
 
 
 def test_which_subset_of_the_cache_is_meant() -> None:
