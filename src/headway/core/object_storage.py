@@ -19,6 +19,7 @@ _PACKAGES = {
     **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
     **dict.fromkeys(WEB, ("aiohttp", "remote")),
+    "hf": ("huggingface_hub", "datasets"),
 }
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and see that the clock is right here; for"

@@ -276,9 +276,17 @@ def test_a_reader_fetches_ahead_while_it_goes_straight_on(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("package", "url", "extra"), [("fsspec", "s3://b/a.txt", "remote"), ("gcsfs", "gs://b/a.txt", "gcs")]
+    ("package", "url", "extra"),
+    [
+        ("fsspec", "s3://b/a.txt", "remote"),
+        ("gcsfs", "gs://b/a.txt", "gcs"),
+        ("huggingface_hub", "hf://datasets/org/name/a.txt", "datasets"),
+    ],
 )
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, package: str, url: str, extra: str) -> None:
+    from fsspec.registry import _registry
+
+    monkeypatch.delitem(_registry, url.partition(":")[0], raising=False)  # those that are loaded
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=re.escape(f"pip install 'headway[{extra}]'")):
         find(url)
