@@ -55,10 +55,7 @@ def find_named(config: SourceConfig) -> Found:
     except Exception as error:
         raise _not_built(name, revision, config, error) from error
     if revision and type(builder).__module__.endswith(".cache") and builder.hash != revision:
-        # Without a network `datasets` takes the newest of its cache, whatever revision is asked for.
-        what = f"the Hugging Face Hub cannot be reached, and the local cache has commit {builder.hash} of the dataset"
-        fix = f"connect to the network, or name that commit: {PREFIX}{name}@{builder.hash}"
-        raise DataError(what, where=config.path, fix=fix)
+        raise _other_commit(name, revision, builder.hash, config)
     try:
         found = _load(builder, config)
     except Exception as error:
@@ -103,13 +100,11 @@ def _rows(found: Iterable[Any], config: SourceConfig) -> Iterator[Any]:
 def _not_built(name: str, revision: str, config: SourceConfig, error: Exception) -> DataError:
     """The error for a dataset, revision or subset that is not there, with those that are."""
     from datasets import get_dataset_config_names
-    from huggingface_hub import HfApi
 
     told = hub_error(config, error)
     with suppress(Exception):
         if revision and str(error).startswith("Revision"):
-            refs = HfApi().list_repo_refs(name, repo_type="dataset")
-            return lacking("revision", revision, [ref.name for ref in (*refs.branches, *refs.tags)], config.path)
+            return lacking("revision", revision, _revisions(name), config.path)
         if isinstance(error, ValueError) and "cache" not in str(error):
             subsets = get_dataset_config_names(name, revision=revision or None)
             if config.subset is None and len(subsets) > 1:
@@ -118,6 +113,30 @@ def _not_built(name: str, revision: str, config: SourceConfig, error: Exception)
             if config.subset is not None and config.subset not in subsets:
                 return lacking("subset", config.subset, subsets, config.path)
     return told
+
+
+def _other_commit(name: str, revision: str, cached: str, config: SourceConfig) -> DataError:
+    """The error for another commit than the one that is asked for: without a network, and in older versions also
+    where there is no such revision, `datasets` takes the newest of its cache."""
+    with suppress(Exception):
+        revisions = _revisions(name)
+        if revision not in revisions and not re.fullmatch("[0-9a-f]{40}", revision):
+            return lacking("revision", revision, revisions, config.path)
+    what = f"the Hugging Face Hub cannot be reached, and the local cache has commit {cached} of the dataset"
+    fix = f"connect to the network, or name that commit: {PREFIX}{name}@{cached}"
+    return DataError(what, where=config.path, fix=fix)
+
+
+def _revisions(name: str) -> list[str]:
+    """Branches and tags of a dataset.
+
+    Raises:
+        Exception: the Hub does not tell.
+    """
+    from huggingface_hub import HfApi
+
+    refs = HfApi().list_repo_refs(name, repo_type="dataset")
+    return [ref.name for ref in (*refs.branches, *refs.tags)]
 
 
 def _not_loaded(builder: Any, config: SourceConfig, error: Exception) -> DataError:
