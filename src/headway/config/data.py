@@ -23,8 +23,9 @@ class SourceConfig(Section):
     """One source of text."""
 
     path: str
-    """File, folder, glob or URL (`s3://`, `gs://`, `az://`, `https://`); `hf://name` is a Hugging Face dataset,
-    `python:module:function` what a function yields, `stdlib:` the source text of Python's standard library."""
+    """File, folder, glob or URL (`s3://`, `gs://`, `az://`, `https://`); `hf://name` is a Hugging Face dataset
+    (`hf://name@revision` as of a commit, tag or branch), `python:module:function` what a function yields, `stdlib:` the
+    source text of Python's standard library."""
     name: str | None = None
     """Name in manifests and reports; the last part of the path when not given."""
     format: Literal["auto", "text", "jsonl", "parquet", "csv", "arrow"] = "auto"
@@ -64,6 +65,8 @@ class SourceConfig(Section):
 def source_name(path: str) -> str:
     """A source's name from the last part of its path that says something: `corpus/*.jsonl` is "corpus"."""
     path = path.partition("?")[0] if "://" in path else path
+    if path.startswith("hf://"):
+        path = re.sub("@[^/]*", "", path)  # the revision
     for part in reversed(path.rstrip("/:").split("/")):
         name = part.split("*")[0].split(".")[0].strip("-_ ")
         if name:

@@ -19,6 +19,7 @@ _PACKAGES = {
     **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
     **dict.fromkeys(WEB, ("aiohttp", "remote")),
+    "hf": ("huggingface_hub", "datasets"),
 }
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and see that the clock is right here; for"
@@ -26,11 +27,14 @@ _CREDENTIALS = {
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`; for a public bucket "
     "storage_options: {token: anon}",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_CONNECTION_STRING)",
+    "hf": "check the name, and set HF_TOKEN to a token that may read it; for a gated dataset access is asked for on its"
+    " page",
 }
+_MISSING = {"hf": "check the dataset's name, revision and path; a private one needs HF_TOKEN"}
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 # By name, since the packages that define them need not be there.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
-_NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "azure", "google", "gcsfs")
+_NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "httpx2", "azure", "google", "gcsfs")
 
 # gcsfs logs a failed request with a traceback, and Python prints that where no log was asked for. The error is raised
 # too, and told by whoever uses the store. Its warnings stay.
@@ -79,6 +83,11 @@ def credentials_fix(url: str) -> str:
     return _CREDENTIALS.get(_ALIASES.get(scheme, scheme), "check the credentials, and what they allow")
 
 
+def missing_fix(url: str) -> str:
+    """What to do when there is nothing at a URL."""
+    return _MISSING.get(str(scheme_of(url)), "check the URL, and the bucket's name")
+
+
 def kind_of(error: BaseException) -> tuple[Kind, str]:
     """Whether a file is missing, access is denied, a server cannot be reached, or else; and what was said."""
     cause = error.__cause__
@@ -105,7 +114,9 @@ def _status(error: BaseException) -> int | None:
     """Of the answer that an error tells of, by the names that libraries have for it."""
     if isinstance(error, OSError) and str(error).startswith("Forbidden: "):  # gcsfs
         return 403
-    found = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+    # Hugging Face's errors carry the answer itself.
+    places = (error, getattr(error, "response", None))
+    found = (getattr(place, name, None) for place in places for name in ("status", "status_code", "code"))
     return next((status for status in found if isinstance(status, int)), None)
 
 

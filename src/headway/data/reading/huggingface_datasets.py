@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from headway.config.data import SourceConfig
-from headway.core.errors import DataError, missing_extra
+from headway.core.errors import ConfigError, DataError, missing_extra
+from headway.data.reading.hub_errors import hub_error, lacking
 from headway.data.reading.places import Place, is_remote, open_file
 from headway.data.reading.records import missing_field, wanted_fields
 
 PREFIX = "hf://"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
-_OFFLINE = "connect to the network; what is in the local cache can be read without it under HF_HUB_OFFLINE=1"
 
 #: Arrow files in order, or a stream of records where files alone do not say which rows there are.
 Found = Sequence[Place] | Callable[[], Iterable[Any]]
@@ -37,18 +38,39 @@ def find_named(config: SourceConfig) -> Found:
     """A dataset by its name, from the local cache or the Hub.
 
     Raises:
-        ConfigError: `datasets` is not installed.
-        DataError: there is no such dataset, subset or split, or no network to get it.
+        ConfigError: `datasets` is not installed, or would read a local folder of that name.
+        DataError: there is no such dataset, revision, subset or split, or no network to get it.
     """
-    name = config.path.removeprefix(PREFIX)
     try:
         import datasets
     except ImportError:
         raise missing_extra("datasets", "datasets", f"reading {config.path}") from None
+    name, _, revision = config.path.removeprefix(PREFIX).partition("@")
+    if Path(name).is_dir():
+        what = f"`datasets` would read the folder {name} that is here in the place of the dataset on the Hub"
+        fix = f"for the folder leave {PREFIX} out; for the dataset work in another directory"
+        raise ConfigError(what, where=config.path, fix=fix)
     try:
-        found = datasets.load_dataset(name, config.subset, split=config.split, streaming=config.streaming)
+        builder = datasets.load_dataset_builder(name, config.subset, revision=revision or None)
     except Exception as error:
-        raise _load_error(config, error) from error
+        raise _not_built(name, revision, config, error) from error
+    if revision and type(builder).__module__.endswith(".cache") and builder.hash != revision:
+        raise _other_commit(name, revision, builder.hash, config)
+    try:
+        found = _load(builder, config)
+    except Exception as error:
+        raise _not_loaded(builder, config, error) from error
+    return _files_or_rows(found, config)
+
+
+def _load(builder: Any, config: SourceConfig) -> Any:
+    if config.streaming:
+        return builder.as_streaming_dataset(split=config.split)
+    builder.download_and_prepare()
+    return builder.as_dataset(split=config.split)
+
+
+def _files_or_rows(found: Any, config: SourceConfig) -> Found:
     present = found.column_names or []
     fields = wanted_fields(config.field, config.template)
     # `a.b` is looked for in column `a` unless there is a column of that very name.
@@ -59,22 +81,79 @@ def find_named(config: SourceConfig) -> Found:
     if not config.streaming and not any(sign in config.split for sign in "[+"):
         files = list(dict.fromkeys(entry["filename"] for entry in found.cache_files))
         if files and found._indices is None and all(Path(file).is_file() for file in files):
-            return [Place(file, Path(file).name, Path(file).stat().st_size) for file in files]
-    return lambda: found.select_columns(wanted) if present else found
+            return [Place(file, _name_of(Path(file)), Path(file).stat().st_size) for file in files]
+    return lambda: _rows(found.select_columns(wanted) if present else found, config)
 
 
-def _load_error(config: SourceConfig, error: Exception) -> DataError:
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    words = " ".join(str(error).split())[:400]
-    if "DatasetNotFoundError" in kinds:
-        fix = "check the name; for a private or gated dataset set HF_TOKEN"
-        return DataError(f"there is no such dataset on the Hugging Face Hub: {words}", where=config.path, fix=fix)
-    if kinds & {"ConnectionError", "OfflineModeIsEnabled", "ConnectError", "TimeoutError", "LocalEntryNotFoundError"}:
-        what = f"the Hugging Face Hub cannot be reached, and the dataset is not in the local cache: {words}"
-        return DataError(what, where=config.path, fix=f"{_OFFLINE}; or save_to_disk it elsewhere, and name that folder")
-    return DataError(
-        f"the dataset cannot be loaded: {words}", where=config.path, fix="check the source's path, subset and split"
-    )
+def _name_of(file: Path) -> str:
+    """A cache file's name without how many there are: one more file must not make others of all."""
+    return re.sub(r"-(\d{5})-of-\d{5}(?=\.)", r"-\1", file.name)
+
+
+def _rows(found: Iterable[Any], config: SourceConfig) -> Iterator[Any]:
+    try:
+        yield from found
+    except Exception as error:
+        raise hub_error(config, error, begun=True) from error
+
+
+def _not_built(name: str, revision: str, config: SourceConfig, error: Exception) -> DataError:
+    """The error for a dataset, revision or subset that is not there, with those that are."""
+    from datasets import get_dataset_config_names
+
+    told = hub_error(config, error)
+    with suppress(Exception):
+        if revision and str(error).startswith("Revision"):
+            return lacking("revision", revision, _revisions(name), config.path)
+        if isinstance(error, ValueError) and "cache" not in str(error):
+            subsets = get_dataset_config_names(name, revision=revision or None)
+            if config.subset is None and len(subsets) > 1:
+                what = f"the dataset has several subsets: {', '.join(subsets)}"
+                return DataError(what, where=config.path, fix="set the source's subset to one of them")
+            if config.subset is not None and config.subset not in subsets:
+                return lacking("subset", config.subset, subsets, config.path)
+    return told
+
+
+def _other_commit(name: str, revision: str, cached: str, config: SourceConfig) -> DataError:
+    """The error for another commit than the one that is asked for: without a network, and in older versions also
+    where there is no such revision, `datasets` takes the newest of its cache."""
+    with suppress(Exception):
+        revisions = _revisions(name)
+        if revision not in revisions and not re.fullmatch("[0-9a-f]{40}", revision):
+            return lacking("revision", revision, revisions, config.path)
+    what = f"the Hugging Face Hub cannot be reached, and the local cache has commit {cached} of the dataset"
+    fix = f"connect to the network, or name that commit: {PREFIX}{name}@{cached}"
+    return DataError(what, where=config.path, fix=fix)
+
+
+def _revisions(name: str) -> list[str]:
+    """Branches and tags of a dataset.
+
+    Raises:
+        Exception: the Hub does not tell.
+    """
+    from huggingface_hub import HfApi
+
+    refs = HfApi().list_repo_refs(name, repo_type="dataset")
+    return [ref.name for ref in (*refs.branches, *refs.tags)]
+
+
+def _not_loaded(builder: Any, config: SourceConfig, error: Exception) -> DataError:
+    """The error for a split that is not there, with those that are, or for what cannot be fetched."""
+    told = hub_error(config, error, begun=True)
+    if not isinstance(error, ValueError):
+        return told
+    with suppress(Exception):
+        splits = list(builder.info.splits or builder.as_streaming_dataset())
+        for split in (part.partition("[")[0].strip() for part in config.split.split("+")):
+            if split not in splits:
+                return lacking("split", split, splits, config.path)
+        if config.streaming and config.split not in splits:
+            what = f"'{config.split}' is part or sum of splits, and a dataset is streamed by whole ones"
+            fix = "leave streaming out, or set a limit; several splits can be several sources"
+            return DataError(what, where=config.path, fix=fix)
+    return told
 
 
 def find_saved(places: Sequence[Place], config: SourceConfig) -> Found | None:
@@ -88,11 +167,7 @@ def find_saved(places: Sequence[Place], config: SourceConfig) -> Found | None:
     if _SPLITS in by_name:
         splits = _read_json(by_name[_SPLITS]).get("splits", [])
         if config.split not in splits:
-            raise DataError(
-                f"the dataset has no split '{config.split}'; there are: {', '.join(splits) or 'none'}",
-                where=config.path,
-                fix="set the source's split",
-            )
+            raise lacking("split", config.split, splits, config.path)
         folder = f"{config.split}/"
     if f"{folder}{_STATE}" not in by_name or f"{folder}dataset_info.json" not in by_name:
         return None

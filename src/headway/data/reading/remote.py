@@ -7,6 +7,7 @@ listed is an error too: a document cut in two must not pass for one.
 from __future__ import annotations
 
 import io
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from headway.core.errors import DataError, HeadwayError
-from headway.core.object_storage import WEB, Kind, credentials_fix, filesystem, kind_of, scheme_of
+from headway.core.object_storage import WEB, Kind, credentials_fix, filesystem, kind_of, missing_fix, scheme_of
 
 #: Seconds before each repetition of a request that failed for a reason that may pass.
 WAITS = (0.5, 1.0, 2.0)
@@ -25,11 +26,14 @@ _LARGEST, _SMALLEST = 8 * 2**20, 2**18
 #: A file of at most this many bytes is fetched as a whole.
 _SMALL = 2**20
 
-# The library below has tried for seconds already.
-_TRIED = {"EndpointConnectionError"}
+# The library below has tried for seconds already, or never will.
+_TRIED = {"EndpointConnectionError", "OfflineModeIsEnabled"}
 # The last is Hugging Face's: a file's git object, which for a large one names its SHA-256.
 _CHECKSUMS = ("ETag", "etag", "md5Hash", "crc32c", "checksum", "Content-MD5", "Digest", "blob_id")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
+
+# A commit of the Hugging Face Hub in a URL.
+_COMMIT = re.compile(r"^hf://[^@]+@[0-9a-f]{40}(/|$)")
 
 # What a store may answer that is asked for a glob as if it were a file; what is wrong, if anything, listing tells.
 _NOT_THERE: tuple[Kind, ...] = ("missing", "credentials", "other")
@@ -67,6 +71,9 @@ def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFi
     scheme = str(scheme_of(url))
     files.invalidate_cache()  # `fsspec` keeps listings; this one is to be true now
     with _errors(url):
+        if scheme == "hf":
+            path = _patiently(lambda: _of_a_commit(files, path))
+            url = f"{scheme}://{path}"
         # A file may have a name that reads like a glob; then it alone is meant, as on a disk.
         info = _found(lambda: files.info(path), _NOT_THERE if _is_glob(url) else ("missing",))
         if info is None and not _is_glob(url):
@@ -89,6 +96,24 @@ def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFi
     return kind, found
 
 
+def _of_a_commit(files: Any, path: str) -> str:
+    """A path in a repository of the Hugging Face Hub as of the commit that its revision is now.
+
+    A branch may move on while its files are read; and what a commit holds need not be asked for again after every file,
+    a listing of the folder each time, of which the Hub allows so many in five minutes.
+    """
+    from huggingface_hub import HfApi
+
+    found = files.resolve_path(path)
+    repo = getattr(found, "repo_id", None)
+    if repo is None:  # a bucket, which has no commits
+        return path
+    api = HfApi(endpoint=files.endpoint, token=files.token)
+    commit = api.repo_info(repo, revision=found.revision, repo_type=found.repo_type).sha
+    kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
+    return f"{kind}{repo}@{commit}/{found.path_in_repo}".rstrip("/")
+
+
 def describe(url: str, options: Mapping[str, Any]) -> RemoteFile:
     """A file as it is now.
 
@@ -96,7 +121,8 @@ def describe(url: str, options: Mapping[str, Any]) -> RemoteFile:
         DataError: it is gone, or cannot be reached.
     """
     files, path = _filesystem(url, options)
-    files.invalidate_cache()
+    if not _COMMIT.search(url):
+        files.invalidate_cache()
     info = _again(url, lambda: files.info(path))
     return RemoteFile(url, _last_part(url), _size(url, info), _version(info))
 
@@ -313,7 +339,7 @@ def _errors(url: str) -> Iterator[None]:
 def _error(url: str, error: Exception) -> DataError:
     kind, reason = kind_of(error)
     if kind == "missing":
-        return MissingError("there is no such remote file (any more)", where=url, fix="check the URL, and the bucket")
+        return MissingError("there is no such remote file (any more)", where=url, fix=missing_fix(url))
     if kind == "credentials":
         return DataError(f"the remote store does not let us in: {reason}", where=url, fix=credentials_fix(url))
     return (UnreachableError if kind == "unreachable" else DataError)(

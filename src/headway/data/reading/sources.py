@@ -13,6 +13,7 @@ from headway.config.data import SourceConfig, source_name, stored_names
 from headway.config.units import Amount
 from headway.core.console import progress, warning
 from headway.core.errors import ConfigError, DataError
+from headway.core.object_storage import missing_fix
 from headway.data.reading import huggingface_datasets as hub
 from headway.data.reading import streams
 from headway.data.reading.compression import ENDINGS
@@ -192,8 +193,7 @@ def _nothing_found(path: str, listing: Listing, ignored: int) -> DataError:
         what = "the folder holds no files (hidden ones are not read)"
     else:
         what = "the glob matches no files" if listing.kind == "glob" else "there is no such file or folder"
-        where = "and the bucket's name" if is_remote(path) else "; paths are relative to the working directory"
-        fix = f"{fix} {where}" if is_remote(path) else f"{fix}{where}"
+        fix = missing_fix(path) if is_remote(path) else f"{fix}; paths are relative to the working directory"
     return DataError(what, where=path, fix=fix)
 
 

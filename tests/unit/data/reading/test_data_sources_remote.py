@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -275,9 +276,17 @@ def test_a_reader_fetches_ahead_while_it_goes_straight_on(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("package", "url", "extra"), [("fsspec", "s3://b/a.txt", "remote"), ("gcsfs", "gs://b/a.txt", "gcs")]
+    ("package", "url", "extra"),
+    [
+        ("fsspec", "s3://b/a.txt", "remote"),
+        ("gcsfs", "gs://b/a.txt", "gcs"),
+        ("huggingface_hub", "hf://datasets/org/name/a.txt", "datasets"),
+    ],
 )
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, package: str, url: str, extra: str) -> None:
+    from fsspec.registry import _registry
+
+    monkeypatch.delitem(_registry, url.partition(":")[0], raising=False)  # those that are loaded
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=re.escape(f"pip install 'headway[{extra}]'")):
         find(url)
@@ -303,6 +312,7 @@ def test_a_file_on_the_hub_is_known_by_the_hash_that_the_hub_tells(monkeypatch: 
     from huggingface_hub.hf_api import RepoFile
 
     told: dict[str, RepoFile] = {}
+    main = SimpleNamespace(sha="1" * 40)
 
     def put(name: str, content: str) -> None:
         large = {"size": 4, "oid": content * 64, "pointerSize": 130}
@@ -311,7 +321,7 @@ def test_a_file_on_the_hub_is_known_by_the_hash_that_the_hub_tells(monkeypatch: 
     def fetched(*_: Any) -> Any:
         raise AssertionError("a whole file would be fetched to be hashed")
 
-    monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: None)
+    monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: main)
     monkeypatch.setattr(HfApi, "list_repo_tree", lambda *_, **__: iter(list(told.values())))
     pages = [(told.values(), True)]
     monkeypatch.setattr(HfApi, "_iter_repo_tree_pages", lambda *_, **__: pages, raising=False)
@@ -326,9 +336,11 @@ def test_a_file_on_the_hub_is_known_by_the_hash_that_the_hub_tells(monkeypatch: 
             facts = InputHashes().of(unit)[0]
             assert facts == {"path": "a.txt", "format": "text", "bytes": 4, "version": f"blob_id:{'a' * 40}"}
         before = source.files[0]
-        assert InputHashes().stay(before)
+        assert before.location == f"hf://datasets/org/name@{main.sha}/a.txt"
         put("a.txt", "c")  # other text of the same length
-        with pytest.raises(DataError, match="changed while it was read"):
-            InputHashes().stay(before)
+        main.sha = "2" * 40
+        assert InputHashes().stay(before), "it is as its commit has it"
+        (after,) = find("hf://datasets/org/name/a.txt")[0].files
+        assert after.version == f"blob_id:{'c' * 40}" and after.location != before.location
     finally:
         HfFileSystem.clear_instance_cache()

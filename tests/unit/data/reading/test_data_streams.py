@@ -260,7 +260,7 @@ def test_folders_that_save_to_disk_wrote(tmp_path: Path) -> None:
     datasets.DatasetDict(train=whole, test=whole.select(range(3))).save_to_disk(tmp_path / "splits")
     assert in_order(read(tmp_path / "splits")) == rows["text"]
     assert in_order(read(tmp_path / "splits", split="test")) == rows["text"][:3]
-    with pytest.raises(DataError, match="no split 'dev'; there are: train, test"):
+    with pytest.raises(DataError, match="no split 'dev'; there are: test, train"):
         read(tmp_path / "splits", split="dev")
     (tmp_path / "saved" / "data-00001-of-00003.arrow").unlink()
     with pytest.raises(DataError, match=r"data-00001-of-00003\.arrow is missing"):

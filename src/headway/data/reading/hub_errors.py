@@ -1,0 +1,99 @@
+"""What goes wrong with a dataset from the Hugging Face Hub, as one error that says what to do."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+
+from headway.config.data import SourceConfig
+from headway.core.errors import DataError
+from headway.core.object_storage import credentials_fix, kind_of
+from headway.data.reading.records import fields_there
+
+# No room, or no right to write; connections fail with others.
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR}
+_OFFLINE = "connect to the network; what is in the local cache can be read without it under HF_HUB_OFFLINE=1"
+
+
+def lacking(kind: str, wanted: str, present: Sequence[str], where: str) -> DataError:
+    """The error for a subset, split or revision that a dataset has not; the nearest one is named."""
+    return DataError(
+        f"the dataset has no {kind} '{wanted}'{fields_there(wanted, present)}",
+        where=where,
+        fix=f"set the source's {kind}" if kind != "revision" else "name one of these, or a commit, behind the @",
+    )
+
+
+def hub_error(config: SourceConfig, error: Exception, begun: bool = False) -> DataError:
+    """The error for whatever `datasets` raises.
+
+    Args:
+        config: The source.
+        error: What was raised; of its causes the first one is told, others say only where it was met.
+        begun: The dataset has been found, and this is while its files are fetched.
+    """
+    causes = list(_causes(error))
+    words = _in_line(causes[-1])
+    if any(kind.__name__ == "DatasetNotFoundError" for cause in causes for kind in type(cause).__mro__):
+        return _not_found(config, _in_line(error))
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.errno in _DISK:
+            what = f"the dataset cannot be put into the local cache: {cause.strerror}"
+            fix = "make room there, or set HF_HOME to a folder on another disk; or set streaming, which keeps nothing"
+            return DataError(what, where=str(cause.filename or config.path), fix=fix)
+    if any(kind_of(cause)[0] == "credentials" for cause in causes):
+        what = f"the Hugging Face Hub does not let us in: {words}"
+        return DataError(what, where=config.path, fix=credentials_fix(config.path))
+    # Some of it `datasets` tells in words alone.
+    silent = any(part in words for part in ("LocalEntryNotFoundError", "in the cache"))
+    if silent or any(_of_the_network(cause) for cause in causes):
+        return _unreachable(config, words, begun)
+    files = f"its files, as in hf://datasets/{config.path.removeprefix('hf://')}/**/*.parquet"
+    if begun:
+        what = f"the dataset cannot be read: {words}"
+        fix = f"name {files}: each is read by itself then, and data.bad_documents: skip leaves out what is damaged"
+    else:
+        what = f"the dataset cannot be loaded: {words}"
+        fix = f"check the source's path, subset and split; or name {files}"
+    return DataError(what, where=config.path, fix=fix)
+
+
+def _of_the_network(error: BaseException) -> bool:
+    """Whether a connection failed; not what a decompressor says of a file, which has no number of the system's."""
+    if type(error).__module__ in ("builtins", "gzip") and not isinstance(error, ConnectionError | TimeoutError):
+        return isinstance(error, OSError) and error.errno is not None and kind_of(error)[0] == "unreachable"
+    return kind_of(error)[0] == "unreachable"
+
+
+def _unreachable(config: SourceConfig, words: str, begun: bool) -> DataError:
+    if begun:
+        what = f"the Hugging Face Hub does not answer any more: {words}"
+        fix = "run the same command again when it does; what is done is not done again"
+    elif "configurations in the cache" in words:
+        what = f"the Hugging Face Hub cannot be reached, and the local cache has several subsets: {words}"
+        fix = "set the source's subset"
+    else:
+        what = f"the Hugging Face Hub cannot be reached, and the dataset is not in the local cache: {words}"
+        fix = f"{_OFFLINE}, each subset by itself; or save_to_disk it elsewhere, and name that folder"
+    return DataError(what, where=config.path, fix=fix)
+
+
+def _in_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400] or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _not_found(config: SourceConfig, words: str) -> DataError:
+    if "gated" in words:
+        what = f"the dataset is gated, and we are not let in: {words}"
+        return DataError(what, where=config.path, fix=credentials_fix(config.path))
+    if words.startswith("Revision"):
+        return DataError(f"there is no such revision: {words}", where=config.path, fix="check what is behind the @")
+    what = "there is no such dataset on the Hugging Face Hub, or it is private"
+    return DataError(what, where=config.path, fix=credentials_fix(config.path))
