@@ -50,6 +50,7 @@ def prepare(
     from dataclasses import asdict
 
     from headway.core.console import notice
+    from headway.core.leaving import all_clear
     from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
 
     # Nothing here multiplies matrices, and NumPy's threads for that would spin beside those that work.
@@ -70,6 +71,8 @@ def prepare(
         print_json(asdict(report))
     else:
         print(report.describe())
+    if not settings.clean and not any(source.path.startswith("python:") for source in settings.sources):
+        all_clear()
 
 
 @data.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import sys
@@ -14,7 +15,7 @@ import typer.core
 
 from headway.core.console import ResultLost, open_streams, say, settle_streams
 from headway.core.errors import INTERRUPTED, HeadwayError
-from headway.core.leaving import leave
+from headway.core.leaving import end, leave
 
 #: The order of `headway --help`: from text to model to what comes after.
 VERBS = (
@@ -116,6 +117,7 @@ def _wanted(words: Sequence[str]) -> Sequence[str]:
 
 def main() -> None:
     """Entry point; deliberate errors become three lines and an exit code, never a traceback."""
+    atexit.register(end)
     open_streams()
     # What is imported stays: looking through it for garbage again and again would take a tenth of a short command.
     gc.set_threshold(100_000, 20, 20)
