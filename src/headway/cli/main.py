@@ -132,8 +132,13 @@ def main() -> None:
 
 def _run() -> int | str | None:
     """Do what the command line says; returns the exit code."""
+    words = sys.argv[1:]
     try:
-        application(_wanted(sys.argv[1:]))()
+        if words[:2] == ["data", "prepare"]:
+            from headway.data.tokenizing.preload import begin_loading_said
+
+            begin_loading_said(words[2:])
+        application(_wanted(words))()
     except SystemExit as end:  # how click ends
         return end.code
     except HeadwayError as error:

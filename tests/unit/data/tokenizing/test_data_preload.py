@@ -65,3 +65,17 @@ def test_the_vocabulary_that_a_config_seems_to_name(folder: Path, tmp_path: Path
         assert not loaded(wrong), wrong
     preload.begin_loading_named(tmp_path / "nothing.yaml", [])
     assert preload.take_loaded(content) is None
+
+
+def test_the_vocabulary_of_a_command_line_that_nobody_has_understood_yet(folder: Path, tmp_path: Path) -> None:
+    content, config = (folder / "tokenizer.json").read_bytes(), tmp_path / "run.yaml"
+    config.write_text(f"data: {{tokenizer: {{path: {folder}}}}}")
+
+    def loaded(*words: str) -> bool:
+        preload.begin_loading_said(words)
+        return preload.take_loaded(content) is not None
+
+    assert loaded(str(config)) and loaded("--json", str(config), "data.validation=0", "--force")
+    assert not loaded(str(config), "--dry-run") and not loaded(str(config), "data.tokenizer.path=other")
+    assert not loaded("--workers", "2", str(config)), "the command itself begins to load it then"
+    assert not loaded() and not loaded("--help")
