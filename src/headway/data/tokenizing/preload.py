@@ -16,7 +16,9 @@ class _Loading(threading.Thread):
     """Loads the `tokenizer.json` that a function gives."""
 
     def __init__(self, content_of: Callable[[], bytes]) -> None:
-        super().__init__(name="headway-load-encoder", daemon=True)
+        # No daemon: a command that ends with an error waits for it, since Python ends such threads at its exit in a way
+        # that the library takes for a fault of its own, and aborts the process.
+        super().__init__(name="headway-load-encoder")
         self._content_of = content_of
         self.content: bytes | None = None
         self.library: Any = None

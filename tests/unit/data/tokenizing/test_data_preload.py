@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,3 +81,22 @@ def test_the_vocabulary_of_a_command_line_that_nobody_has_understood_yet(folder:
     assert not loaded(str(config), "--dry-run") and not loaded(str(config), "data.tokenizer.path=other")
     assert not loaded("--workers", "2", str(config)), "the command itself begins to load it then"
     assert not loaded() and not loaded("--help")
+
+
+def test_a_command_that_ends_while_it_is_loaded_has_its_own_exit_code(folder: Path, tmp_path: Path) -> None:
+    spec = json.loads((folder / "tokenizer.json").read_bytes())
+    spec["model"]["vocab"] |= {f"word{number}": 1000 + number for number in range(100_000)}  # takes a while
+    (tmp_path / "large.json").write_text(json.dumps(spec))
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from headway.data.tokenizing.preload import begin_loading_file\n"
+        "class TakesAWhile:\n"
+        "    def __del__(self, sleep=time.sleep): sleep(1)\n"
+        "something = TakesAWhile()\n"
+        "begin_loading_file(Path('large.json'), 'auto')\n"
+        "time.sleep(0.05)\n"
+        "sys.exit(3)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (3, "")
