@@ -55,6 +55,8 @@ def prepare(
 
     # Nothing here multiplies matrices, and NumPy's threads for that would spin beside those that work.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Pydantic would look for plugins in what is written of every package that is installed.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if not dry_run:
         begin_loading_named(config, overrides or [])
     settings = load(config, overrides, trains=False).data
