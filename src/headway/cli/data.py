@@ -50,10 +50,13 @@ def prepare(
     from dataclasses import asdict
 
     from headway.core.console import notice
+    from headway.core.leaving import all_clear
     from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
 
     # Nothing here multiplies matrices, and NumPy's threads for that would spin beside those that work.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Pydantic would look for plugins in what is written of every package that is installed.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if not dry_run:
         begin_loading_named(config, overrides or [])
     settings = load(config, overrides, trains=False).data
@@ -70,6 +73,8 @@ def prepare(
         print_json(asdict(report))
     else:
         print(report.describe())
+    if not settings.clean and not any(source.path.startswith("python:") for source in settings.sources):
+        all_clear()
 
 
 @data.command()

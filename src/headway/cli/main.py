@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import sys
@@ -14,7 +15,7 @@ import typer.core
 
 from headway.core.console import ResultLost, open_streams, say, settle_streams
 from headway.core.errors import INTERRUPTED, HeadwayError
-from headway.core.leaving import leave
+from headway.core.leaving import end, leave
 
 #: The order of `headway --help`: from text to model to what comes after.
 VERBS = (
@@ -116,6 +117,7 @@ def _wanted(words: Sequence[str]) -> Sequence[str]:
 
 def main() -> None:
     """Entry point; deliberate errors become three lines and an exit code, never a traceback."""
+    atexit.register(end)
     open_streams()
     # What is imported stays: looking through it for garbage again and again would take a tenth of a short command.
     gc.set_threshold(100_000, 20, 20)
@@ -130,8 +132,13 @@ def main() -> None:
 
 def _run() -> int | str | None:
     """Do what the command line says; returns the exit code."""
+    words = sys.argv[1:]
     try:
-        application(_wanted(sys.argv[1:]))()
+        if words[:2] == ["data", "prepare"]:
+            from headway.data.tokenizing.preload import begin_loading_said
+
+            begin_loading_said(words[2:])
+        application(_wanted(words))()
     except SystemExit as end:  # how click ends
         return end.code
     except HeadwayError as error:

@@ -109,6 +109,17 @@ def test_the_content_is_on_disk_before_the_name(tmp_path: Path, monkeypatch: pyt
         assert calls == ["sync file", "rename", "sync folder"]
 
 
+def test_what_is_on_its_way_to_the_disk_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.write(b"x" * 10_000)
+        file.flush()
+        files.begin_flush(file.fileno(), 0, 10_000)
+        files.begin_flush(file.fileno(), 8192, 10**6)
+        monkeypatch.setattr(files.ctypes, "CDLL", lambda _: object())  # another system
+        files.begin_flush(file.fileno(), 0, 10_000)
+    assert (tmp_path / "file").read_bytes() == b"x" * 10_000
+
+
 def test_a_killed_write_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -21,6 +24,15 @@ from headway.doctor import communication_worker as doctor
 
 class AtOnce(BaseException):
     """The end of a process by `os._exit`."""
+
+
+@pytest.fixture(autouse=True)
+def _this_process_ends_as_it_would(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that a test runs here may be all clear; the process that tests is not."""
+    monkeypatch.setattr(leaving, "_all_clear", False)
+    monkeypatch.setattr(leaving, "_code", None)
+    yield
+    atexit.unregister(leaving.end)
 
 
 @pytest.fixture
@@ -76,3 +88,24 @@ def test_without_such_groups_python_ends_the_process(on_gpus: pytest.MonkeyPatch
     on_gpus.setattr(leaving, "has_gpu_groups", lambda: False)
     with pytest.raises(SystemExit, match="4"):
         leaving.leave(4)
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_all_that_is_registered_is_done_before_a_process_ends_without_being_taken_apart(clear: bool) -> None:
+    program = (
+        "import atexit, os, threading, time\n"
+        "from headway.core import leaving\n"
+        "class Told:\n"
+        "    def __del__(self): os.write(1, b'taken apart ')\n"
+        "told = Told()\n"
+        "atexit.register(leaving.end)\n"
+        "atexit.register(lambda: print('registered', end=' '))\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread', end=' '))).start()\n"
+        f"{clear} and leaving.all_clear()\n"
+        "leaving.leave(7)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 7, result.stderr
+    said = result.stdout.split()
+    assert said[:2] == ["thread", "registered"] if clear else "apart" in said
+    assert ("apart" in said) is not clear

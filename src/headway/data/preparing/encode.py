@@ -179,9 +179,9 @@ class PieceWorker:
         """Texts of the piece within the budget, counted; malformed documents are listed, or end it."""
         left = work.budget
         for batch in read_batches(work.piece):
-            sizes = [text_size(text) for text in batch.texts]
-            count, bad, empty, ended = len(sizes), batch.bad, batch.empty.total(), False
+            count, bad, empty, ended = len(batch.texts), batch.bad, batch.empty.total(), False
             if left is not None:
+                sizes = [text_size(text) for text in batch.texts]
                 count = _affordable(sizes, left, result)
                 used_up = _is_used_up(left, result, sizes[:count])
                 result.ended = ended = used_up or count < len(sizes)
@@ -196,8 +196,10 @@ class PieceWorker:
             result.skipped_list += bad[: LISTED - len(result.skipped_list)]
             result.empty += empty
             result.read += count
-            result.read_bytes += sum(sizes[:count])
-            yield batch.texts[:count]
+            texts = batch.texts[:count]
+            yield texts
+            # Not before they are encoded, for then Python has their UTF-8 at hand.
+            result.read_bytes += sum(map(text_size, texts))
             if ended:
                 return
 
@@ -228,9 +230,8 @@ class PieceWorker:
         return choose
 
     def _sides(self, texts: list[str], result: PieceResult) -> tuple[list[str], list[str]]:
-        """Texts for training and those that are held out, with what is counted of them."""
+        """Texts for training and those that are held out, with their smallest and largest hash."""
         if not self.recipe.holds_out:
-            result.text_bytes += sum(map(text_size, texts))
             result.smallest, result.largest = 0, 2**64 - 1
             return texts, []
         hashes = document_hashes(texts, result)
@@ -242,6 +243,8 @@ class PieceWorker:
         """Tokens of the texts, of those for training first, so that one call encodes all and no id moves twice."""
         train, validation = self._sides(texts, result)
         ids, lengths = encoder.encode(train + validation)
+        if not self.recipe.holds_out:  # otherwise they were counted as they were hashed
+            result.text_bytes += sum(map(text_size, texts))
         result.documents += len(texts)
         result.characters += sum(map(len, texts))
         tokens = ended(ids, lengths, self._end)

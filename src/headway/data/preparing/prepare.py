@@ -31,7 +31,7 @@ from headway.data.preparing.records import WORK, Records, record_encoder, record
 from headway.data.preparing.settings import settings_json
 from headway.data.preparing.units import units_of
 from headway.data.preparing.vocabulary import SETTINGS, TRAINED, renew_settings, vocabulary_of
-from headway.data.reading.sources import Source, find_sources, open_tables
+from headway.data.reading.sources import Source, find_sources, longest_piece, open_tables
 from headway.data.store import INPUTS, MANIFEST, SKIPPED, TokenStore, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
@@ -153,7 +153,7 @@ def prepare(
             data.tokenizer.encoder,
             sample_text(sources, _sample_bytes(sources)),
             data.tokenizer.special_tokens_in_text,
-            threads=count,
+            threads=_threads_per_call(count, sources),
         )
         recipe = Recipe(
             tokenizer=folder / "tokenizer",
@@ -232,6 +232,12 @@ def _worker_count(wanted: int | str, sources: Sequence[Source]) -> int:
 
 def _input_bytes(sources: Sequence[Source]) -> int:
     return sum(file.bytes for source in sources for file in source.files)
+
+
+def _threads_per_call(workers: int, sources: Sequence[Source]) -> int:
+    """Threads that share each text's encoding: each keeps a cache of words of its own, so they pay only where a long
+    file would leave other workers without work."""
+    return 1 if workers * longest_piece(sources) <= _input_bytes(sources) else workers
 
 
 def _sample_bytes(sources: Sequence[Source]) -> int:

@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.faults import fault_point
-from headway.core.files import sync_folder
+from headway.core.files import begin_flush, sync_folder
 from headway.data.preparing.encode import SplitPart
 from headway.data.store import INDEX, TOKENS
+
+# Bytes that go to the disk together while the next ones are made.
+_FLUSHED_BYTES = 2**20
 
 
 class ShardWriter:
@@ -92,12 +95,17 @@ class _HashedFile:
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = path.open("wb")
         self._hash = hashlib.sha256()
+        self._size = self._flushed = 0
 
     def write(self, values: NDArray[Any]) -> None:
         """Append an array's bytes."""
         data = np.ascontiguousarray(values).view(np.uint8).data
         self._file.write(data)
         self._hash.update(data)
+        self._size += len(data)
+        if self._size - self._flushed >= _FLUSHED_BYTES:
+            begin_flush(self._file.fileno(), self._flushed, self._size - self._flushed)
+            self._flushed = self._size
 
     def close(self) -> str:
         """Flush it to disk; returns its SHA-256 in hexadecimal."""

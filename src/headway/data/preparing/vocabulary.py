@@ -129,11 +129,12 @@ def _settings_beside(tokenizer: Tokenizer) -> dict[str, Any]:
     said = _json_object(file.with_name("special_tokens_map.json"))
     said |= {k: v for k, v in _json_object(file.with_name("tokenizer_config.json")).items() if v is not None}
     settings = {key: said[key] for key in _SETTINGS if key in said}
-    known = vocabulary(parse(tokenizer.content, tokenizer.where))
-    settings |= {key: text for key in _NAMED_TOKENS if (text := _text(said.get(key))) in known}
-    for key in _LISTED_TOKENS:
-        if isinstance(listed := said.get(key), list):
-            settings[key] = [text for token in listed if (text := _text(token)) in known]
+    named = {key: text for key in _NAMED_TOKENS if (text := _text(said.get(key))) is not None}
+    listed = {key: list(map(_text, said[key])) for key in _LISTED_TOKENS if isinstance(said.get(key), list)}
+    # To read the vocabulary once more takes as long as a thousand short documents, and few files name a token.
+    known = vocabulary(parse(tokenizer.content, tokenizer.where)) if named or listed else {}
+    settings |= {key: text for key, text in named.items() if text in known}
+    settings |= {key: [text for text in texts if text in known] for key, texts in listed.items()}
     with suppress(OSError, ValueError):
         settings["chat_template"] = file.with_name("chat_template.jinja").read_text("utf-8")
     return settings

@@ -267,12 +267,22 @@ def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] |
         if file not in source._cuts:
             open_tables([source])
         yield from _cut_table(source, file)
-    elif file.format == "jsonl" and not file.compression and file.bytes > PIECE_BYTES and file.ranges:
+    elif _is_cut(file):
         for start in range(0, file.bytes, PIECE_BYTES):
             end = min(start + PIECE_BYTES, file.bytes)
             yield (start, end), end - start
     else:
         yield None, file.bytes
+
+
+def longest_piece(sources: Sequence[Source]) -> int:
+    """About how many bytes of input a single worker has to take at most; 0 where there are only streams."""
+    files = (file for source in sources for file in source.files)
+    return max((PIECE_BYTES if file.format in _TABLES or _is_cut(file) else file.bytes for file in files), default=0)
+
+
+def _is_cut(file: SourceFile) -> bool:
+    return file.format == "jsonl" and not file.compression and file.bytes > PIECE_BYTES and file.ranges
 
 
 def _stream_pieces(number: int, source: Source) -> Iterator[Piece]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -27,6 +28,9 @@ REFERENCE = "tokenizers"
 _GROUP_CHARACTERS = 2**20
 #: Which library starts how many threads, in order of what it obeys.
 _THREAD_VARIABLES = ("FASTOKENS_BPE_THREADS", "RAYON_NUM_THREADS")
+
+#: What the reference makes of some texts, now or soon.
+Expected = Future[tuple[NDArray[Any], NDArray[np.int64]]]
 
 
 class TextEncoder(Protocol):
@@ -250,7 +254,21 @@ def choose_encoder(
         return REFERENCE
     begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
     texts = [*odd_texts([tokenizer.end_of_text, *tokenizer.added_tokens]), *shortened(sample)]
-    expected = _Reference(tokenizer, special_tokens_in_text).encode(texts)
+    # The fast ones let others run; the reference does not while it is loaded, so it is waited for last.
+    with ThreadPoolExecutor(1, "headway-reference") as pool:
+        expected = pool.submit(_Reference(tokenizer, special_tokens_in_text).encode, texts)
+        return _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
+
+
+def _exact(
+    tokenizer: Tokenizer,
+    wanted: str,
+    texts: Sequence[str],
+    expected: Expected,
+    special_tokens_in_text: bool,
+    threads: int | None,
+) -> str:
+    """The encoder to use, which gives the expected ids of the texts: see `choose_encoder`."""
     if wanted != "auto":
         encoder = open_encoder(wanted, tokenizer, special_tokens_in_text, threads)
         difference = _difference(encoder, texts, expected)
@@ -274,6 +292,7 @@ def choose_encoder(
         if not difference:
             return name
         reasons.append(f"{name} differs: {difference}")
+    expected.result()  # what is wrong with the vocabulary comes before what others make of it
     notice(
         "encoding with `tokenizers`, at about a twentieth of the speed: "
         + "; ".join(reasons or ["no other is installed"])
@@ -281,18 +300,17 @@ def choose_encoder(
     return REFERENCE
 
 
-def _difference(
-    encoder: TextEncoder, texts: Sequence[str], expected: tuple[NDArray[Any], NDArray[np.int64]]
-) -> str | None:
+def _difference(encoder: TextEncoder, texts: Sequence[str], expected: Expected) -> str | None:
     """The first text whose ids are not the expected ones, in words."""
     try:
         ids, lengths = encoder.encode(texts)
     except Exception as error:
         return str(error)
-    if np.array_equal(lengths, expected[1]) and np.array_equal(ids, expected[0]):
+    right_ids, right_lengths = expected.result()
+    if np.array_equal(lengths, right_lengths) and np.array_equal(ids, right_ids):
         return None
     one = np.split(ids, np.cumsum(lengths)[:-1])
-    other = np.split(expected[0], np.cumsum(expected[1])[:-1])
+    other = np.split(right_ids, np.cumsum(right_lengths)[:-1])
     for text, mine, theirs in zip(texts, one, other, strict=True):
         if not np.array_equal(mine, theirs):
             at = _first_difference(mine, theirs)

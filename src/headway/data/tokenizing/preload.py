@@ -16,7 +16,9 @@ class _Loading(threading.Thread):
     """Loads the `tokenizer.json` that a function gives."""
 
     def __init__(self, content_of: Callable[[], bytes]) -> None:
-        super().__init__(name="headway-load-encoder", daemon=True)
+        # No daemon: a command that ends with an error waits for it, since Python ends such threads at its exit in a way
+        # that the library takes for a fault of its own, and aborts the process.
+        super().__init__(name="headway-load-encoder")
         self._content_of = content_of
         self.content: bytes | None = None
         self.library: Any = None
@@ -77,6 +79,14 @@ def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
         return
     if not any(text.startswith("data.tokenizer") for text in overrides) and isinstance(path, str):
         begin_loading_file(Path(path), encoder)
+
+
+def begin_loading_said(words: Sequence[str]) -> None:
+    """The same for the words behind `headway data prepare`, before they are understood, which takes a tenth of a short
+    preparation: the first is taken for the config and the others for overrides, and options for words of their own."""
+    words = [word for word in words if "--dry-run" not in words and not word.startswith("-")]
+    if words:
+        begin_loading_named(Path(words[0]), words[1:])
 
 
 def take_loaded(content: bytes) -> Any:

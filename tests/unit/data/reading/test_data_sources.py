@@ -12,7 +12,7 @@ from headway.config.data import SourceConfig
 from headway.core.errors import ConfigError, DataError
 from headway.data.reading.places import stamp_of
 from headway.data.reading.readers import read_batches
-from headway.data.reading.sources import Source, find_sources, pieces_of
+from headway.data.reading.sources import PIECE_BYTES, Source, find_sources, longest_piece, pieces_of
 from support_sources import find, read
 
 
@@ -125,6 +125,15 @@ def test_a_file_url_is_a_local_file(tmp_path: Path) -> None:
     assert source.files[0].local and source.files[0].version is None
     assert read(f"file://{tmp_path}/*.txt").texts == ["here"]
     assert read(f"hf://{tmp_path}").texts == ["here"]  # a folder of files where a dataset's name could be
+
+
+@pytest.mark.parametrize(("name", "longest"), [("a.jsonl", PIECE_BYTES), ("a.jsonl.gz", None), ("a.txt", None)])
+def test_the_longest_piece_is_what_no_second_worker_can_share(tmp_path: Path, name: str, longest: int | None) -> None:
+    size = 2 * PIECE_BYTES + 1
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(size)
+    (tmp_path / "b.txt").write_text("short")
+    assert longest_piece(find_sources([SourceConfig(path=str(tmp_path))])) == (longest or size)
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,3 +67,36 @@ def test_the_vocabulary_that_a_config_seems_to_name(folder: Path, tmp_path: Path
         assert not loaded(wrong), wrong
     preload.begin_loading_named(tmp_path / "nothing.yaml", [])
     assert preload.take_loaded(content) is None
+
+
+def test_the_vocabulary_of_a_command_line_that_nobody_has_understood_yet(folder: Path, tmp_path: Path) -> None:
+    content, config = (folder / "tokenizer.json").read_bytes(), tmp_path / "run.yaml"
+    config.write_text(f"data: {{tokenizer: {{path: {folder}}}}}")
+
+    def loaded(*words: str) -> bool:
+        preload.begin_loading_said(words)
+        return preload.take_loaded(content) is not None
+
+    assert loaded(str(config)) and loaded("--json", str(config), "data.validation=0", "--force")
+    assert not loaded(str(config), "--dry-run") and not loaded(str(config), "data.tokenizer.path=other")
+    assert not loaded("--workers", "2", str(config)), "the command itself begins to load it then"
+    assert not loaded() and not loaded("--help")
+
+
+def test_a_command_that_ends_while_it_is_loaded_has_its_own_exit_code(folder: Path, tmp_path: Path) -> None:
+    spec = json.loads((folder / "tokenizer.json").read_bytes())
+    spec["model"]["vocab"] |= {f"word{number}": 1000 + number for number in range(100_000)}  # takes a while
+    (tmp_path / "large.json").write_text(json.dumps(spec))
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from headway.data.tokenizing.preload import begin_loading_file\n"
+        "class TakesAWhile:\n"
+        "    def __del__(self, sleep=time.sleep): sleep(1)\n"
+        "something = TakesAWhile()\n"
+        "begin_loading_file(Path('large.json'), 'auto')\n"
+        "time.sleep(0.05)\n"
+        "sys.exit(3)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (3, "")
