@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.images import Elements, Image, Piece
+from headway.core.files import begin_flush
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 #: Images begin at multiples of this, so that copies run at full speed.
 _ALIGNMENT = 4096
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
-_SYNC_FILE_RANGE_WRITE = 2  # nor for this
 #: Copied to a file before the disk begins to write it.
 _COPIED_BYTES = 4 * 2**20
 #: Smaller files go through the page cache: they take no time, and whoever starts again finds them there.
@@ -173,7 +173,7 @@ class StagedImages:
             while done < image.nbytes:
                 count = min(_COPIED_BYTES, image.nbytes - done)
                 copied = os.sendfile(descriptor, self._descriptor, begin + done, count)
-                _begin_writing(descriptor, done, copied)
+                begin_flush(descriptor, done, copied)
                 done += copied
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSOCK, errno.ENOSYS) or done:
@@ -204,11 +204,3 @@ class StagedImages:
         if done > image.nbytes:
             os.ftruncate(descriptor, image.nbytes)
         return min(done, image.nbytes)
-
-
-def _begin_writing(descriptor: int, begin: int, count: int) -> None:
-    """Have the disk write what lies in the page cache of a file while more is copied there. Only time is lost where it
-    cannot: whoever wants it on disk flushes it in any case."""
-    write_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux
-    if write_range is not None:
-        write_range(descriptor, ctypes.c_int64(begin), ctypes.c_int64(count), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
