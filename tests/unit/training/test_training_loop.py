@@ -198,6 +198,7 @@ def job_of(world: Any) -> Any:
         grid=SimpleNamespace(of_worker=lambda rank, size: [rank]),
         task=SimpleNamespace(feed=None),
         notices=None,
+        own_process=False,
         total_steps=1,
     )
 
