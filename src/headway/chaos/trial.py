@@ -17,6 +17,7 @@ from headway.checkpoint.compare import compare
 from headway.checkpoint.places import remote_manifests
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
+from headway.checkpoint.writers import wait_for_writers
 from headway.core.errors import HeadwayError
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.files import append_json_line, read_json_lines
@@ -33,6 +34,8 @@ SUPERVISOR = "kill@supervisor"
 _LOOK_SECONDS = 0.05
 #: A leg that takes longer has come to a standstill, which is a finding.
 _LEG_SECONDS = 1800.0
+#: For a process that writes and has outlived its run to end.
+_WRITER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -225,10 +228,17 @@ class Runs:
         if not here.is_dir() or not remote_manifests(f"{self._remote}/{run.name}"):
             return False
         # At once, and whatever becomes of it then: a process that writes may still be at work there.
-        lost = tempfile.mkdtemp(dir=self._folder, prefix=f"{run.name}-lost-")
-        here.rename(lost)
-        shutil.rmtree(lost, ignore_errors=True)
+        self._take_away(here)
+        # What it has made anew was on that disk too; else nothing would have to be brought.
+        wait_for_writers(run, _WRITER_SECONDS)
+        if here.is_dir():
+            self._take_away(here)
         return True
+
+    def _take_away(self, folder: Path) -> None:
+        lost = tempfile.mkdtemp(dir=self._folder, prefix=f"{folder.parent.name}-lost-")
+        folder.rename(lost)
+        shutil.rmtree(lost, ignore_errors=True)
 
     def _last(self, name: str) -> CheckpointInfo | None:
         """The checkpoint of a run's last step."""

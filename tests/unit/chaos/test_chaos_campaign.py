@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -32,6 +35,7 @@ from headway.chaos.campaign import (
 from headway.chaos.report import CampaignResult, render, run_campaign
 from headway.chaos.trial import End, Runs, TrialResult
 from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.writers import open_writer_lock
 from headway.config import load_config
 from headway.core import faults
 from headway.core.files import append_json_line, read_json_lines
@@ -231,6 +235,26 @@ def test_a_lost_disk_is_why_steps_are_taken_back(tmp_path: Path, monkeypatch: py
         "ledger: a gap",
         "ledger: steps were taken back that are in a checkpoint: why",
     ]
+
+
+def test_a_lost_disk_takes_along_what_is_still_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would have to be brought from the remote tier otherwise."""
+    run, step = tmp_path / "trial-001", "checkpoints/step-00000001"
+    (run / step).mkdir(parents=True)
+    monkeypatch.setattr("headway.chaos.trial.remote_manifests", lambda url: {1: url})
+    lock = open_writer_lock(run, 0)
+
+    def write_on() -> None:
+        while (run / step).exists():
+            time.sleep(0.001)
+        (run / step).mkdir(parents=True)
+        os.close(lock)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write_on)
+        assert Runs(tmp_path / "config.yaml", [], tmp_path, 4, "file:///remote")._lose_disk(run)
+        writing.result()
+    assert not (run / "checkpoints").exists()
 
 
 def test_one_is_singular_and_none_is_said() -> None:
