@@ -25,12 +25,14 @@ from headway.launch.watched import WatchedAttempt, newest_checkpoint
 from headway.supervise.crew import Crew
 from headway.supervise.endings import Budget, Decision, Ending
 from headway.supervise.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
-from headway.supervise.processes import adopt_orphans
+from headway.supervise.processes import adopt_orphans, has_one_thread
 
 #: A look between attempts.
 _POLL_SECONDS = 0.1
 #: From when on loading what workers need takes so long that somebody will want to know why.
 _LONG_SECONDS = 55.0
+#: For a thread of the C library that has been told to end.
+_THREAD_SECONDS = 1.0
 
 
 def supervise(config: Config, wishes: Wishes, *, own_process: bool) -> None:
@@ -93,7 +95,9 @@ class _Supervisor:
         except Exception as error:
             write_log(f"what workers need cannot be loaded ahead: {type(error).__name__}: {error}")
         finally:
-            faulthandler.cancel_dump_traceback_later()  # and its thread is gone
+            faulthandler.cancel_dump_traceback_later()
+            # Its thread has told that it ends, and does so a moment later; until then this process cannot be copied.
+            wait_until(has_one_thread, _THREAD_SECONDS, 0.001)
         self._heed("before the first attempt")
 
     def _pause(self, seconds: float) -> None:

@@ -82,6 +82,28 @@ def test_what_cannot_be_loaded_ahead_ends_no_run(monkeypatch: pytest.MonkeyPatch
     assert tried == [config]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody can tell whether a process may be copied")
+def test_who_watches_over_the_loading_is_gone_when_it_is_done() -> None:
+    """The thread of `faulthandler` is there for a moment after it has told that it ends; no copies are made until then,
+    and each worker would load all of it again."""
+    script = (
+        "import faulthandler, threading, time\n"
+        "from headway.config import Config\n"
+        "from headway.launch import supervisor\n"
+        "from headway.launch.attempt import Wishes\n"
+        "from headway.supervise.processes import has_one_thread\n"
+        "end = threading.Thread(target=time.sleep, args=(0.1,)).start\n"
+        "faulthandler.cancel_dump_traceback_later = end\n"
+        "faulthandler.dump_traceback_later = lambda *_, **__: None\n"
+        "supervisor.load_ahead, supervisor.has_data = lambda config: None, lambda config: True\n"
+        "config = Config.model_validate({'train': {'steps': 1}})\n"
+        "supervisor._Supervisor(config, Wishes(), own_process=True)._load_ahead()\n"
+        "assert has_one_thread()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(("own_process", "settings"), [(False, {}), (True, {"load_ahead": False})])
 def test_only_a_process_of_our_own_is_filled(
     monkeypatch: pytest.MonkeyPatch, own_process: bool, settings: dict[str, bool]
