@@ -49,14 +49,10 @@ def _keeps_fp32() -> bool:
     """Whether "medium" leaves alone what bf16 has no place for: the last bit of fp32."""
     import torch
 
-    before = torch.get_float32_matmul_precision()
     matrix = torch.full((256, 256), 1 + torch.finfo(torch.float32).eps)
-    with _one_thread(), torch.inference_mode():
+    with _trying():
         torch.set_float32_matmul_precision("medium")
-        try:
-            return bool(torch.equal(matrix @ torch.eye(256), matrix))
-        finally:
-            torch.set_float32_matmul_precision(before)
+        return bool(torch.equal(matrix @ torch.eye(256), matrix))
 
 
 @functools.cache
@@ -71,19 +67,15 @@ def cpu_bf16_speed() -> float:
         return 0.0
     import torch
 
-    before = torch.get_float32_matmul_precision()
     seconds = {dtype: float("inf") for dtype in (torch.float32, torch.bfloat16)}
-    with _one_thread(), torch.inference_mode():
+    with _trying():
         set_fp32_products(torch.device("cpu"))
-        try:
-            operands = {dtype: torch.ones(384, 384).to(dtype) for dtype in seconds}
-            for _ in range(8):  # in turns; the first ones also load what they need
-                for dtype, matrix in operands.items():
-                    began = time.perf_counter()
-                    matrix @ matrix
-                    seconds[dtype] = min(seconds[dtype], time.perf_counter() - began)
-        finally:
-            torch.set_float32_matmul_precision(before)
+        operands = {dtype: torch.ones(384, 384).to(dtype) for dtype in seconds}
+        for _ in range(8):  # in turns; the first ones also load what they need
+            for dtype, matrix in operands.items():
+                began = time.perf_counter()
+                matrix @ matrix
+                seconds[dtype] = min(seconds[dtype], time.perf_counter() - began)
     return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
@@ -93,13 +85,16 @@ def cpu_multiplies_bf16() -> bool:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Others would stay, and a process that has any cannot be copied."""
+def _trying() -> Iterator[None]:
+    """Products that leave the process as it was. On one thread: others would stay, and a process that has any cannot be
+    copied."""
     import torch
 
-    threads = torch.get_num_threads()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.inference_mode():
+            yield
     finally:
+        torch.set_float32_matmul_precision(precision)
         torch.set_num_threads(threads)

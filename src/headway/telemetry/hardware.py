@@ -170,7 +170,7 @@ def cpu_flags() -> set[str]:
 
 
 def cpu_vendor() -> str:
-    """ "GenuineIntel", "AuthenticAMD", ...; empty where it is not told."""
+    """Who made the processor, as in "AuthenticAMD"; empty where it is not told."""
     return _cpuinfo().get("vendor_id", "")
 
 

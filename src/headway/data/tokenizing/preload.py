@@ -67,6 +67,8 @@ def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
         config: The YAML file; what it is based on is not looked into.
         overrides: `key.path=value` strings.
     """
+    if _loading is not None:
+        return  # the command line was looked into before it was understood
     try:
         import yaml
 
