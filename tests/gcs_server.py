@@ -22,10 +22,12 @@ import re
 import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import count
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from local_server import LocalServer
 
 _PIECE = 256 * 1024
 _WORDS = {
@@ -49,7 +51,7 @@ class _Object:
     updated: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
 
 
-class GcsServer:
+class GcsServer(LocalServer):
     """Serves `bucket` to everybody, `private` to nobody; other buckets are not there."""
 
     bucket, private = "headway", "private"
@@ -62,19 +64,7 @@ class GcsServer:
         self._objects: dict[tuple[str, str], _Object] = {}
         self._uploads: dict[str, tuple[tuple[str, str], list[str], bytearray]] = {}
         self._generations, self._lock = count(1_700_000_000_000_000), threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": self}))
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def endpoint(self) -> str:
-        """Its URL, for `endpoint_url` or STORAGE_EMULATOR_HOST."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        """End it."""
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(_Handler, store=self)
 
     def answer(self, request: _Handler, body: bytes) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and content for a request."""

@@ -22,10 +22,12 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from local_server import LocalServer
 
 #: Tokens that the server knows: of somebody who may read everything, and of somebody who may read what is public.
 READER, STRANGER = "hf_reader", "hf_stranger"
@@ -72,7 +74,7 @@ class _Answer:
     content: bytes = b""
 
 
-class HubServer:
+class HubServer(LocalServer):
     """Serves what is committed to it, on a port of its own."""
 
     def __init__(self, page: int = 1000) -> None:
@@ -87,19 +89,7 @@ class HubServer:
         self._renamed: dict[str, str] = {}
         self._blobs: dict[str, bytes] = {}
         self._page, self._lock = page, threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    @property
-    def endpoint(self) -> str:
-        """Its URL, for HF_ENDPOINT."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        """End it."""
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(_Handler, hub=self)
 
     def commit(
         self,
