@@ -20,7 +20,7 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.odd_texts import odd_texts, shortened
-from headway.data.tokenizing.preload import begin_loading, take_loaded
+from headway.data.tokenizing.preload import begin_loading, take_loaded, take_reference
 from headway.data.tokenizing.tokenizer import Tokenizer, not_unicode
 
 REFERENCE = "tokenizers"
@@ -256,8 +256,26 @@ def choose_encoder(
     texts = [*odd_texts([tokenizer.end_of_text, *tokenizer.added_tokens]), *shortened(sample)]
     # The fast ones let others run; the reference does not while it is loaded, so it is waited for last.
     with ThreadPoolExecutor(1, "headway-reference") as pool:
-        expected = pool.submit(_Reference(tokenizer, special_tokens_in_text).encode, texts)
+        expected = pool.submit(_expected, tokenizer, texts, special_tokens_in_text)
         return _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
+
+
+def _expected(
+    tokenizer: Tokenizer, texts: Sequence[str], special_tokens_in_text: bool
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """What the reference makes of texts, none of which is so long that it would be cut: asked in its own process, if it
+    was begun, or loaded here."""
+    beside = take_reference()
+    if beside is not None:
+        if special_tokens_in_text:
+            beside.end()
+        else:
+            names = tokenizer.names(special_tokens_in_text)
+            answer = beside.ask(tokenizer.content_for(special_tokens_in_text), texts, names.values())
+            if answer is not None:
+                tokenizer.refuse_gaps(answer.numbers, names)
+                return _flat([np.array(ids, tokenizer.dtype) for ids in answer.ids], tokenizer.dtype)
+    return _Reference(tokenizer, special_tokens_in_text).encode(texts)
 
 
 def _exact(

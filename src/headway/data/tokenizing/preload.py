@@ -1,15 +1,20 @@
-"""Loading a fast encoder ahead of its use: it takes longer than the rest of a short command's start, and lets others
-run meanwhile. Nothing heavy is imported here."""
+"""Loading encoders ahead of their use: that takes longer than the rest of a short command's start. The fast one lets
+others run meanwhile; the reference is loaded in a process of its own. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headway.data.tokenizing.reference_process import ReferenceProcess
+
 #: Longer configs are not looked into ahead: PyYAML's C part ends the program where ten thousands of lists are nested.
 _GUESS_BYTES = 8192
+#: `data.tokenizer.encoder`, where `fastokens` comes first.
+_PRELOADED = ("auto", "fastokens")
 
 
 class _Loading(threading.Thread):
@@ -20,21 +25,56 @@ class _Loading(threading.Thread):
         # that the library takes for a fault of its own, and aborts the process.
         super().__init__(name="headway-load-encoder")
         self._content_of = content_of
-        self.content: bytes | None = None
-        self.library: Any = None
+        self._is_parsed = threading.Event()
+        self._content: bytes | None = None
+        self._spec: Any = None
+        self._library: Any = None
 
     def run(self) -> None:
         """Whatever goes wrong here goes wrong again, and is reported, where the vocabulary is loaded for good."""
         try:
+            import orjson
+
             content = self._content_of()
+            self._spec = spec = orjson.loads(content)
+            self._content = content
+            self._is_parsed.set()
+            text = _quick_to_load(spec)
             import fastokens
 
-            self.library, self.content = fastokens.Tokenizer.from_json_str(content.decode()), content
+            self._library = fastokens.Tokenizer.from_json_str(text)
         except Exception:
-            self.library = None
+            self._library = None
+        finally:
+            self._is_parsed.set()
+
+    def parsed(self, content: bytes) -> Any:
+        """The JSON, once; None where it is not that of `content`."""
+        self._is_parsed.wait()
+        spec, self._spec = self._spec, None
+        return spec if self._content == content else None
+
+    def loaded(self, content: bytes) -> Any:
+        """The library's tokenizer; None where it is not that of `content`."""
+        self.join()
+        return self._library if self._content == content else None
+
+
+def _quick_to_load(spec: Any) -> str:
+    """A tokenizer.json, short and with merges as older files have them, which are read in half the time."""
+    import orjson
+
+    model = spec["model"]
+    merges = model.get("merges")
+    if merges and all(isinstance(pair, list) for pair in merges):
+        joined = [" ".join(pair) for pair in merges]
+        if all(merge.count(" ") == 1 for merge in joined):
+            spec = {**spec, "model": {**model, "merges": joined}}
+    return orjson.dumps(spec).decode()
 
 
 _loading: _Loading | None = None
+_reference: ReferenceProcess | None = None
 
 
 def begin_loading(content_of: Callable[[], bytes], encoder: str) -> None:
@@ -45,18 +85,24 @@ def begin_loading(content_of: Callable[[], bytes], encoder: str) -> None:
         encoder: `data.tokenizer.encoder`.
     """
     global _loading
-    if encoder in ("auto", "fastokens") and _loading is None:
+    if encoder in _PRELOADED and _loading is None:
         _loading = _Loading(content_of)
         _loading.start()
 
 
 def begin_loading_file(path: Path | None, encoder: str) -> None:
     """The same for `data.tokenizer.path`: a `tokenizer.json`, or a folder with one; other vocabularies have to wait."""
+    file = _file_of(path)
+    if file is not None:
+        begin_loading(file.read_bytes, encoder)
+
+
+def _file_of(path: Path | None) -> Path | None:
+    """The `tokenizer.json` that a path stands for, if it does."""
     if path is None:
-        return
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if path.suffix == ".json" and path.is_file():
-        begin_loading(path.read_bytes, encoder)
+        return None
+    file = path / "tokenizer.json" if path.is_dir() else path
+    return file if file.suffix == ".json" and file.is_file() else None
 
 
 def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
@@ -67,35 +113,57 @@ def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
         config: The YAML file; what it is based on is not looked into.
         overrides: `key.path=value` strings.
     """
-    if _loading is not None:
-        return  # the command line was looked into before it was understood
+    if _loading is None:  # otherwise the command line was looked into before it was understood
+        path, encoder = _named(config, overrides)
+        begin_loading_file(path, encoder)
+
+
+def _named(config: Path, overrides: Sequence[str]) -> tuple[Path | None, str]:
+    """`data.tokenizer.path` and `encoder` of a config, as far as that can be seen."""
     try:
         import yaml
 
         content = config.read_bytes()
-        if len(content) > _GUESS_BYTES:
-            return
+        if len(content) > _GUESS_BYTES or any(text.startswith("data.tokenizer") for text in overrides):
+            return None, "auto"
         named = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["data"]["tokenizer"]
         path, encoder = named["path"], named.get("encoder", "auto")
     except Exception:  # whatever is wrong with the config is said where it is checked
-        return
-    if not any(text.startswith("data.tokenizer") for text in overrides) and isinstance(path, str):
-        begin_loading_file(Path(path), encoder)
+        return None, "auto"
+    return Path(path) if isinstance(path, str) else None, encoder
 
 
 def begin_loading_said(words: Sequence[str]) -> None:
     """The same for the words behind `headway data prepare`, before they are understood, which takes a tenth of a short
-    preparation: the first is taken for the config and the others for overrides, and options for words of their own."""
+    preparation: the first is taken for the config and the others for overrides, and options for words of their own. The
+    reference is begun too."""
+    global _reference
     words = [word for word in words if "--dry-run" not in words and not word.startswith("-")]
-    if words:
-        begin_loading_named(Path(words[0]), words[1:])
+    if not words or _loading is not None:
+        return
+    path, encoder = _named(Path(words[0]), words[1:])
+    file = _file_of(path)
+    # A copy of a process has none of its threads.
+    if file is not None and encoder in _PRELOADED and hasattr(os, "fork") and threading.active_count() == 1:
+        _reference = ReferenceProcess(file)
+    begin_loading_file(path, encoder)
+
+
+def take_parsed(content: bytes) -> Any:
+    """The JSON of these bytes of a `tokenizer.json`, if its loading was begun; None otherwise. It is handed out once,
+    to be read only."""
+    return None if _loading is None else _loading.parsed(content)
 
 
 def take_loaded(content: bytes) -> Any:
     """The `fastokens` tokenizer of these bytes, if its loading was begun; None otherwise. It is handed out once."""
     global _loading
     begun, _loading = _loading, None
-    if begun is None:
-        return None
-    begun.join()
-    return begun.library if begun.content == content else None
+    return None if begun is None else begun.loaded(content)
+
+
+def take_reference() -> ReferenceProcess | None:
+    """The process that has loaded the reference, if there is one, to be ended by who takes it."""
+    global _reference
+    begun, _reference = _reference, None
+    return begun

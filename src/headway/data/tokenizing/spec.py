@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from headway.core.errors import DataError
+from headway.data.tokenizing.preload import take_parsed
 
 END_OF_TEXT = "<|endoftext|>"
 END_NAMES = (
@@ -51,7 +52,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     import orjson
 
     try:
-        spec = orjson.loads(content)
+        spec = take_parsed(content) or orjson.loads(content)
         vocab = spec["model"]["vocab"]
         if not isinstance(vocab, dict | list):
             raise TypeError("its model has no vocabulary")

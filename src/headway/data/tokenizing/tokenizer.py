@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.core.files import atomic_write, sha256_bytes, sync_folder, write_json
 from headway.data.tokenizing import spec as specs
+from headway.data.tokenizing.library import encode, numbers_of, open_library
 from headway.data.tokenizing.special import special_in_text
 
 
@@ -95,16 +96,32 @@ class Tokenizer:
 
     def _open_backend(self, special_tokens_in_text: bool) -> Any:
         # Not before it is used: processes that encode with another library need no second copy.
-        from tokenizers import Tokenizer as Backend
-
         try:
-            backend = Backend.from_str(self.content_for(special_tokens_in_text).decode())
+            backend = open_library(self.content_for(special_tokens_in_text), special_tokens_in_text)
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"not a tokenizer: {error}", where=self.where, fix="give a tokenizer.json") from None
+        names = self.names(special_tokens_in_text)
+        self.refuse_gaps(numbers_of(backend, names.values()), names)
+        return backend
+
+    def names(self, special_tokens_in_text: bool) -> dict[str, str]:
+        """The end of a text and the special tokens, each with its name in `content_for`."""
+        hidden = {} if special_tokens_in_text else self.special_in_text.hidden
+        return {token: hidden.get(token, token) for token in (self.end_of_text, *self.special_tokens)}
+
+    def refuse_gaps(self, numbers: Mapping[str, int | None], names: Mapping[str, str]) -> None:
+        """See that the library has the ids for special tokens that the file has.
+
+        Args:
+            numbers: The library's, by name.
+            names: Of the tokens, from `names`.
+
+        Raises:
+            DataError: it has not.
+        """
         ids = {self.end_of_text: self.end_of_text_id, **self.special_tokens}
-        names = {} if special_tokens_in_text else self.special_in_text.hidden
         for token, number in ids.items():
-            found = backend.token_to_id(names.get(token, token))
+            found = numbers[names[token]]
             if found != number:
                 raise DataError(
                     f"the tokenizer's ids have a gap: {token} is {number} in the file, but the library makes it "
@@ -112,14 +129,6 @@ class Tokenizer:
                     where=self.where,
                     fix="give every id below it a token in model.vocab",
                 )
-        # A file may carry the settings of the batch it was last used for, or of a training that left out merges at
-        # random: a text has one encoding here.
-        backend.no_padding()
-        backend.no_truncation()
-        if getattr(backend.model, "dropout", None):
-            backend.model.dropout = None
-        backend.encode_special_tokens = not special_tokens_in_text
-        return backend
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -165,10 +174,9 @@ class Tokenizer:
         if not texts:
             return []
         try:
-            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+            return [np.array(ids, dtype=self.dtype) for ids in encode(backend, texts)]
         except TypeError:
             raise not_unicode(texts) from None
-        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
 
     def decode(self, ids: Sequence[int] | NDArray[Any], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,14 @@ def folder(tmp_path: Path, documents: Callable[..., list[str]]) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What an earlier command of this process began to load and did not take."""
     monkeypatch.setattr(preload, "_loading", None)
+    monkeypatch.setattr(preload, "_reference", None)
+    yield
+    begun = preload.take_reference()
+    if begun is not None:
+        begun.end()
 
 
 def test_what_was_loaded_is_used_once(folder: Path) -> None:
@@ -81,6 +88,48 @@ def test_the_vocabulary_of_a_command_line_that_nobody_has_understood_yet(folder:
     assert not loaded(str(config), "--dry-run") and not loaded(str(config), "data.tokenizer.path=other")
     assert not loaded("--workers", "2", str(config)), "the command itself begins to load it then"
     assert not loaded() and not loaded("--help")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
+def test_such_a_command_line_begins_the_reference_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, config = (folder / "tokenizer.json").read_bytes(), tmp_path / "run.yaml"
+    config.write_text(f"data: {{tokenizer: {{path: {folder}}}}}")
+
+    def begun(threads: int, *words: str) -> bool:
+        monkeypatch.setattr(threading, "active_count", lambda: threads)
+        preload.begin_loading_said(words)
+        preload.take_loaded(content)
+        reference = preload.take_reference()
+        return reference is not None and reference.ask(content, ["text"], []) is not None
+
+    assert begun(1, str(config))
+    assert not begun(2, str(config)), "a copy has no other threads, whatever they hold"
+    assert not begun(1, str(config), "--dry-run")
+    config.write_text(f"data: {{tokenizer: {{path: {folder}, encoder: tokenizers}}}}")
+    assert not begun(1, str(config)), "it is the encoder itself"
+
+
+def test_json_that_was_parsed_ahead_is_that_of_the_same_bytes(folder: Path) -> None:
+    content = (folder / "tokenizer.json").read_bytes()
+    preload.begin_loading_file(folder, "auto")
+    assert preload.take_parsed(content) == json.loads(content)
+    assert preload.take_parsed(content) is None, "handed out once"
+    assert preload.take_loaded(content) is not None
+    preload.begin_loading_file(folder, "auto")
+    assert preload.take_parsed(content + b" ") is None
+    assert preload.take_loaded(content + b" ") is None
+
+
+def test_merges_that_hold_spaces_stay_pairs() -> None:
+    def loaded(*merges: list[str]) -> object:
+        spec = {"model": {"type": "BPE", "vocab": {}, "merges": list(merges)}}
+        return json.loads(preload._quick_to_load(spec))["model"]["merges"]
+
+    assert loaded(["a", "b"], ["c", "dé"]) == ["a b", "c dé"]
+    assert loaded(["a", "b"], ["c ", "d"]) == [["a", "b"], ["c ", "d"]]
+    assert json.loads(preload._quick_to_load({"model": {"vocab": []}})) == {"model": {"vocab": []}}
 
 
 def test_a_command_that_ends_while_it_is_loaded_has_its_own_exit_code(folder: Path, tmp_path: Path) -> None:
