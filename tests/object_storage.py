@@ -274,7 +274,8 @@ def lose_a_machine(place: Objects, folder: Path) -> None:
         place.put(f"store/{relative}", path)
     shutil.rmtree(folder / "store")
     remote = [f"data.remote={url}/store", "name=killed"]
-    killed = headway("train", config, *remote, faults="kill@step=7")
+    # Slow enough for a checkpoint to be there when the machine goes, though a client library takes a second to load.
+    killed = headway("train", config, *remote, faults="slow@step=1,slow@compute=1,kill@step=9")
     assert "died (signal 9)" in killed.stderr, killed.stderr
     shutil.rmtree(folder / "runs" / "killed")
     again = headway("train", config, *remote)
