@@ -19,6 +19,7 @@ from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.parallel.blocks import gather_whole
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World, open_world
+from headway.training import queued_update
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import StepResult, train_step
@@ -150,3 +151,6 @@ if __name__ == "__main__":
             for promise in ("run", "elastic"):
                 check(here, net, way, promise, (whole, told))
             check(here, wide, way, "run", (dict(in_fp64.model.named_parameters()), told_in_fp64))
+        queued_update._QUEUES = ("cpu",)  # as on GPUs, where the device leaves an update out by itself
+        for way in STRATEGIES:
+            check(here, net, way, "run", (whole, told))

@@ -12,12 +12,17 @@ import torch
 from torch.nn import functional as F
 from torch.torch_version import TorchVersion
 
+from headway.core.dtensors import is_dtensor
+from headway.models.causal_attention import causal_attention
+
 if TYPE_CHECKING:
     from headway.models.context import SharedPositions
 
 # From torch 2.12 on; before, every query head needs a key-value head of its own there.
 _VARLEN_SHARES_HEADS = TorchVersion(torch.__version__) >= "2.12"
 _VARLEN_MAX_HEAD_DIM = 256
+# On a CPU; for fewer positions its calls take longer than what they compute.
+_PRODUCT_TYPES, _PRODUCT_LENGTH = (torch.float32, torch.bfloat16), 16
 
 
 class PackedDocuments(NamedTuple):
@@ -238,6 +243,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positio
 def _attend_all(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
 ) -> torch.Tensor:
+    if is_causal and has_causal_products(q, k):
+        return causal_attention(q, k, v)
     shared = q.shape[2] != k.shape[2]
     if shared and not kernels_share_heads(q.device, q.dtype, mask is not None):
         k, v, shared = _repeated(k, q), _repeated(v, q), False
@@ -250,6 +257,12 @@ def _attend_all(
         enable_gqa=shared,
     )
     return y.transpose(1, 2)
+
+
+def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether plainly causal attention of (B, T, heads, H) to (B, S, kv_heads, H) is computed by `causal_attention`."""
+    whole = _PRODUCT_LENGTH <= q.shape[1] == k.shape[1]
+    return q.device.type == "cpu" and q.dtype in _PRODUCT_TYPES and whole and not is_dtensor(q)
 
 
 def _attend_spans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> torch.Tensor:

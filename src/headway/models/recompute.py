@@ -24,8 +24,8 @@ _ATTENTION = (
     "_efficient_attention_forward",
     "_cudnn_attention_forward",
 )
-#: What calls one of these out of sight. Known by its name only: to load it is to load the compiler.
-_VARLEN = "torch_attn::_varlen_attn"
+#: What calls one of these out of sight, or is our own. Known by name only: to load the former is to load the compiler.
+_BY_NAME = ("torch_attn::_varlen_attn", "headway::causal_attention")
 
 
 def _overloads(*names: str) -> frozenset[Any]:
@@ -42,7 +42,7 @@ def selective_contexts() -> tuple[Any, Any]:
     seen = {False: 0, True: 0}
 
     def policy(context: SelectiveCheckpointContext, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        keep = operator in ATTENTION or operator.name() == _VARLEN
+        keep = operator in ATTENTION or operator.name() in _BY_NAME
         if operator in PRODUCTS:
             seen[context.is_recompute] += 1
             keep = seen[context.is_recompute] % 2 == 1

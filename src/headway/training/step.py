@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from headway.training.health import Decision, decide, is_left_out, judge, rememb
 from headway.training.loss_scale import update_scale
 from headway.training.optimizer import set_learning_rate, update
 from headway.training.precision import autocast
+from headway.training.queued_update import queue_update, queues_update
 from headway.training.replay import replay_is_due, replayed
 from headway.training.schedule import learning_rate
 from headway.training.state import TrainState
@@ -75,66 +76,143 @@ def train_step(
     beat(Phase.COMPUTE)  # also while gradients are cleared
     _counted(state.model)  # by passes that were no part of a step
     gradients = partial(_gradients, config, task, state, strategy, world, batches, pipeline)
-    if replay_is_due(config.health.replay_every, state.cursor.step):
-        lane_losses, items = replayed(gradients, partial(_counted, state.model), state, world)
-    else:
-        lane_losses, items = gradients()
-    counts = _counted(state.model)  # while the device has nothing queued that it would be waited for
-    engine = state.engine
-    if engine is None:
-        parameters = [p for group in state.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        counted = (p for p in parameters if strategy.counts(p) and (pipeline is None or pipeline.counts(p)))
-        parts = norm_parts(counted, exact=config.determinism == "elastic")
-    else:
-        parts = engine.norm_parts()
-    total_loss, total_items, agreed, total_norm = _exchange(world, lane_losses, items, flags, parts)
-    beat(Phase.UPDATE)
-
-    # Gradients are sums over all items; the mean and the clipping are one multiplication. Of no items there is no mean.
-    divisor = total_items or math.nan
-    loss, scaled_items = total_loss / divisor, divisor * (state.cursor.loss_scale or 1)
-    grad_norm = total_norm / scaled_items
-    fault = fault_point("gradient", state.cursor.step + 1)
-    if fault is not None:
-        grad_norm *= {"nan": math.nan, "spike": 1e4}[fault]
     rate = learning_rate(config, state.cursor.step)
-    finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    health = judge(config.health, state.history, loss, grad_norm)
+    replays = replay_is_due(config.health.replay_every, state.cursor.step)
+    queued = not replays and queues_update(config, state, world)
+    if queued:
+        losses, items = gradients()
+        counts = _counted(state.model)
+        sums = _queue_and_read(config, state, strategy, world, losses, items, flags, rate)
+    else:
+        compute = partial(_read, gradients, world)
+        read = replayed(compute, partial(_counted, state.model), state, world) if replays else compute()
+        counts = _counted(state.model)  # while the device has nothing queued that it would be waited for
+        sums = _exchange(config, state, strategy, world, pipeline, *read, flags)
+
+    health = judge(config.health, state.history, sums.loss, sums.grad_norm)
     decision = decide(config.health, health, state.cursor.step)
+    finite = math.isfinite(sums.loss) and math.isfinite(sums.grad_norm)
     good = well = finite and (decision is None or decision.action == "warn")
     if well:
-        remember(config.health, state.history, loss, grad_norm)
-        limit = config.train.max_grad_norm
-        clip = 1.0 if limit is None else min(1.0, limit / (grad_norm + 1e-6))
-        set_learning_rate(state.optimizer, rate)
-        if engine is None:
-            update(state.optimizer, clip / scaled_items)
-            strategy.after_update()
-        else:
-            good = engine.update(clip / scaled_items)
-    elif engine is not None:
-        engine.skip()
+        remember(config.health, state.history, sums.loss, sums.grad_norm)
+        good = queued or _update(config, state, strategy, sums, rate)
+    elif state.engine is not None:
+        state.engine.skip()
     model_metrics = _after_step(state.model, counts, world, updated=good)
 
     cursor = state.cursor
     cursor.step += 1
     cursor.skipped_steps += not good
     scale = cursor.loss_scale
-    explained = update_scale(cursor, overflow=math.isfinite(loss) and (well > good or not finite))
+    explained = update_scale(cursor, overflow=math.isfinite(sums.loss) and (well > good or not finite))
     cursor.skipped_in_row = 0 if good else cursor.skipped_in_row + (not explained)
     if explained or well > good:  # it has left the update out, whatever health would do about such a step
         reason = "the gradient overflowed" + (f" at the loss scale {scale:,}" if scale else "")
         decision = Decision(cursor.step - 1, "skip", reason, cursor.step - 1, quiet=explained)
     return StepResult(
-        loss=loss,
-        items=total_items,
-        grad_norm=grad_norm,
+        loss=sums.loss,
+        items=sums.items,
+        grad_norm=sums.grad_norm,
         learning_rate=rate,
         skipped=not good,
-        flags=agreed,
+        flags=sums.flags,
         model_metrics={**model_metrics, **health.metrics},
         decision=decision,
     )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What a step's passes have given, over all workers."""
+
+    loss: float
+    """Mean over all items; NaN without any, or where a lane's is not finite."""
+    items: int
+    grad_norm: float
+    """Of the mean gradient, before clipping."""
+    flags: Sequence[bool]
+    """As agreed."""
+
+
+def _queue_and_read(
+    config: Config,
+    state: TrainState,
+    strategy: Strategy,
+    world: World,
+    losses: torch.Tensor,
+    items: int,
+    flags: Sequence[bool],
+    rate: float,
+) -> _Sums:
+    """Have the device update by itself, and read loss and norm when all that is queued: see `queued_update`."""
+    everyone = world.gather([float(items), *map(float, flags)])  # while the device computes
+    items = int(sum(worker[0] for worker in everyone))
+    beat(Phase.UPDATE)
+    set_learning_rate(state.optimizer, rate)
+    norm = queue_update(config, state, world, _counted_by(strategy, state, None), losses, items, _fault(state))
+    strategy.after_update()
+    *lane_losses, grad_norm = _numbers(world, torch.cat([losses.double(), norm[None]]))
+    loss = exact_sum([loss for worker in world.gather(lane_losses) for loss in worker])
+    return _Sums(loss / (items or math.nan), items, grad_norm, _agreed(everyone, len(flags)))
+
+
+def _exchange(
+    config: Config,
+    state: TrainState,
+    strategy: Strategy,
+    world: World,
+    pipeline: Pipeline | None,
+    lane_losses: list[float],
+    items: int,
+    flags: Sequence[bool],
+) -> _Sums:
+    """Agree on flags, and sum losses, items and norms in ways whose result does not depend on the number of workers."""
+    if state.engine is None:
+        norms = norm_parts(_counted_by(strategy, state, pipeline), exact=config.determinism == "elastic")
+    else:
+        norms = state.engine.norm_parts()
+    everyone = world.gather([float(items), *map(float, flags), *norms, *lane_losses])
+    beat(Phase.UPDATE)
+    first_norm, first_loss = 1 + len(flags), 1 + len(flags) + len(norms)
+    total = exact_sum([loss for worker in everyone for loss in worker[first_loss:]])
+    items = int(sum(worker[0] for worker in everyone))
+    norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
+    # Of no items there is no mean.
+    grad_norm = norm / ((items or math.nan) * (state.cursor.loss_scale or 1)) * _fault(state)
+    return _Sums(total / (items or math.nan), items, grad_norm, _agreed(everyone, len(flags)))
+
+
+def _agreed(everyone: Sequence[Sequence[float]], flags: int) -> list[bool]:
+    """Whether any worker wishes it, for each of the flags, which come behind the number of its items."""
+    return [any(worker[1 + i] for worker in everyone) for i in range(flags)]
+
+
+def _counted_by(strategy: Strategy, state: TrainState, pipeline: Pipeline | None) -> Iterator[nn.Parameter]:
+    """Parameters whose gradient this worker counts into the norm."""
+    for group in state.optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None and strategy.counts(p) and (pipeline is None or pipeline.counts(p)):
+                yield p
+
+
+def _fault(state: TrainState) -> float:
+    """What a test wants the norm multiplied by."""
+    fault = fault_point("gradient", state.cursor.step + 1)
+    return 1.0 if fault is None else {"nan": math.nan, "spike": 1e4}[fault]
+
+
+def _update(config: Config, state: TrainState, strategy: Strategy, sums: _Sums, rate: float) -> bool:
+    """Gradients are sums over all items; the mean and the clipping are one multiplication. Returns whether the update
+    was done, which a library may leave out."""
+    limit = config.train.max_grad_norm
+    clip = 1.0 if limit is None else min(1.0, limit / (sums.grad_norm + 1e-6))
+    factor = clip / (sums.items * (state.cursor.loss_scale or 1))
+    set_learning_rate(state.optimizer, rate)
+    if state.engine is not None:
+        return state.engine.update(factor)
+    update(state.optimizer, factor)
+    strategy.after_update()
+    return True
 
 
 def _leave_out(config: Config, state: TrainState, world: World, flags: Sequence[bool]) -> StepResult:
@@ -155,12 +233,12 @@ def _gradients(
     world: World,
     batches: Mapping[int, Sequence[MicroBatch]],
     pipeline: Pipeline | None,
-) -> tuple[list[float], int]:
+) -> tuple[torch.Tensor, int]:
     """Leave the sum of gradients over the global batch where the strategy wants it.
 
     Returns:
-        The loss sum of each of this worker's lanes, and the number of items; zeros where another worker of the pipeline
-        tells them.
+        The loss sum of each of this worker's lanes, (lanes,), and the number of items; zeros where another worker of
+        the pipeline tells them.
     """
     strategy.begin()
     prepare_own_losses(state.model, state.cursor.loss_scale)
@@ -169,9 +247,21 @@ def _gradients(
     strategy.reduce()
     if pipeline is not None:
         pipeline.reduce_shared()
-    # Reading waits for the device, so all that it has to do up to here is queued before.
+    return losses, items
+
+
+def _read(gradients: Callable[[], tuple[torch.Tensor, int]], world: World) -> tuple[list[float], int]:
+    """What `_gradients` gives, as numbers."""
+    losses, items = gradients()
+    return _numbers(world, losses), items
+
+
+def _numbers(world: World, values: torch.Tensor) -> list[float]:
+    """Values of the device, (n,). Reading waits for it, and with it for other workers, so all that it has to do up to
+    here is queued before."""
     with exchanging("sum of gradients", observed=False) if world.queues_exchanges else nullcontext():
-        return losses.tolist(), items
+        numbers: list[float] = values.tolist()
+        return numbers
 
 
 def _forward_backward(
@@ -251,22 +341,6 @@ def _lane(
                 state.engine.backward(to_differentiate)
         total += loss.detach()
     return total
-
-
-def _exchange(
-    world: World, lane_losses: list[float], items: int, flags: Sequence[bool], norms: Sequence[float]
-) -> tuple[float, int, list[bool], float]:
-    """Agree on flags, and sum losses, items and norms in ways whose result does not depend on the number of workers.
-
-    Returns:
-        Loss and items of the global batch, the flags, the norm of the whole gradient.
-    """
-    everyone = world.gather([float(items), *map(float, flags), *norms, *lane_losses])
-    first_norm, first_loss = 1 + len(flags), 1 + len(flags) + len(norms)
-    total = exact_sum([loss for worker in everyone for loss in worker[first_loss:]])
-    agreed = [any(worker[1 + i] for worker in everyone) for i in range(len(flags))]
-    norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
-    return total, int(sum(worker[0] for worker in everyone)), agreed, norm
 
 
 def prepare_own_losses(model: nn.Module, scale: int | None) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from headway.cli import models as verb
 from headway.config import SHAPES, ModelConfig
 from headway.core.errors import ConfigError
+from headway.models import attention
 from headway.models.build import complete
 from headway.models.decoder import Decoder
 from headway.models.facts import count_parameters, flops_per_token, kv_bytes_per_token
@@ -50,10 +51,12 @@ def test_flops_by_hand(tied: bool) -> None:
     assert flops_per_token(config, 10) == 6 * weights + 12 * 1 * 2 * 4 * 10
 
 
-def test_flops_count_the_products_of_a_step() -> None:
+def test_flops_count_the_products_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch counts in a forward and a backward pass, with attention as plain products that it can count."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
+
+    monkeypatch.setattr(attention, "_PRODUCT_TYPES", ())
 
     config = complete(ModelConfig(dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=128, max_sequence_length=64), 256)
     model = Decoder(config)

@@ -17,6 +17,7 @@ from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.supervise.watchdog import those_behind
+from headway.training import queued_update
 from headway.training.evaluate import evaluate
 from headway.training.loss_scale import begin_scaling
 from headway.training.optimizer import (
@@ -31,6 +32,13 @@ from headway.training.step import _place_in_row, exact_sum, train_step
 from headway.training.task import Objective, Task, to_device
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True, params=["read first", "queued"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the update is queued before loss and norm are read; all that is promised of a step holds either way."""
+    if request.param == "queued":
+        monkeypatch.setattr(queued_update, "_QUEUES", ("cpu",))
 
 
 def config(**values: object) -> Config:

@@ -13,6 +13,7 @@ from headway.config import Config
 from headway.models.build import build_model
 from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.world import World
+from headway.training import queued_update
 from headway.training.optimizer import build_optimizer, materialize
 from headway.training.state import TrainState
 from headway.training.step import train_step
@@ -28,6 +29,7 @@ class Crossings(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.to_host: list[str] = []
+        """What made the host wait, and among them the update."""
         self.to_device = 0
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,6 +45,8 @@ class Crossings(TorchDispatchMode):
                 self.to_host.append("tensor")
                 return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
             self.to_device += not source.is_meta and target == META
+        if name is aten._fused_adamw_ and self.to_host[-1:] != ["update"]:  # a call for each group of parameters
+            self.to_host.append("update")
         return operator(*args, **kwargs)
 
 
@@ -59,12 +63,17 @@ def on_meta(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "determinism", "waits"),
-    [(DataParallel, "run", ["tensor", "number"]), (ElasticDataParallel, "elastic", ["tensor", "tensor"])],
+    ("strategy", "determinism", "queues", "waits"),
+    [
+        (DataParallel, "run", True, ["update", "tensor"]),
+        (DataParallel, "run", False, ["tensor", "number", "update"]),
+        (ElasticDataParallel, "elastic", True, ["tensor", "tensor", "update"]),
+    ],
 )
-def test_a_step_waits_for_the_device_for_its_losses_and_for_the_norm_and_for_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, strategy: type, determinism: str, waits: list[str]
+def test_a_step_waits_for_the_device_for_losses_and_norm_alone_and_if_it_can_once_and_with_the_update_queued(
+    monkeypatch: pytest.MonkeyPatch, strategy: type, determinism: str, queues: bool, waits: list[str]
 ) -> None:
+    monkeypatch.setattr(queued_update, "_QUEUES", ("meta",) if queues else ())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # which "meta" cannot be asked
     shape = {"dim": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn_dim": 32}
     c = Config.model_validate({"train": {"steps": 10}, "model": shape, "determinism": determinism}).resolved()

@@ -8,6 +8,7 @@ from headway.training.optimizer.state import (
     scales_while_updating,
     set_learning_rate,
     update,
+    update_unless,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "scales_while_updating",
     "set_learning_rate",
     "update",
+    "update_unless",
 ]

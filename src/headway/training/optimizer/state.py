@@ -96,6 +96,16 @@ def update(optimizer: Optimizer, factor: float) -> None:
     optimizer.step()
 
 
+def update_unless(optimizer: Optimizer, left_out: torch.Tensor, factor: torch.Tensor) -> None:
+    """The same of an optimizer for which `scales_while_updating` holds, with numbers that are on the device and that
+    nobody has read yet; where `left_out` is true, (), the kernel changes nothing, and the step does not count."""
+    optimizer.grad_scale, optimizer.found_inf = (1 / factor).float(), left_out.float()  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        optimizer.found_inf = None  # type: ignore[attr-defined]
+
+
 def _plain(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that one is made of; a sharded one stays one, since it is a box of a whole."""
     local = local_part(tensor)
