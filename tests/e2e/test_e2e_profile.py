@@ -62,8 +62,8 @@ def test_a_slow_feed_of_one_worker_is_the_largest_loss(tiny: Callable[..., Path]
     assert slow.items_per_step == 4 * 32
     assert work.forward_flops + work.backward_flops == pytest.approx(_FLOPS_PER_TOKEN * 4 * 32 / 2)
     layer, head = _PARAMETERS - 320 * 32 - 3 * 32, 320 * 32
-    # The loss has its gradient in the forward pass. Attention has two products there and five, with one of these again, in
-    # the backward pass.
+    # The loss has its gradient in the forward pass. Attention has two products there, and five in the backward pass, of
+    # which one is computed again.
     product = 2 * 32 * 32
     share = (2 * layer + 6 * head + 2 * product) / (6 * layer + 6 * head + 7 * product)
     assert work.forward_flops / (work.forward_flops + work.backward_flops) == pytest.approx(share)

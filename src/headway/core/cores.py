@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from dataclasses import dataclass
@@ -48,3 +49,10 @@ def read_processors(machine: Machine) -> list[dict[str, str]]:
     pairs = ([line.partition(":") for line in entry.splitlines()] for entry in entries if entry.strip())
     found = [{key.strip(): value.strip() for key, _, value in lines} for lines in pairs]
     return [entry for entry in found if "processor" in entry]
+
+
+@functools.cache
+def has_bf16_tiles(machine: Machine | None = None) -> bool:
+    """Whether the processors multiply bf16 in tiles (AMX), many times as fast as fp32."""
+    first, _, _ = ((machine or Machine()).text("/proc/cpuinfo") or "").partition("\n\n")
+    return "amx_bf16" in first.split()

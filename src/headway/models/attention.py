@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.torch_version import TorchVersion
 
+from headway.core.cores import has_bf16_tiles
 from headway.core.dtensors import is_dtensor
 from headway.models.causal_attention import causal_attention
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 # From torch 2.12 on; before, every query head needs a key-value head of its own there.
 _VARLEN_SHARES_HEADS = TorchVersion(torch.__version__) >= "2.12"
 _VARLEN_MAX_HEAD_DIM = 256
-# On a CPU; for fewer positions its calls take longer than what they compute.
-_PRODUCT_TYPES, _PRODUCT_LENGTH = (torch.float32, torch.bfloat16), 16
+# For fewer positions `causal_attention`'s calls take longer than what they compute.
+_PRODUCT_LENGTH = 16
+# Known before the compiler comes, which could not follow that.
+_BF16_TILES = has_bf16_tiles()
 
 
 class PackedDocuments(NamedTuple):
@@ -260,9 +263,14 @@ def _attend_all(
 
 
 def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether plainly causal attention of (B, T, heads, H) to (B, S, kv_heads, H) is computed by `causal_attention`."""
-    whole = _PRODUCT_LENGTH <= q.shape[1] == k.shape[1]
-    return q.device.type == "cpu" and q.dtype in _PRODUCT_TYPES and whole and not is_dtensor(q)
+    """Whether plainly causal attention of (B, T, heads, H) to (B, S, kv_heads, H) is computed by `causal_attention`.
+
+    Not in bf16 where processors have instructions for that which PyTorch's kernel uses: its products are in fp32.
+    """
+    if q.device.type != "cpu" or is_dtensor(q):
+        return False
+    fast = q.dtype == torch.float32 or (q.dtype == torch.bfloat16 and not _BF16_TILES)
+    return fast and _PRODUCT_LENGTH <= q.shape[1] == k.shape[1]
 
 
 def _attend_spans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> torch.Tensor:

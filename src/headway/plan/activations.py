@@ -15,7 +15,7 @@ fp32 (tf32) and 2 under autocast in bf16 or fp16; the residual stream and the no
 | and their root mean squares | N (heads + kv_heads) | 4 |
 | keys and values for every query head, where the kernel cannot share them (CUDA in fp32) | 2 N heads head_dim | E |
 | output of attention, which the output product saves | N heads head_dim | E |
-| logarithms of the sums of exponentials, but not on a CPU without a mask (fp16: there too) | N heads | 4 |
+| logarithms of the sums of exponentials; not on a CPU without a mask (16 bits: `models/attention.py`) | N heads | 4 |
 | with a mask (sliding window): the mask in that dtype; on CUDA keys and values for every head too | pairs | E |
 | with dropout: mask, twice | N dim | CPU: E, CUDA: 1 |
 | sum with the residual stream, which the feed-forward norm saves; the rest as for the attention norm | | |
@@ -67,6 +67,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.core.cores import has_bf16_tiles
 from headway.models.facts import default_chunk_rows
 from headway.models.shape import Shape
 
@@ -201,7 +202,8 @@ class Activations:
         keeps_qkv = context == 1 or (model.qk_norm and element == _FP32)
         heads = (queries + 2 * keys if keeps_qkv else 0) + _attended(queries, keys, context, shared)
         dropout = stream * (element if cpu else 1) if model.dropout else 0
-        by_products = cpu and precision != "fp16" and not masked_pairs  # `models/causal_attention.py`
+        # See `models.attention.has_causal_products`.
+        by_products = cpu and not masked_pairs and (element == _FP32 or (precision != "fp16" and not has_bf16_tiles()))
         sums = 0 if by_products else tokens * shape.heads // tensor * _FP32
         attention = (
             2 * (norm + dropout)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.cores import read_cores, usable_cores
+from headway.core.cores import has_bf16_tiles, read_cores, usable_cores
 from headway.core.machine import Machine
 
 
@@ -35,3 +35,12 @@ def test_a_container_counts_what_it_was_granted(tmp_path: Path, allowed: str, qu
 
 def test_this_process_may_use_no_more_than_there_are() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(("flags", "tiles"), [("avx512f amx_bf16 amx_tile", True), ("avx512f avx512_bf16", False)])
+def test_tiles_are_told_by_the_processor(tmp_path: Path, flags: str, tiles: bool) -> None:
+    here = machine(tmp_path, 1, "0", "max 100000")
+    (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
+    assert has_bf16_tiles.__wrapped__(here) == tiles
+    (tmp_path / "proc" / "cpuinfo").unlink()
+    assert not has_bf16_tiles.__wrapped__(here)

@@ -56,7 +56,7 @@ def test_flops_count_the_products_of_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    monkeypatch.setattr(attention, "_PRODUCT_TYPES", ())
+    monkeypatch.setattr(attention, "has_causal_products", lambda q, k: False)
 
     config = complete(ModelConfig(dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=128, max_sequence_length=64), 256)
     model = Decoder(config)
