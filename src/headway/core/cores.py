@@ -54,5 +54,5 @@ def read_processors(machine: Machine) -> list[dict[str, str]]:
 @functools.cache
 def has_bf16_tiles(machine: Machine | None = None) -> bool:
     """Whether the processors multiply bf16 in tiles (AMX), many times as fast as fp32."""
-    first, _, _ = ((machine or Machine()).text("/proc/cpuinfo") or "").partition("\n\n")
-    return "amx_bf16" in first.split()
+    processors = read_processors(machine or Machine())
+    return bool(processors) and "amx_bf16" in processors[0].get("flags", "").split()

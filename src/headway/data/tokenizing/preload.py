@@ -143,10 +143,12 @@ def begin_loading_said(words: Sequence[str]) -> None:
         return
     path, encoder = _named(Path(words[0]), words[1:])
     file = _file_of(path)
+    if file is None:
+        return
     # A copy of a process has none of its threads.
-    if file is not None and encoder in _PRELOADED and hasattr(os, "fork") and threading.active_count() == 1:
+    if encoder in _PRELOADED and hasattr(os, "fork") and threading.active_count() == 1:
         _reference = ReferenceProcess(file)
-    begin_loading_file(path, encoder)
+    begin_loading(file.read_bytes, encoder)
 
 
 def take_parsed(content: bytes) -> Any:
