@@ -23,6 +23,8 @@ from headway.models.facts import default_chunk_rows
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+_ROWS_IN_CACHE = 2048
+
 
 @dataclass(frozen=True)
 class VocabularyPart:
@@ -162,11 +164,22 @@ def _loss_and_gradients(
         # The first is not added to zeros: that would be two more passes over a matrix as large as the weight.
         if x_ND.dtype == torch.float32:
             w_grad_VD.addmm_(grad_CV.t(), scaled_CD, beta=min(index, 1))
+        elif index:
+            _add(w_grad_VD, grad_CV.t() @ scaled_CD)
         else:
-            take = w_grad_VD.add_ if index else w_grad_VD.copy_
-            take(grad_CV.t() @ scaled_CD)
+            w_grad_VD.copy_(grad_CV.t() @ scaled_CD)
         del grad_CV  # before the logits of the next chunk
     return loss, x_grad_ND, w_grad_VD
+
+
+def _add(total_VD: torch.Tensor, part_VD: torch.Tensor) -> None:
+    """Add a matrix in 16 bits to one in fp32. In one go that takes a CPU eight times as long as in blocks that stay in
+    its cache and are made fp32 there."""
+    if total_VD.device.type != "cpu":
+        total_VD.add_(part_VD)
+        return
+    for total_RD, part_RD in zip(total_VD.split(_ROWS_IN_CACHE), part_VD.split(_ROWS_IN_CACHE), strict=True):
+        total_RD.add_(part_RD.float())
 
 
 def _chunk_gradient(

@@ -6,14 +6,15 @@ import ctypes
 import sys
 from contextlib import suppress
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
     """Let glibc keep large freed blocks for the next step instead of returning them to the kernel.
 
-    Every step allocates the same activations again; without this each of them is mapped, zeroed page by page and
-    unmapped. Has no effect on other systems or allocators.
+    Every step allocates the same activations and gradients again; without this each of them is mapped, zeroed page by
+    page and unmapped. A threshold for that would not do: glibc takes none above 32 MiB, and the gradient of a vocabulary
+    is larger. Has no effect on other systems or allocators.
     """
     if sys.platform != "linux":
         return
@@ -21,7 +22,7 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # not glibc
         return
-    mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+    mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, 2**30)
 
 
