@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+from headway.core.allocator import keep_freed_memory
 from headway.models.causal_attention import causal_attention
 from headway.telemetry.arithmetic import set_fp32_products
-from headway.training.allocator import keep_freed_memory
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     set_fp32_products(torch.device("cpu"))
-    keep_freed_memory()
+    keep_freed_memory(of_all_sizes=True)
     print(f"{options.heads} heads of {options.width}, {options.kv_heads} key-value heads, {options.threads} threads")
     print(f"{'':6}{'length':>8}{'ms':>9}{'torch ms':>10}{'is slower':>12}")
     records = []

@@ -22,8 +22,8 @@ import torch
 from torch.nn import functional as F
 
 from headway.bench.allocations import Allocations, live_bytes
+from headway.core.allocator import keep_freed_memory
 from headway.models.loss import linear_cross_entropy
-from headway.training.allocator import keep_freed_memory
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=None, help="JSON with all measurements")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    keep_freed_memory()
+    keep_freed_memory(of_all_sizes=True)
     x = torch.randn(options.rows, options.width, requires_grad=True)
     weight = (torch.randn(options.vocabulary, options.width) * options.width**-0.5).requires_grad_()
     targets = torch.randint(options.vocabulary, (options.rows,))

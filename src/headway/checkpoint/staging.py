@@ -13,11 +13,12 @@ import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.images import Elements, Image, Piece
+from headway.core.allocator import give_back_freed_memory
 from headway.core.files import begin_flush
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 _COPIED_BYTES = 4 * 2**20
 #: Smaller files go through the page cache: they take no time, and whoever starts again finds them there.
 _LARGE_BYTES = 32 * 2**20
+#: Freed by a copy before the kernel gets it.
+_GIVEN_BACK_BYTES = 16 * 2**20
 #: Given to the disk at once.
 _DIRECT_BYTES = 16 * 2**20
 
@@ -57,13 +60,12 @@ class Slot:
         self._views: dict[str, torch.Tensor] = {}
         self._pinned: torch.Tensor | None = None
 
-    def prepare(self, images: Sequence[Image], pinned: bool) -> None:
+    def prepare(self, images: Sequence[Image], pinned: bool, ahead: bool = True) -> None:
         """Make room for these images, and lay out all but the elements.
-
-        The pages are fetched from the kernel on a thread: the first copy would wait for each of them.
 
         Args:
             pinned: The state is on a GPU, which copies faster to memory that stays in its place.
+            ahead: Fetch all pages from the kernel now, on a thread: the first copy would wait for each of them.
         """
         import torch
 
@@ -74,7 +76,8 @@ class Slot:
         os.ftruncate(self.descriptor, max(offsets[-1], 1))
         mapping = mmap.mmap(self.descriptor, max(offsets[-1], 1))
         content = torch.frombuffer(mapping, dtype=torch.uint8)
-        threading.Thread(target=_populate, args=(content,), daemon=True).start()
+        if ahead:
+            threading.Thread(target=_populate, args=(content,), daemon=True).start()
         for image, begin in zip(images, offsets, strict=False):
             mapping[begin : begin + len(image.preamble)] = image.preamble
             begin += len(image.preamble)
@@ -85,16 +88,26 @@ class Slot:
             self._pinned = _pin(content)
         self._images = images
 
-    def fill(self, blocks: StateBlocks) -> None:
-        """Copy the elements of the pieces that were prepared for; when this returns, the state may change again."""
+    def fill(self, blocks: StateBlocks, spent: Collection[str] = ()) -> None:
+        """Copy the elements of the pieces that were prepared for; when this returns, the state may change again.
+
+        Args:
+            blocks: By name.
+            spent: Names of tensors that nobody needs any more: in host memory they make room for the copies.
+        """
         import torch
 
-        on_gpu = False
+        on_gpu, kept_bytes = False, 0
         with torch.no_grad():
             for name, view in self._views.items():
                 local = blocks[name].local
                 view.view(local.dtype).view(local.shape).copy_(local, non_blocking=local.is_cuda)
                 on_gpu |= local.is_cuda
+                if name in spent:
+                    kept_bytes += _free(local)
+                if kept_bytes >= _GIVEN_BACK_BYTES:
+                    give_back_freed_memory()
+                    kept_bytes = 0
         if on_gpu:
             torch.cuda.synchronize()
 
@@ -110,6 +123,15 @@ class Slot:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _free(local: torch.Tensor) -> int:
+    """Let go of the elements of a tensor in host memory that has it for itself; returns their bytes."""
+    storage, nbytes = local.untyped_storage(), local.nbytes
+    if local.device.type != "cpu" or not storage.resizable() or storage.nbytes() != nbytes:
+        return 0
+    storage.resize_(0)
+    return nbytes
 
 
 def _populate(content: torch.Tensor, step_bytes: int = 64 * 1024**2) -> None:

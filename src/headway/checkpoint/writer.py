@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -58,13 +58,21 @@ class CheckpointWriter:
         self._changed = threading.Condition(threading.RLock())
         self._last_error: CheckpointError | None = None
         self._newest: tuple[int, str] | None = None
+        self._last_slot: Slot | None = None
         self._orders = 0
         self._untold: list[dict[str, Any]] = []
         self._back: dict[str, Any] | None = None
         self._process: ProcessBeside | None = None
         self._ready_process()
 
-    def submit(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
+    def submit(
+        self,
+        step: int,
+        blocks: StateBlocks,
+        cursor: Mapping[str, int],
+        context: Mapping[str, Any],
+        spent: Collection[str] = (),
+    ) -> float:
         """Copy a state and order it to be written; when this returns, the state may change again.
 
         Args:
@@ -72,6 +80,8 @@ class CheckpointWriter:
             blocks: What this worker has of the state.
             cursor: Where the run is.
             context: What the state belongs to, as JSON values; the time is added.
+            spent: Names of tensors that are empty afterwards, where that saves memory. The state is the last one then:
+                handed over again, it is what was copied.
 
         Returns:
             Seconds that training had to wait.
@@ -80,9 +90,13 @@ class CheckpointWriter:
             CheckpointError: a tensor has no place in the format.
         """
         start = time.monotonic()
-        slot = self.get_ready(blocks)
-        self._let_go(slot)
-        slot.fill(blocks)
+        if self._last_slot is None:
+            slot = self.get_ready(blocks, ahead=not spent)
+            self._let_go(slot)
+            slot.fill(blocks, spent)
+            self._last_slot = slot if spent else None
+        else:
+            slot = self._last_slot
         fault_point("checkpoint.stage")
         order = self._order("write", step, slot, cursor, context)
         with self._changed:
@@ -162,17 +176,21 @@ class CheckpointWriter:
                 process.tell({"kind": "let go", "descriptor": slot.descriptor})
         self._holding = [(held, process) for held, process in self._holding if held is not slot]
 
-    def get_ready(self, blocks: StateBlocks) -> Slot:
+    def get_ready(self, blocks: StateBlocks, ahead: bool = True) -> Slot:
         """Agree on who writes what of a state, and make room for a copy of it; all workers together.
 
         The first save is as fast as the others if this was called some time before.
+
+        Args:
+            blocks: What this worker has of the state.
+            ahead: Fetch all of the memory now.
         """
         if self._plan(blocks):
             self._wait_for_slots()
         with self._changed:  # somebody else's answer takes an order away
             slot = self._free_slot()
         assert slot is not None, "nothing else takes one"
-        slot.prepare(self._images, any(block.local.is_cuda for block in blocks.values()))
+        slot.prepare(self._images, any(block.local.is_cuda for block in blocks.values()), ahead)
         return slot
 
     def outcomes(self) -> list[Outcome]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headway.config import Config, MeshShape
+from headway.core.allocator import keep_freed_memory
 from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.world import World, open_world
-from headway.training.allocator import keep_freed_memory
 from headway.training.available import refuse_unavailable
 from headway.training.determinism import apply_determinism
 
@@ -21,9 +21,9 @@ def join_workers(config: Config, mesh: MeshShape) -> Iterator[World]:
         ConfigError: this machine has not what the config needs, or another worker's network is set up differently.
     """
     apply_determinism(config.determinism)
-    keep_freed_memory()
     profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device, config.determinism)
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
+        keep_freed_memory(of_all_sizes=world.device.type == "cpu")
         assert_same_profile(world, profile)
         refuse_unavailable(config, world.device)
         world.connect_groups()

@@ -34,6 +34,7 @@ from headway.models.loss import linear_cross_entropy, vocabulary_parallel_cross_
 from headway.models.moe import MixtureOfExperts, after_step, take_counts
 from headway.models.shape import Shape
 from headway.models.tensor_plan import decoder_plan
+from headway.models.tied import TiedGradient, takes_one_gradient, tied_embedding
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -257,7 +258,8 @@ class Decoder(nn.Module):
                 or with shared rows.
         """
         counted_BT = None if targets_BT is None else targets_BT != IGNORE_TARGET
-        x_BTD = self.hidden_states(ids_BT, cache, documents, counted_BT, stage, x_BTD)
+        tied = self._tied_gradient(targets_BT, stage)
+        x_BTD = self.hidden_states(ids_BT, cache, documents, counted_BT, stage, x_BTD, tied)
         if stage is not None and stage.stop < self.shape.layers:
             return x_BTD
         if targets_BT is None:
@@ -267,8 +269,15 @@ class Decoder(nn.Module):
         if is_dtensor(x_BTD):
             return vocabulary_parallel_cross_entropy(x_BTD, self.projection, targets_BT)
         return linear_cross_entropy(
-            x_BTD.flatten(0, 1), self.projection, targets_BT.flatten(), compiled=self._is_compiled
+            x_BTD.flatten(0, 1), self.projection, targets_BT.flatten(), compiled=self._is_compiled, tied=tied
         )
+
+    def _tied_gradient(self, targets_BT: torch.Tensor | None, stage: range | None) -> TiedGradient | None:
+        """Of a pass that begins with the embedding and ends with the loss, if one matrix serves both."""
+        if targets_BT is None or stage is not None or self.head is not None:
+            return None
+        weight_VD = self.embedding.weight
+        return TiedGradient(weight_VD) if takes_one_gradient(weight_VD) else None
 
     @property
     def projection(self) -> torch.Tensor:
@@ -292,6 +301,7 @@ class Decoder(nn.Module):
         counted_BT: torch.Tensor | None = None,
         stage: range | None = None,
         x_BTD: torch.Tensor | None = None,
+        tied: TiedGradient | None = None,
     ) -> torch.Tensor:
         """Output of the last layer, normalised if it is the model's last, (B, T, D); arguments and errors as in
         `forward`.
@@ -305,7 +315,8 @@ class Decoder(nn.Module):
             counted_BT = None if counted_BT is None else self.shared.cut(counted_BT, 1)
         positions = positions._replace(counted=counted_BT)
         if x_BTD is None:
-            x_BTD = self.embedding(ids_BT)
+            weight_VD = self.embedding.weight
+            x_BTD = self.embedding(ids_BT) if tied is None else tied_embedding(ids_BT, weight_VD, tied)
         for index in range(self.shape.layers) if stage is None else stage:
             x_BTD = self.layers[index](x_BTD, positions, cache)
         if cache is not None:

@@ -144,13 +144,21 @@ _CHUNK_BYTES_CPU = 16 * 2**20
 #: Elsewhere chunks should be few: each adds its part of the projection's gradient, in fp32, to what is there.
 _CHUNK_BYTES_ELSEWHERE = 2**30
 _MIN_CHUNK_ROWS = 256
+#: Rows of the projection's gradient that a CPU computes at a time in 16 bits, and that it adds at a time in fp32.
+PRODUCT_ROWS, ADDED_ROWS = 8192, 2048
 #: An accelerator computes products in tiles of at most so many rows; one that is not full takes as long as a full one.
 _TILE_ROWS = 256
 
 
-def default_chunk_rows(device: str, vocab_size: int) -> int:
-    """Rows whose logits are alive at a time, on a kind of device ("cpu", "cuda", ...); whole tiles on accelerators."""
+def default_chunk_rows(device: str, vocab_size: int, in_16_bits: bool = False) -> int:
+    """Rows whose logits are alive at a time.
+
+    Args:
+        device: Its kind, "cpu", "cuda", ...; on accelerators tiles are whole.
+        vocab_size: Columns of logits.
+        in_16_bits: None of them are alive in fp32.
+    """
     if device == "cpu":
-        return max(_MIN_CHUNK_ROWS, _CHUNK_BYTES_CPU // (4 * vocab_size))
+        return max(_MIN_CHUNK_ROWS, _CHUNK_BYTES_CPU // (4 * vocab_size)) * (2 if in_16_bits else 1)
     rows = _CHUNK_BYTES_ELSEWHERE // (4 * vocab_size)
     return max(_MIN_CHUNK_ROWS, rows - rows % _TILE_ROWS)

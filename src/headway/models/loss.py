@@ -18,12 +18,14 @@ from torch.autograd.function import once_differentiable
 
 from headway.core.dtensors import is_dtensor
 from headway.core.types import IGNORE_TARGET
-from headway.models.facts import default_chunk_rows
+from headway.models.facts import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
+from headway.models.tied import TiedGradient
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-_ROWS_IN_CACHE = 2048
+#: Rows of logits that compiled code of a CPU takes at a time.
+_COMPILED_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def linear_cross_entropy(
     chunk_rows: int | None = None,
     part: VocabularyPart | None = None,
     compiled: bool = False,
+    tied: TiedGradient | None = None,
 ) -> torch.Tensor:
     """Sum over rows of `cross_entropy(x @ weight.T, target)`, differentiable once in `x` and `weight`.
 
@@ -85,6 +88,7 @@ def linear_cross_entropy(
         part: What of the vocabulary `weight_VD` is, where others have the rest. They get the same rows and the same
             loss; the gradient of `x_ND` is then that of this worker's logits, which is to be summed over workers.
         compiled: Compile what is done between the products, if the whole vocabulary is here.
+        tied: Takes the gradient of the weight, which then has none from here (`tied_embedding`).
 
     Returns:
         fp32 scalar, in nats.
@@ -92,9 +96,11 @@ def linear_cross_entropy(
     device = x_ND.device.type
     if torch.is_autocast_enabled(device):
         x_ND = x_ND.to(torch.get_autocast_dtype(device))
-    rows = chunk_rows or default_chunk_rows(device, weight_VD.shape[0])
+    compiled = compiled and part is None
+    in_16_bits = compiled and x_ND.element_size() == 2
+    rows = chunk_rows or default_chunk_rows(device, weight_VD.shape[0], in_16_bits)
     if torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad):
-        loss: torch.Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, rows, part, compiled)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = _LinearCrossEntropy.apply(x_ND, weight_VD, targets_N, tied, rows, part, compiled)  # type: ignore[no-untyped-call]
         return loss
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
@@ -145,6 +151,7 @@ def _loss_and_gradients(
     x_ND: torch.Tensor,
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
+    tied: TiedGradient | None,
     chunk_rows: int,
     part: VocabularyPart | None,
     compiled: bool,
@@ -153,37 +160,42 @@ def _loss_and_gradients(
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
     x_grad_ND = torch.empty_like(x_ND)
-    w_grad_VD = torch.empty(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
-    gradient_of = _compiled_gradient() if compiled and part is None else _chunk_gradient
+    w_grad_VD = None if tied is None else tied.room()
+    if w_grad_VD is None:
+        w_grad_VD = torch.empty(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
+    gradient_of = _compiled_chunk_gradient if compiled else _chunk_gradient
     parts = (torch.split(t, chunk_rows) for t in (x_ND, targets_N, x_grad_ND))
     for index, (x_CD, targets_C, x_grad_CD) in enumerate(zip(*parts, strict=True)):
         chunk_loss, grad_CV, scale_C1 = gradient_of(x_CD @ w_VD.t(), targets_C, part)
         loss = loss + chunk_loss
         x_grad_CD.copy_((grad_CV @ w_VD).mul_(scale_C1))
         scaled_CD = (x_CD * scale_C1).to(x_ND.dtype)
-        # The first is not added to zeros: that would be two more passes over a matrix as large as the weight.
-        if x_ND.dtype == torch.float32:
-            w_grad_VD.addmm_(grad_CV.t(), scaled_CD, beta=min(index, 1))
-        elif index:
-            _add(w_grad_VD, grad_CV.t() @ scaled_CD)
-        else:
-            w_grad_VD.copy_(grad_CV.t() @ scaled_CD)
+        _accumulate(w_grad_VD, grad_CV, scaled_CD, is_first=index == 0)
         del grad_CV  # before the logits of the next chunk
     return loss, x_grad_ND, w_grad_VD
 
 
-def _add(total_VD: torch.Tensor, part_VD: torch.Tensor) -> None:
-    """Add a matrix in 16 bits to one in fp32. In one go that takes a CPU eight times as long as in blocks that stay in
-    its cache and are made fp32 there."""
-    if total_VD.device.type != "cpu":
-        total_VD.add_(part_VD)
-        return
-    for total_RD, part_RD in zip(total_VD.split(_ROWS_IN_CACHE), part_VD.split(_ROWS_IN_CACHE), strict=True):
-        total_RD.add_(part_RD.float())
+def _accumulate(total_VD: torch.Tensor, grad_CV: torch.Tensor, x_CD: torch.Tensor, is_first: bool) -> None:
+    """Add a chunk's part of the projection's gradient. The first is not added to zeros: that would be two more passes
+    over a matrix as large as the weight."""
+    if x_CD.dtype == torch.float32:
+        total_VD.addmm_(grad_CV.t(), x_CD, beta=int(not is_first))
+    elif total_VD.device.type != "cpu":
+        take = total_VD.copy_ if is_first else total_VD.add_
+        take(grad_CV.t() @ x_CD)
+    else:
+        # In one go, adding 16 bits to 32 takes a CPU eight times as long as in blocks that are made fp32 in its cache.
+        for total_RD, grad_CR in zip(total_VD.split(PRODUCT_ROWS), grad_CV.split(PRODUCT_ROWS, 1), strict=True):
+            part_RD = grad_CR.t() @ x_CD
+            if is_first:
+                total_RD.copy_(part_RD)
+                continue
+            for some_RD, more_RD in zip(total_RD.split(ADDED_ROWS), part_RD.split(ADDED_ROWS), strict=True):
+                some_RD.add_(more_RD.float())
 
 
 def _chunk_gradient(
-    logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The loss, and two factors of the gradient of the logits: (C, V) in their dtype, and (C, 1).
 
@@ -201,9 +213,32 @@ def _chunk_gradient(
     return loss, grad_CV, (targets_C != IGNORE_TARGET).unsqueeze(1) / sum_C1
 
 
+def _compiled_chunk_gradient(
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, _: VocabularyPart | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same for the whole vocabulary; `logits_CV` are overwritten. On a CPU by a few rows at a time, whose exponentials stay in its cache and
+    take no memory."""
+    if logits_CV.device.type != "cpu":
+        whole: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _compiled(_chunk_gradient)(logits_CV, targets_C)
+        return whole
+    losses, scales = [], []
+    for logits_RV, targets_R in zip(logits_CV.split(_COMPILED_ROWS), targets_C.split(_COMPILED_ROWS), strict=True):
+        loss, scale_R1 = _compiled(_overwrite)(logits_RV, targets_R)
+        losses.append(loss)
+        scales.append(scale_R1)
+    return torch.stack(losses).sum(), logits_CV, torch.cat(scales)
+
+
+def _overwrite(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_chunk_gradient` where its logits were."""
+    loss, grad_CV, scale_C1 = _chunk_gradient(logits_CV, targets_C)
+    logits_CV.copy_(grad_CV)
+    return loss, scale_C1
+
+
 @functools.cache
-def _compiled_gradient() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    return torch.compile(_chunk_gradient, dynamic=False)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -212,16 +247,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         x_ND: torch.Tensor,
         weight_VD: torch.Tensor,
+        targets_N: torch.Tensor,
+        tied: TiedGradient | None,
         *further: Any,
     ) -> torch.Tensor:
-        loss, *gradients = _loss_and_gradients(x_ND, weight_VD, *further)
+        loss, *gradients = _loss_and_gradients(x_ND, weight_VD, targets_N, tied, *further)
         ctx.save_for_backward(*gradients)
-        ctx.weight_dtype = weight_VD.dtype
+        ctx.weight_dtype, ctx.tied = weight_VD.dtype, tied
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_grad_ND, w_grad_VD = ctx.saved_tensors
         x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
         # It is as large as the weight, so it is scaled where it is, unless `retain_graph` says that it is wanted again.
@@ -229,4 +266,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             w_grad_VD = w_grad_VD * grad_output
         else:
             w_grad_VD.mul_(grad_output)
-        return x_grad_ND, w_grad_VD.to(ctx.weight_dtype), None, None, None, None
+        w_grad_VD = w_grad_VD.to(ctx.weight_dtype)
+        if ctx.tied is not None:
+            ctx.tied.put(w_grad_VD)
+        return x_grad_ND, None if ctx.tied else w_grad_VD, None, None, None, None, None

@@ -68,7 +68,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.core.cores import has_bf16_tiles
-from headway.models.facts import default_chunk_rows
+from headway.models.facts import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -329,8 +329,10 @@ def _loss(shape: Shape, tokens: int, element: int, device: str, tensor: int) -> 
         forward = _FP32 * (2 * rows + projection) + logits + 2 * _FP32 * chunk * shape.dim
     else:
         # bf16 logits and their fp32 copy, later the exponentials and the bf16 gradient; then that and a chunk's part of
-        # the projection's gradient, which kernels of the CPU turn into fp32 to add it.
-        part = projection * _HALF + (projection * _FP32 if device == "cpu" else 0)
+        # the projection's gradient, which a CPU computes, and turns into fp32, for some of its rows at a time.
+        part = projection * _HALF
+        if device == "cpu":
+            part = shape.dim * (min(vocabulary, PRODUCT_ROWS) * _HALF + min(vocabulary, ADDED_ROWS) * _FP32)
         logits = max(vocabulary * (_FP32 + _HALF) * chunk, vocabulary * _HALF * chunk + part)
         forward = (_FP32 + 2 * _HALF) * rows + (_FP32 + _HALF) * projection + logits + _HALF * chunk * shape.dim
     return forward, 2 * element * rows + projection * _FP32

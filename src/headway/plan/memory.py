@@ -99,8 +99,10 @@ class _Step(Passes):
         """Forward and backward pass. Gradients grow as they are computed, or are added to those in `base`."""
         stage = self.stage
         head, most = (stage.projection, stage.all - stage.own_table - stage.layer) if growing else (0, 0)
-        # An embedding's gradient is as large as its table, however few of its rows were used.
-        table = 0 if growing and stage.own_table else stage.table
+        # An embedding's gradient is as large as its table, however few of its rows were used (but `models/tied.py`).
+        mesh = self.layout.mesh
+        joined = stage.tied and self.on_cpu and mesh.tp * mesh.pp == 1
+        table = 0 if growing and (stage.own_table or joined) else stage.table
         return [
             base.plus("loss", activations=self.after_forward, buffers=self.loss),
             base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),

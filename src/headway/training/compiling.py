@@ -66,11 +66,22 @@ def compile_model(config: Config, model: nn.Module) -> None:
     dynamo.recompile_limit = _MOST_SHAPES
     dynamo.fail_on_recompile_limit_hit = True
     _tell_when_compiling()
+    _keep_little(next(model.parameters()).device)
     if config.parallel.tensor > 1:
         # Between layers the residual stream is cut by position, which PyTorch (2.13) cannot give back to eager code.
         nn.Module.compile(model, dynamic=False)
     else:
         model.compile(dynamic=False)
+
+
+def _keep_little(device: torch.device) -> None:
+    """Let the backward pass on a CPU compute again what it can from what is kept anyway: what comes out of a norm or of
+    SiLU, and weights in half precision. That takes no time that can be measured, and saves a third of the activations.
+    """
+    if device.type == "cpu":
+        from torch._functorch import config as partitioner
+
+        partitioner.ban_recompute_materialized_backward = False
 
 
 @cache
@@ -134,6 +145,7 @@ class _Trial:
 
     def measure(self) -> Gain:
         """Both ways in turns."""
+        _keep_little(self.device)
         compiled = torch.compile(self.layer.forward, dynamic=False)
         began = time.perf_counter()
         self._pass(compiled)

@@ -14,6 +14,7 @@ from headway.checkpoint.fence import Fenced
 from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, LaneGrid
+from headway.core.allocator import give_back_freed_memory
 from headway.core.errors import CheckpointError, CorruptionError, DivergedError, HeadwayError, Preempted
 from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
@@ -23,7 +24,6 @@ from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.telemetry.metrics import read_metrics
-from headway.training.allocator import give_back_freed_memory
 from headway.training.callbacks import Callback
 from headway.training.clock import SaveClock, StopSignals, Stopwatch, saves_on_the_way
 from headway.training.evaluate import evaluate
@@ -125,9 +125,10 @@ def train_loop(job: Job) -> None:
             fault_point("step", step)
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
                 if last:  # the copy may have the place of what a step needs
+                    state.optimizer.zero_grad(set_to_none=True)
                     give_back_freed_memory()
                 with clock.saving():
-                    _checkpoint(job)
+                    _checkpoint(job, last)
                 saved = step
             elif config.checkpoint.memory_every is not None and job.due(config.checkpoint.memory_every):
                 _hold(job)
@@ -220,12 +221,16 @@ def _was_evaluated(run: Path, step: int) -> bool:
     return step in read_metrics(run).series("evaluation/loss")[0].tolist()
 
 
-def _checkpoint(job: Job) -> None:
-    """Hand over the state; it is written while training goes on."""
+def _checkpoint(job: Job, last: bool = False) -> None:
+    """Hand over the state; it is written while training goes on. After the last one, in a process that ends with it,
+    nobody needs the optimizer's part."""
     beat(Phase.CHECKPOINT)
     _announce(job)
     state = job.state
-    stall = job.writer.submit(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
+    blocks, spends = state.blocks(), last and job.own_process and state.engine is None
+    spent = [name for name in blocks if name.startswith("optimizer.")] if spends else []
+    cursor, context = state.cursor_record(), job.checkpoint_context
+    stall = job.writer.submit(state.cursor.step, blocks, cursor, context, set(spent))
     for callback in job.callbacks:
         callback.on_checkpoint(job, state.cursor.step, stall)
 

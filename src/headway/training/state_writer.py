@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from headway.checkpoint.outcomes import Outcome, Upload
@@ -16,7 +16,14 @@ class StateWriter(Protocol):
         """Make room for a state."""
         ...
 
-    def submit(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
+    def submit(
+        self,
+        step: int,
+        blocks: StateBlocks,
+        cursor: Mapping[str, int],
+        context: Mapping[str, Any],
+        spent: Collection[str] = (),
+    ) -> float:
         """Take a state to be written; returns the seconds that training waited."""
         ...
 
@@ -59,7 +66,14 @@ class NoWriter:
     def get_ready(self, blocks: StateBlocks) -> None:
         """Nothing to get ready for."""
 
-    def submit(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
+    def submit(
+        self,
+        step: int,
+        blocks: StateBlocks,
+        cursor: Mapping[str, int],
+        context: Mapping[str, Any],
+        spent: Collection[str] = (),
+    ) -> float:
         """Not even the last state is kept."""
         return 0.0
 

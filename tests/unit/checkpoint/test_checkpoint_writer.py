@@ -194,9 +194,26 @@ def test_what_a_dead_process_had_not_begun_is_written_by_the_next(
     assert names(settings.directory) == ["step-00000002"]
 
 
+def test_tensors_that_are_not_needed_any_more_make_room_for_their_copies(
+    writer: CheckpointWriter, settings: WriterSettings
+) -> None:
+    state = make_state(1)
+    state["optimizer.part"] = torch.arange(6.0)[:3]  # the rest may be somebody's
+    expected = {name: tensor.clone() for name, tensor in state.items()}
+    spent = {"optimizer.counts", "optimizer.part"}
+    writer.submit(1, blocks(state), {"step": 1}, {"attempt": 1}, spent)
+    kept = {name: tensor.untyped_storage().nbytes() for name, tensor in state.items()}
+    assert kept.pop("optimizer.counts") == 0 and kept.pop("optimizer.part") == 24
+    assert all(torch.equal(state[name], expected[name]) for name in kept)
+    writer.wait()
+    store = CheckpointStore(settings.directory)
+    assert store.verify(1).good and equal(store.load(store.info(1)), expected)
+
+
+@pytest.mark.parametrize("spent", [set(), {"optimizer.counts", "optimizer.step"}])
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_save_over_which_a_process_died_is_written_by_another_if_it_is_tried_again(
-    settings: WriterSettings, dead: int
+    settings: WriterSettings, dead: int, spent: set[str]
 ) -> None:
     """Two workers, as threads. The one's process would wait for the other's as long as its patience lasts."""
     barrier, said = threading.Barrier(2), [None, None]
@@ -213,11 +230,12 @@ def test_a_save_over_which_a_process_died_is_written_by_another_if_it_is_tried_a
         writer = CheckpointWriter(mine, partial(gather, rank))
         if rank == dead:
             os.kill(_process(writer), signal.SIGSTOP)
-        submit(writer, 1)
+        state = blocks(make_state(1))
+        writer.submit(1, state, {"step": 1}, {"attempt": 1}, spent)
         if rank == dead:
             os.kill(_process(writer), signal.SIGKILL)
         first = writer.wants_another_try()
-        submit(writer, 1)
+        writer.submit(1, state, {"step": 1}, {"attempt": 1}, spent)
         second = writer.wants_another_try()
         writer.wait()
         writer.close()

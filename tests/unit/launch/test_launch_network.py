@@ -94,7 +94,7 @@ def test_nccl_connects_workers_only_when_they_are_known_to_reach_each_other(work
             order.append("connected")
 
     for name in ("apply_determinism", "keep_freed_memory", "apply_nccl_profile"):
-        workers.setattr(join, name, lambda *_: None)
+        workers.setattr(join, name, lambda *_, **__: None)
     workers.setattr(join, "open_world", lambda *_: nullcontext(Joined()))
     workers.setattr(join, "assert_same_profile", lambda *_: order.append("compared"))
     workers.setattr(join, "refuse_unavailable", lambda *_: order.append("looked at"))

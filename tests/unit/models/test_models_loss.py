@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -145,15 +146,18 @@ def test_compiled_it_computes_the_same(dtype: torch.dtype, monkeypatch: pytest.M
         traced.append(graph)
         return graph.forward
 
-    compiled = torch.compile(loss_module._chunk_gradient, backend=backend, dynamic=False, fullgraph=True)
-    monkeypatch.setattr(loss_module, "_compiled_gradient", lambda: compiled)
+    def compiled(function: Any) -> Any:
+        return torch.compile(function, backend=backend, dynamic=False, fullgraph=True)
+
+    monkeypatch.setattr(loss_module, "_compiled", functools.cache(compiled))
+    monkeypatch.setattr(loss_module, "_COMPILED_ROWS", 8)
     x, weight, targets = _inputs()
     results = []
     for each in (False, True):
         loss = linear_cross_entropy(x.to(dtype), weight, targets, chunk_rows=16, compiled=each) * 0.25
         results.append(torch.autograd.grad(loss, (x, weight)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert len(traced) == 2, "one for chunks of 16 rows, one for the rest"
+    assert len(traced) == 2, "one for 8 rows at a time, one for the rest"
 
 
 def test_evaluation_does_no_gradient_work() -> None:

@@ -26,12 +26,15 @@ MODEL = [f"model.layers={LAYERS}", "model.dim=16", "model.heads=2", "model.ffn_d
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    loss._compiled_gradient.cache_clear()
+    loss._compiled.cache_clear()
     # Puts back what `compile_model` sets.
-    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+    with (
+        torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False),
+        torch._functorch.config.patch(ban_recompute_materialized_backward=True),
+    ):
         yield
     torch._dynamo.reset()
-    loss._compiled_gradient.cache_clear()
+    loss._compiled.cache_clear()
 
 
 @pytest.fixture

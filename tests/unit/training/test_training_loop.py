@@ -45,9 +45,9 @@ def test_a_state_that_is_held_counts_as_a_checkpoint(
     def watched(method: str) -> None:
         original = getattr(CheckpointWriter, method)
 
-        def call(self: CheckpointWriter, *arguments: Any) -> Any:
+        def call(self: CheckpointWriter, *arguments: Any, **options: Any) -> Any:
             phases.append(page._phase)
-            return original(self, *arguments)
+            return original(self, *arguments, **options)
 
         monkeypatch.setattr(CheckpointWriter, method, call)
 
@@ -86,9 +86,9 @@ def test_room_for_a_copy_is_made_early_where_one_may_be_wanted_on_the_way(
     def watched(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             calls.append(name)
-            return original(*arguments)
+            return original(*arguments, **options)
 
         monkeypatch.setattr(owner, name, call)
 

@@ -6,15 +6,18 @@ import ctypes
 import sys
 from contextlib import suppress
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(*, of_all_sizes: bool) -> None:
     """Let glibc keep large freed blocks for the next step instead of returning them to the kernel.
 
     Every step allocates the same activations and gradients again; without this each of them is mapped, zeroed page by
-    page and unmapped. A threshold for that would not do: glibc takes none above 32 MiB, and the gradient of a vocabulary
-    is larger. Has no effect on other systems or allocators.
+    page and unmapped. Has no effect on other systems or allocators.
+
+    Args:
+        of_all_sizes: Those above 32 MiB too, the most that glibc takes for a threshold: the gradient of a vocabulary is
+            one. Where steps compute elsewhere, they are copies of a state, which come once and should go for good.
     """
     if sys.platform != "linux":
         return
@@ -22,7 +25,10 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # not glibc
         return
-    mallopt(_M_MMAP_MAX, 0)
+    if of_all_sizes:
+        mallopt(_M_MMAP_MAX, 0)
+    else:
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
     mallopt(_M_TRIM_THRESHOLD, 2**30)
 
 
