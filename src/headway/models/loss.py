@@ -216,8 +216,8 @@ def _chunk_gradient(
 def _compiled_chunk_gradient(
     logits_CV: torch.Tensor, targets_C: torch.Tensor, _: VocabularyPart | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same for the whole vocabulary; `logits_CV` are overwritten. On a CPU by a few rows at a time, whose exponentials stay in its cache and
-    take no memory."""
+    """The same for the whole vocabulary; `logits_CV` are overwritten. On a CPU by a few rows at a time, so that their
+    exponentials stay in its cache and take no memory."""
     if logits_CV.device.type != "cpu":
         whole: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _compiled(_chunk_gradient)(logits_CV, targets_C)
         return whole
