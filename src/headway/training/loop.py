@@ -124,9 +124,8 @@ def train_loop(job: Job) -> None:
             leaves = owed or (stop and not last)
             fault_point("step", step)
             if leaves or save or last or job.due(config.checkpoint.every):  # checkpoint
-                if last:  # the copy may have the place of what a step needs
-                    state.optimizer.zero_grad(set_to_none=True)
-                    give_back_freed_memory()
+                if last:
+                    _make_room(state)
                 with clock.saving():
                     _checkpoint(job, last)
                 saved = step
@@ -219,6 +218,13 @@ def _was_evaluated(run: Path, step: int) -> bool:
         if isinstance(metrics, dict) and "evaluation/loss" in metrics:
             return True
     return step in read_metrics(run).series("evaluation/loss")[0].tolist()
+
+
+def _make_room(state: TrainState) -> None:
+    """Let the copy of the last state have the place of what a step needs."""
+    if state.engine is None:
+        state.optimizer.zero_grad(set_to_none=True)
+    give_back_freed_memory()
 
 
 def _checkpoint(job: Job, last: bool = False) -> None:

@@ -28,6 +28,7 @@ from headway.core.errors import (
     Preempted,
 )
 from headway.core.heartbeat import Heartbeat, Phase
+from headway.launch import session
 from headway.launch.api import train
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training import loop
@@ -99,6 +100,33 @@ def test_room_for_a_copy_is_made_early_where_one_may_be_wanted_on_the_way(
     train(load_config(tiny(train={"steps": 4}, checkpoint=settings), ["supervise.enabled=false"]))
     assert (calls[0] == "get_ready") == made
     assert calls[-3:] == ["give_back_freed_memory", "submit", "get_ready"]
+
+
+@pytest.mark.parametrize("own_process", [False, True])
+def test_the_last_copy_has_the_place_of_gradients_and_of_moments_that_nobody_needs(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, own_process: bool
+) -> None:
+    seen: list[tuple[int, set[str], bool]] = []
+    submit, jobs = CheckpointWriter.submit, list[loop.Job]()
+
+    def told(self: CheckpointWriter, step: int, blocks: Any, cursor: Any, context: Any, spent: set[str]) -> float:
+        has_gradients = any(p.grad is not None for p in jobs[0].state.model.parameters())
+        seen.append((step, {name.partition(".")[0] for name in spent}, has_gradients))
+        return submit(self, step, blocks, cursor, context, spent)
+
+    def in_its_own(job: loop.Job) -> None:
+        jobs.append(replace(job, own_process=own_process))
+        loop.train_loop(jobs[0])
+
+    monkeypatch.setattr(CheckpointWriter, "submit", told)
+    monkeypatch.setattr(session, "train_loop", in_its_own)
+    config = load_config(tiny(train={"steps": 4}, checkpoint={"every": "2 steps"}), ["supervise.enabled=false"])
+    train(config)
+    assert seen == [(2, set(), True), (4, {"optimizer"} if own_process else set(), False)]
+    store = CheckpointStore(config.run_directory / "checkpoints")
+    assert store.verify(4).good
+    moments = [t for name, t in store.load(store.info(4)).items() if name.startswith("optimizer.") and t.ndim]
+    assert moments and all(bool(t.any()) for t in moments)
 
 
 def test_a_state_that_is_handed_over_has_the_records_of_all_its_steps(
