@@ -97,17 +97,17 @@ class Slot:
         """
         import torch
 
-        on_gpu, kept_bytes = False, 0
+        on_gpu, freed_bytes = False, 0
         with torch.no_grad():
             for name, view in self._views.items():
                 local = blocks[name].local
                 view.view(local.dtype).view(local.shape).copy_(local, non_blocking=local.is_cuda)
                 on_gpu |= local.is_cuda
                 if name in spent:
-                    kept_bytes += _free(local)
-                if kept_bytes >= _GIVEN_BACK_BYTES:
+                    freed_bytes += _free(local)
+                if freed_bytes >= _GIVEN_BACK_BYTES:
                     give_back_freed_memory()
-                    kept_bytes = 0
+                    freed_bytes = 0
         if on_gpu:
             torch.cuda.synchronize()
 

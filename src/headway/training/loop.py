@@ -234,9 +234,8 @@ def _checkpoint(job: Job, last: bool = False) -> None:
     _announce(job)
     state = job.state
     blocks, spends = state.blocks(), last and job.own_process and state.engine is None
-    spent = [name for name in blocks if name.startswith("optimizer.")] if spends else []
-    cursor, context = state.cursor_record(), job.checkpoint_context
-    stall = job.writer.submit(state.cursor.step, blocks, cursor, context, set(spent))
+    spent = {name for name in blocks if spends and name.startswith("optimizer.")}
+    stall = job.writer.submit(state.cursor.step, blocks, state.cursor_record(), job.checkpoint_context, spent)
     for callback in job.callbacks:
         callback.on_checkpoint(job, state.cursor.step, stall)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +82,21 @@ def test_machines_on_different_networks_are_refused() -> None:
     assert_same_profile(Others(["infiniband"]), mine)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="worker 0 has 'infiniband', worker 2 has 'ethernet'"):
         assert_same_profile(Others(["infiniband", "ethernet"]), mine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("device", "all_sizes"), [("cpu", True), ("cuda", False)])
+def test_blocks_of_all_sizes_are_kept_where_the_cpu_trains(
+    workers: pytest.MonkeyPatch, device: str, all_sizes: bool
+) -> None:
+    """Elsewhere the large ones in host memory are copies of a state, which should go for good."""
+    kept: list[bool] = []
+    joined = SimpleNamespace(device=torch.device(device), connect_groups=lambda: None)
+    for name in ("apply_determinism", "apply_nccl_profile", "assert_same_profile", "refuse_unavailable"):
+        workers.setattr(join, name, lambda *_: None)
+    workers.setattr(join, "keep_freed_memory", lambda *, of_all_sizes: kept.append(of_all_sizes))
+    workers.setattr(join, "open_world", lambda *_: nullcontext(joined))
+    with join.join_workers(Config(), MeshShape()):
+        assert kept == [all_sizes]
 
 
 def test_nccl_connects_workers_only_when_they_are_known_to_reach_each_other(workers: pytest.MonkeyPatch) -> None:

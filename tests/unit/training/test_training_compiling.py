@@ -78,6 +78,12 @@ def test_layers_are_traced_once_for_all_and_shapes_one_by_one(config: Config, mo
     assert model.state_dict().keys() == plain.state_dict().keys()
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_backward_pass_computes_again_on_the_cpu_alone(config: Config, device: str) -> None:
+    compile_model(config, Decoder(config.model).to(device))
+    assert torch._functorch.config.ban_recompute_materialized_backward == (device != "cpu")
+
+
 def test_what_is_known_of_a_layer_is_found_again_wherever_its_shape_comes_from(config: Config) -> None:
     key = compiling._key(config, torch.device("cpu"), 2)
     for change in ({"preset": None}, {"from_pretrained": Path("elsewhere")}, {"layers": 99}):
