@@ -17,7 +17,7 @@ from pathlib import Path
 from headway.core.waiting import wait_until
 
 #: Modules with libraries of their own that a command loads next: the linker takes one at a time, so they go first.
-_BEFORE = ("yaml", "queue", "mmap", "ssl", "statistics")
+_BEFORE = ("yaml", "queue", "mmap", "ssl", "statistics", "sqlite3")
 
 _loading: threading.Thread | None = None
 

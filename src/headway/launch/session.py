@@ -38,7 +38,7 @@ from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError
 from headway.core.files import fingerprint
 from headway.core.format import counted, format_count
-from headway.core.garbage import resume_collection
+from headway.core.garbage import pause_collection, resume_collection
 from headway.core.launched import world_size_from_environment
 from headway.core.waiting import SEEN_SECONDS
 from headway.launch.assemble import assemble
@@ -186,7 +186,10 @@ def _train(
     grid = settle_micro_batch(config, task, state, strategy, world, grid, start)
     compiled = settle_compiled(config, task, world, grid, start)
     if compiled:
+        if own_process:
+            pause_collection()
         compile_model(config, task.model)
+        resume_collection()
     _try_memory(config, task, state, strategy, world, grid)
 
     context = {

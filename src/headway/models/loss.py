@@ -24,8 +24,8 @@ from headway.models.tied import TiedGradient
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-#: Rows of logits that compiled code of a CPU takes at a time.
-_COMPILED_ROWS = 32
+#: Rows of logits that a CPU takes at a time where it can: in fp32 they stay in its cache.
+_CACHED_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,12 @@ def linear_cross_entropy(
         return loss
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
+    at_once = _CACHED_ROWS if device == "cpu" and part is None else rows  # others wait for every part
     for x_CD, targets_C in zip(torch.split(x_ND, rows), torch.split(targets_N, rows), strict=True):
-        loss += _chunk_loss(x_CD @ w_VD.t(), targets_C, part).loss
+        logits_CV = x_CD @ w_VD.t()
+        for logits_RV, targets_R in zip(logits_CV.split(at_once), targets_C.split(at_once), strict=True):
+            loss += _chunk_loss(logits_RV, targets_R, part).loss
+        del logits_CV  # before those of the next chunk
     return loss
 
 
@@ -222,7 +226,7 @@ def _compiled_chunk_gradient(
         whole: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _compiled(_chunk_gradient)(logits_CV, targets_C)
         return whole
     losses, scales = [], []
-    for logits_RV, targets_R in zip(logits_CV.split(_COMPILED_ROWS), targets_C.split(_COMPILED_ROWS), strict=True):
+    for logits_RV, targets_R in zip(logits_CV.split(_CACHED_ROWS), targets_C.split(_CACHED_ROWS), strict=True):
         loss, scale_R1 = _compiled(_overwrite)(logits_RV, targets_R)
         losses.append(loss)
         scales.append(scale_R1)

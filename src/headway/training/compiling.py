@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -65,8 +66,12 @@ def compile_model(config: Config, model: nn.Module) -> None:
 
     dynamo.recompile_limit = _MOST_SHAPES
     dynamo.fail_on_recompile_limit_hit = True
+    if hasattr(dynamo, "invalidate_compile_context_weakrefs"):  # of the backend that is ours, whatever others there are
+        dynamo.invalidate_compile_context_weakrefs = True
+    device = next(model.parameters()).device
+    _look_ahead(device.type)
     _tell_when_compiling()
-    _keep_little(next(model.parameters()).device)
+    _keep_little(device)
     if config.parallel.tensor > 1:
         # Between layers the residual stream is cut by position, which PyTorch (2.13) cannot give back to eager code.
         nn.Module.compile(model, dynamic=False)
@@ -82,6 +87,27 @@ def _keep_little(device: torch.device) -> None:
         from torch._functorch import config as partitioner
 
         partitioner.ban_recompute_materialized_backward = False
+
+
+@cache
+def _look_ahead(device_type: str) -> None:
+    """Begin what PyTorch waits for at the first code for a CPU in every process, without loading anything: others try
+    what vector instructions there are, one after the other, and one reads the headers. To load its compiler takes as
+    long.
+    """
+    if device_type != "cpu":
+        return
+    import torch.utils.cpp_extension  # noqa: F401  # nothing is to be loaded by two threads at once
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    beside = ThreadPoolExecutor(1, thread_name_prefix="compiler-ahead")
+    # Whoever asks waits for the answer: tries change the flags they are made with, so only one may be under way.
+    found = beside.submit(cpu_vec_isa.valid_vec_isa_list)
+    cpu_vec_isa.valid_vec_isa_list = found.result  # type: ignore[assignment]
+    # Code of nothing, which is compiled when it is called, and never is.
+    beside.submit(CppPythonBindingsCodeCache.load_pybinding_async, [], "")
+    beside.shutdown(wait=False)
 
 
 @cache

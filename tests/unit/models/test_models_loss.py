@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.core.types import IGNORE_TARGET
 from headway.models import loss as loss_module
@@ -150,7 +151,7 @@ def test_compiled_it_computes_the_same(dtype: torch.dtype, monkeypatch: pytest.M
         return torch.compile(function, backend=backend, dynamic=False, fullgraph=True)
 
     monkeypatch.setattr(loss_module, "_compiled", functools.cache(compiled))
-    monkeypatch.setattr(loss_module, "_COMPILED_ROWS", 8)
+    monkeypatch.setattr(loss_module, "_CACHED_ROWS", 8)
     x, weight, targets = _inputs()
     results = []
     for each in (False, True):
@@ -167,6 +168,29 @@ def test_evaluation_does_no_gradient_work() -> None:
         loss = linear_cross_entropy(x, weight, targets, chunk_rows=16)
     assert not loss.requires_grad
     assert torch.equal(loss, expected)
+
+
+def test_evaluation_keeps_no_chunk_in_fp32_on_a_cpu() -> None:
+    largest = [0]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
+                largest[0] = max(largest[0], result.numel())
+            return result
+
+    x, weight, targets = _inputs(300, 32, 500)
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = _full(x.to(dtype), weight.to(dtype), targets)
+        with Watch(), torch.no_grad():
+            loss = linear_cross_entropy(x.to(dtype), weight.to(dtype), targets, chunk_rows=128)
+        torch.testing.assert_close(loss, expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=0.0)
+    assert largest[0] > 32 * 500, "products in fp32 are as large as chunks"
+    largest[0] = 0
+    with Watch(), torch.no_grad():
+        linear_cross_entropy(x.bfloat16(), weight.bfloat16(), targets, chunk_rows=128)
+    assert largest[0] == 32 * 500
 
 
 def test_same_bits_every_time() -> None:
