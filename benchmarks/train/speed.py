@@ -16,10 +16,6 @@ the next one. Medians over rounds are shown.
 - memory: the largest sum of what all processes of the command have for themselves and share (PSS), looked at every
   quarter of a second while it was alone; the median and the range of `--peaks` runs.
 
-Half a minute after its first step our supervisor loads what a next attempt would need (`supervise.load_ahead`), once in
-a run: two seconds of a processor and about 200 MB. In a round that lasts that long the seconds fall on a few steps and
-weigh more than in a run of hours. Of runs alone that are over sooner it is said that the memory is missing.
-
 The peers need an environment of their own: `pip install transformers accelerate lightning litgpt safetensors`.
 
     python benchmarks/train/speed.py --peers peers/bin/python
@@ -59,8 +55,6 @@ LOSS_TOLERANCE = 0.01
 _STEPS_OF_A_TURN = 5
 #: Of each way, in turns: the machine may be busy with something else in one of them.
 _TRIALS = 2
-#: From the first step until our supervisor has loaded ahead (`launch/watched.py`), with room for a slow machine.
-_LOADED_AHEAD_SECONDS = 40.0
 
 
 class Workload:
@@ -239,11 +233,6 @@ def summary(found: dict[str, list[Measured]], alone: dict[str, list[Measured]]) 
     return rows
 
 
-def short_of_loading_ahead(alone: list[Measured]) -> bool:
-    """Whether one of our runs ended before its supervisor had loaded what a next attempt would need."""
-    return any(one.command_seconds - one.first_step_seconds < _LOADED_AHEAD_SECONDS for one in alone)
-
-
 def show(rows: dict[str, dict[str, float]], chosen: dict[str, bool], missing: dict[str, str]) -> None:
     """The table, and what of the targets is met."""
     columns = f"{'tokens/s':>9}{'headway is':>12}{'first step s':>14}{'headway is':>12}{'peak GiB':>10}{'range':>14}"
@@ -316,8 +305,6 @@ def main() -> None:
     medians = f"medians of {options.rounds} rounds, of memory of {len(alone['headway'])} runs or more"
     print(f"{what}, {options.precision}, {options.threads} threads; {medians}; load {load:.1f}")
     show(rows, chosen, missing)
-    if short_of_loading_ahead(alone["headway"]):
-        print("headway's memory is without what it loads ahead: alone it was done before that; take more --steps")
     if options.output:
         record = {
             "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},

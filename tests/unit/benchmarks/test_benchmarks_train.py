@@ -164,11 +164,7 @@ def test_memory_is_that_of_several_runs_alone_of_the_way_that_was_faster(
     assert len(alone["products"]) == 4
 
 
-def test_memory_without_what_is_loaded_ahead_is_told_and_nothing_of_a_run_is_turned_off(
-    contender: Any, speed: Any, tmp_path: Path
-) -> None:
-    long, short = (run_of(contender, 1.0, first=5.0, seconds=seconds) for seconds in (60.0, 30.0))
-    assert speed.short_of_loading_ahead([long, short]) and not speed.short_of_loading_ahead([long, long])
+def test_nothing_of_a_run_is_turned_off(speed: Any, tmp_path: Path) -> None:
     work = object.__new__(speed.Workload)  # which would prepare data
     work.folder, work.steps = tmp_path, 3
     work.options = Namespace(vocabulary=8, preset="1m", sequence_length=8, rows=1, precision="fp32")
