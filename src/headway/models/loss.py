@@ -24,7 +24,7 @@ from headway.models.tied import TiedGradient
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-#: Rows of logits that a CPU takes at a time where it can: in fp32 they stay in its cache.
+#: Rows of logits that a CPU takes at a time where that is no loss: what is fp32 of them stays in its cache.
 _CACHED_ROWS = 32
 
 
@@ -104,7 +104,8 @@ def linear_cross_entropy(
         return loss
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
-    at_once = _CACHED_ROWS if device == "cpu" and part is None else rows  # others wait for every part
+    # Logits in fp32 are overwritten as they are. Where others have parts, all wait for each other every time.
+    at_once = _CACHED_ROWS if device == "cpu" and part is None and x_ND.element_size() == 2 else rows
     for x_CD, targets_C in zip(torch.split(x_ND, rows), torch.split(targets_N, rows), strict=True):
         logits_CV = x_CD @ w_VD.t()
         for logits_RV, targets_R in zip(logits_CV.split(at_once), targets_C.split(at_once), strict=True):

@@ -105,7 +105,7 @@ def _look_ahead(device_type: str) -> None:
     # Whoever asks waits for the answer: tries change the flags they are made with, so only one may be under way.
     found = beside.submit(cpu_vec_isa.valid_vec_isa_list)
     cpu_vec_isa.valid_vec_isa_list = found.result  # type: ignore[assignment]
-    # Code of nothing, which is compiled when it is called, and never is.
+    # Code of nothing, which is compiled when it is called, and never is. Whoever needs it meets the same errors.
     beside.submit(CppPythonBindingsCodeCache.load_pybinding_async, [], "")
     beside.shutdown(wait=False)
 
