@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from headway.config import load_config
+from headway.core.allocator import keep_freed_memory
 from headway.models.build import build_model
 from headway.telemetry.arithmetic import set_fp32_products
+from headway.training.compiling import compile_model
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
@@ -23,12 +25,14 @@ from workload import Job, Recorder
 
 def main() -> None:
     """Train."""
-    set_fp32_products(torch.device("cpu"))  # how matrices are multiplied is the model's part, not the loop's
+    # How matrices are multiplied, where memory comes from and what is compiled is the model's part, not the loop's.
+    set_fp32_products(torch.device("cpu"))
+    keep_freed_memory(of_all_sizes=True)
     job, recorder = Job.given(), Recorder()
     config = load_config(Path(job.model).parent / "config.yaml", [])
     model = build_model(config.model, vocab_size=config.data.tokenizer.vocab_size, seed=config.seed)
     if job.compile:
-        model.compile()
+        compile_model(config, model)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, job.learning_rate, job.betas, weight_decay=0.0, fused=True)
     rows, total = job.load_rows(), 0.0

@@ -1,8 +1,9 @@
 """The best loop that we know how to write by hand for one small decoder on one machine: what Headway is held against.
 
 No frameworks, no options, nothing that a run needs besides its steps: no checkpoints, metrics, data order or
-resumption. One file, one model of the Llama family with the weights of `speed.py`, a fixed batch shape. It is a
-contender of `speed.py`, which gives it its job; by itself it does nothing.
+resumption. One file, one model of the Llama family with the weights of `speed.py`, a fixed batch shape. Operators are
+the fastest that we know, which on a CPU are Headway's own: attention, the loss and the gradient of a tied matrix. It is
+a contender of `speed.py`, which gives it its job; by itself it does nothing.
 """
 
 from __future__ import annotations
@@ -16,52 +17,19 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch._functorch import config as partitioner
 from torch.nn import functional as F
+
+from headway.core.allocator import keep_freed_memory
+from headway.models.attention import has_causal_products
+from headway.models.causal_attention import causal_attention
+from headway.models.loss import linear_cross_entropy
+from headway.models.tied import TiedGradient, tied_embedding
+from headway.telemetry.arithmetic import set_fp32_products
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 from workload import Job, Recorder
-
-#: Rows whose logits are alive at a time.
-CHUNK_ROWS = 256
-
-
-class LinearCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of `x @ weight.T`, a chunk of rows at a time, gradients in the forward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """x (N, D), weight (V, D), targets (N,)."""
-        if torch.is_autocast_enabled("cpu"):
-            x = x.to(torch.get_autocast_dtype("cpu"))
-        half, scale = weight.to(x.dtype), 1.0 / len(x)
-        x_grad, weight_grad, loss = torch.empty_like(x), None, x.new_zeros((), dtype=torch.float32)
-        for start in range(0, len(x), CHUNK_ROWS):
-            part, chosen = x[start : start + CHUNK_ROWS], targets[start : start + CHUNK_ROWS, None]
-            logits = (part @ half.t()).float()
-            wanted = logits.gather(1, chosen)
-            largest = logits.amax(1, keepdim=True)
-            shares = logits.sub_(largest).exp_()
-            total = shares.sum(1, keepdim=True)
-            loss += (total.log() + largest - wanted).sum()
-            shares.mul_(scale / total)
-            shares.scatter_add_(1, chosen, torch.full_like(chosen, -scale, dtype=torch.float32))
-            shares = shares.to(x.dtype)
-            torch.mm(shares, half, out=x_grad[start : start + CHUNK_ROWS])
-            if weight_grad is None:
-                weight_grad = (shares.t() @ part).float()
-            elif x.dtype == torch.float32:
-                weight_grad.addmm_(shares.t(), part)
-            else:
-                weight_grad += shares.t() @ part
-        ctx.save_for_backward(x_grad, weight_grad)
-        return loss * scale
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """The loss is the last thing that is computed: its gradient is 1."""
-        x_grad, weight_grad = ctx.saved_tensors
-        return x_grad, weight_grad, None
 
 
 class Layer(nn.Module):
@@ -82,14 +50,20 @@ class Layer(nn.Module):
         """x (B, T, D)."""
         rows, length, _ = x.shape
         qkv = self.qkv(F.rms_norm(x, x.shape[-1:], self.norm_1, self.eps))
-        qkv = qkv.view(rows, length, -1, self.dim).transpose(1, 2)
-        to_turn, v = qkv.split([self.heads + self.kv, self.kv], dim=1)
+        qkv = qkv.view(rows, length, -1, self.dim)
+        to_turn, v = qkv.split([self.heads + self.kv, self.kv], dim=2)
         turned = (to_turn * cos + to_turn.roll(self.dim // 2, -1) * sin).to(qkv.dtype)
-        q, k = turned.split([self.heads, self.kv], dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
+        x = x + self.out(attend(*turned.split([self.heads, self.kv], dim=2), v).flatten(2))
         gate, up = self.gate_up(F.rms_norm(x, x.shape[-1:], self.norm_2, self.eps)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal attention of (B, T, heads, dim)."""
+    if has_causal_products(q, k):
+        return causal_attention(q, k, v)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 class Llama(nn.Module):
@@ -103,6 +77,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape["num_hidden_layers"]))
         self.norm = nn.Parameter(torch.ones(shape["hidden_size"]))
         tied = shape["tie_word_embeddings"]
+        self.compiled = False
         self.head = self.embedding.weight if tied else nn.Parameter(torch.empty_like(self.embedding.weight))
         self.load(folder)
 
@@ -127,38 +102,42 @@ class Llama(nn.Module):
         """Of the rotary embedding, with the first half of the sines negated."""
         dim, theta = self.shape["head_dim"], self.shape.get("rope_theta") or self.shape["rope_parameters"]["rope_theta"]
         angles = torch.outer(torch.arange(length), 1.0 / theta ** (torch.arange(0, dim, 2) / dim))
-        return torch.cat((angles.cos(),) * 2, -1), torch.cat((-angles.sin(), angles.sin()), -1)
+        cos, sin = torch.cat((angles.cos(),) * 2, -1), torch.cat((-angles.sin(), angles.sin()), -1)
+        return cos[:, None], sin[:, None]
 
-    def hidden(self, ids: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """All but the loss."""
-        x = self.embedding(ids)
+    def compile(self) -> None:
+        """Layer by layer: one is traced for all, and steps are as fast as those of the whole, or a little faster."""
+        partitioner.ban_recompute_materialized_backward = False
+        for layer in self.layers:
+            layer.forward = torch.compile(layer.forward, dynamic=False)
+        self.compiled = True
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Mean loss of ids (B, T)."""
+        tied = TiedGradient(self.head) if self.head is self.embedding.weight else None
+        x = tied_embedding(ids, self.head, tied) if tied else self.embedding(ids)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return F.rms_norm(x, x.shape[-1:], self.norm, self.eps).flatten(0, 1)
-
-
-def multiply_fast() -> None:
-    """fp32 by oneDNN where MKL leaves AVX-512 unused. "medium" lets it round to bf16, which it does with AMX only."""
-    processor = Path("/proc/cpuinfo").read_text()
-    if "AuthenticAMD" in processor and " avx512f " in processor and " amx_" not in processor:
-        torch.set_float32_matmul_precision("medium")
+        x, targets = F.rms_norm(x, x.shape[-1:], self.norm, self.eps).flatten(0, 1), targets.flatten()
+        return linear_cross_entropy(x, self.head, targets, compiled=self.compiled, tied=tied) / len(targets)
 
 
 def main() -> None:
     """Train."""
-    multiply_fast()
+    set_fp32_products(torch.device("cpu"))
+    keep_freed_memory(of_all_sizes=True)
     job, recorder = Job.given(), Recorder()
     model = Llama(Path(job.model))
     optimizer = torch.optim.AdamW(model.parameters(), job.learning_rate, job.betas, weight_decay=0.0, fused=True)
     parameters = list(model.parameters())
     rows, total = job.load_rows(), 0.0
     cos, sin = model.tables(rows.shape[2] - 1)
-    hidden = torch.compile(model.hidden) if job.compile else model.hidden
+    if job.compile:
+        model.compile()
     for batch in rows:
         tokens = torch.from_numpy(batch.astype(np.int64))
         with job.autocast():
-            x = hidden(tokens[:, :-1].contiguous(), cos, sin)
-            loss = LinearCrossEntropy.apply(x, model.head, tokens[:, 1:].flatten())
+            loss = model(tokens[:, :-1], tokens[:, 1:].contiguous(), cos, sin)
         loss.backward()
         gradients = [p.grad for p in parameters]
         norm = torch.nn.utils.get_total_norm(gradients)

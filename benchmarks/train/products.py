@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 import torch
-from ceiling import Llama, multiply_fast
+from ceiling import Llama
 from torch import nn
+
+from headway.telemetry.arithmetic import set_fp32_products
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
@@ -22,7 +24,7 @@ from workload import Job, Recorder
 
 def main() -> None:
     """Multiply."""
-    multiply_fast()
+    set_fp32_products(torch.device("cpu"))
     job, recorder = Job.given(), Recorder()
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
     model = Llama(Path(job.model))

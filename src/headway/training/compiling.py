@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -30,6 +29,7 @@ from headway.models.shape import Shape
 from headway.parallel.world import synchronize
 from headway.telemetry.arithmetic import onednn_multiplies_fp32
 from headway.telemetry.hardware import device_name
+from headway.training.compiler_start import start_compiler
 from headway.training.precision import apply_precision, autocast
 
 #: A run whose layers take less time than this altogether is not worth a try, which takes about half a minute.
@@ -69,7 +69,7 @@ def compile_model(config: Config, model: nn.Module) -> None:
     if hasattr(dynamo, "invalidate_compile_context_weakrefs"):  # of the backend that is ours, whatever others there are
         dynamo.invalidate_compile_context_weakrefs = True
     device = next(model.parameters()).device
-    _look_ahead(device.type)
+    start_compiler(device.type)
     _tell_when_compiling()
     _keep_little(device)
     if config.parallel.tensor > 1:
@@ -87,27 +87,6 @@ def _keep_little(device: torch.device) -> None:
         from torch._functorch import config as partitioner
 
         partitioner.ban_recompute_materialized_backward = False
-
-
-@cache
-def _look_ahead(device_type: str) -> None:
-    """Begin what PyTorch waits for at the first code for a CPU in every process, without loading anything: others try
-    what vector instructions there are, one after the other, and one reads the headers. To load its compiler takes as
-    long.
-    """
-    if device_type != "cpu":
-        return
-    import torch.utils.cpp_extension  # noqa: F401  # nothing is to be loaded by two threads at once
-    from torch._inductor import cpu_vec_isa
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
-    beside = ThreadPoolExecutor(1, thread_name_prefix="compiler-ahead")
-    # Whoever asks waits for the answer: tries change the flags they are made with, so only one may be under way.
-    found = beside.submit(cpu_vec_isa.valid_vec_isa_list)
-    cpu_vec_isa.valid_vec_isa_list = found.result  # type: ignore[assignment]
-    # Code of nothing, which is compiled when it is called, and never is. Whoever needs it meets the same errors.
-    beside.submit(CppPythonBindingsCodeCache.load_pybinding_async, [], "")
-    beside.shutdown(wait=False)
 
 
 @cache
@@ -171,6 +150,7 @@ class _Trial:
 
     def measure(self) -> Gain:
         """Both ways in turns."""
+        start_compiler(self.device.type)
         _keep_little(self.device)
         compiled = torch.compile(self.layer.forward, dynamic=False)
         began = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,33 +82,6 @@ def test_layers_are_traced_once_for_all_and_shapes_one_by_one(config: Config, mo
 def test_a_backward_pass_computes_again_on_the_cpu_alone(config: Config, device: str) -> None:
     compile_model(config, Decoder(config.model).to(device))
     assert torch._functorch.config.ban_recompute_materialized_backward == (device != "cpu")
-
-
-def test_vector_instructions_are_tried_once_beside_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tries at a time would see each other's flags, and code would be compiled for other instructions."""
-    from torch._inductor import codecache, cpu_vec_isa
-
-    begun, go_on, read = list[threading.Thread](), threading.Event(), threading.Event()
-
-    def tries() -> list[cpu_vec_isa.VecISA]:
-        begun.append(threading.current_thread())
-        assert go_on.wait(60)
-        return [cpu_vec_isa.VecAVX2()]
-
-    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", tries)
-    headers = codecache.CppPythonBindingsCodeCache
-    monkeypatch.setattr(headers, "load_pybinding_async", lambda *_: read.set())
-    compiling._look_ahead.cache_clear()
-    compiling._look_ahead("cuda")
-    assert cpu_vec_isa.valid_vec_isa_list is tries
-    for _ in range(2):
-        compiling._look_ahead("cpu")
-    threading.Timer(0.1, go_on.set).start()
-    assert isinstance(cpu_vec_isa.pick_vec_isa(), cpu_vec_isa.VecAVX2)
-    assert read.wait(60)
-    assert len(begun) == 1
-    assert begun[0] is not threading.current_thread()
-    compiling._look_ahead.cache_clear()
 
 
 def test_what_is_known_of_a_layer_is_found_again_wherever_its_shape_comes_from(config: Config) -> None:

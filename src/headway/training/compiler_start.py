@@ -1,0 +1,99 @@
+"""The start of PyTorch's compiler for a CPU, without what every process would do again or for nothing.
+
+All of it is left alone where the PyTorch at hand does not have the part in question.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.core.files import fingerprint
+
+
+@cache
+def start_compiler(device_type: str) -> None:
+    """Load what compiles, and meanwhile begin what the first code waits for; nothing where that is not for a CPU."""
+    if device_type != "cpu":
+        return
+    import torch.utils.cpp_extension  # noqa: F401  # nothing is to be loaded by two threads at once
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    _remember_tries()
+    beside = ThreadPoolExecutor(1, thread_name_prefix="compiler-ahead")
+    # Whoever asks waits for the answer: tries change the flags they are made with, so only one may be under way.
+    found = beside.submit(cpu_vec_isa.valid_vec_isa_list)
+    cpu_vec_isa.valid_vec_isa_list = found.result  # type: ignore[assignment]
+    # Code of nothing, which is compiled when it is called, and never is. Whoever needs it meets the same errors.
+    beside.submit(CppPythonBindingsCodeCache.load_pybinding_async, [], "")
+    beside.shutdown(wait=False)
+    _load_without_templates()
+
+
+def _remember_tries() -> None:
+    """Keep beside each library with which PyTorch tries vector instructions that it has loaded.
+
+    Every process would load the same six again, each in a process of its own. PyTorch asks the processor and names the
+    library by its code and compiler itself; what is left to compare are the libraries that it is loaded with.
+    """
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    if hasattr(VecISA, "_probe_load"):  # from 2.13 on
+        tries = VecISA._probe_load
+
+        def loads(isa: VecISA, library: str) -> bool:
+            note, needed = Path(f"{library}.loaded"), _loaded_with(Path(library))
+            with suppress(OSError):
+                if note.read_text() == needed:
+                    return True
+            loaded = tries(isa, library)
+            if loaded:
+                with suppress(OSError):  # a cache that can only be read
+                    note.write_text(needed)
+            return loaded
+
+        VecISA._probe_load = loads  # type: ignore[assignment, method-assign]
+
+
+def _loaded_with(library: Path) -> str:
+    pytorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    files = [
+        (str(file), status.st_size, status.st_mtime_ns)
+        for file, status in ((file, file.stat()) for file in (library, pytorch) if file.exists())
+    ]
+    return fingerprint({"files": files, "libc": os.confstr("CS_GNU_LIBC_VERSION")})
+
+
+def _load_without_templates() -> None:
+    """Load the compiler, and let the templates of kernels for Triton be translated by whoever uses one."""
+    from torch._inductor.codegen.common import KernelTemplate
+
+    translate = KernelTemplate._template_from_string
+    KernelTemplate._template_from_string = staticmethod(  # type: ignore[method-assign]
+        lambda source: _Template(source)
+    )
+    try:
+        import torch._inductor.compile_fx  # noqa: F401
+    finally:
+        KernelTemplate._template_from_string = staticmethod(translate)  # type: ignore[method-assign]
+
+
+class _Template:
+    """One that is translated when it is first used."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    @cached_property
+    def render(self) -> Any:
+        """Of the translated template."""
+        from torch._inductor.codegen.common import KernelTemplate
+
+        return KernelTemplate._template_from_string(self.source).render
