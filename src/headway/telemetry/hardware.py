@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.cores import usable_cores
+from headway.core.cores import read_processors, usable_cores
+from headway.core.machine import Machine
 
 if TYPE_CHECKING:
     import torch
@@ -176,9 +176,4 @@ def cpu_vendor() -> str:
 
 def _cpuinfo() -> dict[str, str]:
     """The first processor's entry of /proc/cpuinfo; empty where there is none."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    first = path.read_text(errors="replace").split("\n\n", 1)[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    return next(iter(read_processors(Machine())), {})
