@@ -7,13 +7,13 @@ from pathlib import Path
 
 from headway.bench.blocks import block
 from headway.bench.worker import Spec, run_worker
-from headway.launch.worker import die_with_parent
+from headway.launch.worker import begin_process
 from headway.supervise.watchdog import in_words
 
 
 def main() -> None:
     """Be the only worker, or start as many as the cell has."""
-    die_with_parent()
+    begin_process()
     path = Path(sys.argv[1])
     spec = Spec.read(path)
     if spec.result.cell.workers == 1:

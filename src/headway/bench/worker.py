@@ -25,7 +25,7 @@ from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, reso
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.leaving import leave
 from headway.core.statistics import quantile
-from headway.launch.worker import die_with_parent
+from headway.launch.worker import begin_process
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class Spec:
 
 def main() -> None:
     """Measure as one worker."""
-    die_with_parent()
+    begin_process()
     run_worker(Path(sys.argv[1]))
 
 
@@ -84,6 +84,7 @@ def run_worker(path: Path) -> None:
         # Often this only says that another worker is gone. Whoever starts workers looks at the first one to end.
         time.sleep(1.0)
         leave(1)
+    leave(0)
 
 
 def measure(spec: Spec) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
 from headway.core.leaving import leave
-from headway.launch.worker import die_with_parent, keep_log
+from headway.launch.worker import begin_process, keep_log
 
 
 def main() -> None:
     """Measure as one worker; the first one leaves `result.json`, one that fails `error-<rank>.json`."""
-    die_with_parent()
+    begin_process()
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     os.dup2(2, 1)  # what libraries print there would be taken for the result, which is the command's own to print
     if rank > 0:
@@ -34,6 +34,7 @@ def main() -> None:
         record = {"rank": rank, "exit_code": error.exit_code, "what": error.what, "where": error.where}
         write_json(folder / f"error-{rank}.json", {**record, "fix": error.fix})
         leave(error.exit_code)
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,12 @@ from typing import Any
 from headway.config import Config
 from headway.core.console import say
 from headway.core.errors import INTERRUPTED, HeadwayError, Preempted
+from headway.core.leaving import leave
 from headway.core.signals import held
 from headway.launch.agent import ONE_THREAD, run_agent
 from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, refuse_other_data, told_as_preempted
 from headway.launch.completed import completed
-from headway.launch.worker import die_with_parent, error_record, report_to
+from headway.launch.worker import begin_process, error_record, report_to
 from headway.supervise.notices import watching_for
 from headway.supervise.run_directory import Attempt
 
@@ -155,13 +156,13 @@ def _watched(config: Config, attempt: Attempt) -> Iterator[Attempt]:
 
 def main() -> None:
     """Take the order from the channel, and lead."""
-    die_with_parent()
+    begin_process()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     given = channel.hear()
     if given is None:
         sys.exit(1)
     sys.argv = given["argv"]
-    sys.exit(lead(channel, Config.model_validate(given["config"]), Wishes(**given["wishes"]), given["number"]))
+    leave(lead(channel, Config.model_validate(given["config"]), Wishes(**given["wishes"]), given["number"]))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import json
@@ -19,7 +20,7 @@ from headway.core.console import say
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
 from headway.core.heartbeat import current_step, open_heartbeat
-from headway.core.leaving import leave
+from headway.core.leaving import end, leave
 from headway.supervise.endings import frames_of
 from headway.supervise.run_directory import attempt_folder, worker_log
 
@@ -32,7 +33,7 @@ _stacks: IO[str] | None = None
 
 def main() -> None:
     """Train as one worker; an error goes to `attempts/NNN/error-<rank>.json` for the launcher to tell."""
-    die_with_parent()
+    begin_process()
     run, number, rank = Path(sys.argv[1]), int(os.environ["HEADWAY_ATTEMPT"]), int(os.environ["RANK"])
     folder = attempt_folder(run, number)
     if rank > 0:
@@ -45,6 +46,7 @@ def main() -> None:
         from headway.training.task import language_model_task
 
         run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes(), own_process=True)
+    leave(0)
 
 
 @contextmanager
@@ -132,6 +134,12 @@ def _report(folder: Path, record: dict[str, Any]) -> None:
                 write_json(Path(spare), {"message": record["what"], "timestamp": int(time.time()), RECORD_KEY: record})
                 return
         say(f"worker {record['rank']} cannot leave its reason: {error}: {record}")
+
+
+def begin_process() -> None:
+    """First of all in a process that somebody has started for himself, and that ends by `leave`."""
+    atexit.register(end)
+    die_with_parent()
 
 
 def die_with_parent() -> None:

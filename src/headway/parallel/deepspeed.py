@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from headway.config.deepspeed import engine_settings
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.leaving import threads_stay
 from headway.core.types import Block
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.norms import norm_parts_of
@@ -252,6 +253,7 @@ def _ready_library(world: World) -> Any:
     deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+        threads_stay()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     deepspeed.init_distributed(verbose=False)
     return deepspeed

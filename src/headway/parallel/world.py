@@ -20,7 +20,7 @@ from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.heartbeat import exchanging
 from headway.core.launched import place_from_environment, world_size_from_environment
-from headway.core.leaving import has_gpu_groups
+from headway.core.leaving import has_gpu_groups, threads_stay
 from headway.core.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -318,6 +318,7 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
         outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         prefix = _agree_on_name(store, rank, size, timeout_seconds) if outlives else str(number)
         store = dist.PrefixStore(f"headway-{prefix}", store)  # type: ignore[attr-defined]
+        threads_stay()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except dist.DistError as error:
         raise HeadwayError(

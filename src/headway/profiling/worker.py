@@ -9,19 +9,21 @@ from pathlib import Path
 
 from headway.core.errors import Preempted
 from headway.core.files import atomic_write
-from headway.launch.worker import die_with_parent, keep_log, reasons_in
+from headway.core.leaving import leave
+from headway.launch.worker import begin_process, keep_log, reasons_in
 
 
 def main() -> None:
     """Train some steps as one worker, in the run directory of FOLDER's config; leave `worker-<rank>.json` or
     `error-<rank>.json`."""
-    die_with_parent()
+    begin_process()
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     os.dup2(2, 1)  # what libraries print there would be taken for the result, which is the command's own to print
     if rank > 0:
         keep_log(folder / f"worker-{rank}.log")
     with reasons_in(folder, rank):
         _profile(folder, rank)
+    leave(0)
 
 
 def _profile(folder: Path, rank: int) -> None:

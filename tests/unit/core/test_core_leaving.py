@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ class AtOnce(BaseException):
 def _this_process_ends_as_it_would(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A command that a test runs here may be all clear; the process that tests is not."""
     monkeypatch.setattr(leaving, "_all_clear", False)
+    monkeypatch.setattr(leaving, "_threads_stay", False)
     monkeypatch.setattr(leaving, "_code", None)
     yield
     atexit.unregister(leaving.end)
@@ -65,7 +67,7 @@ def test_a_worker_of_the_benchmark(on_gpus: pytest.MonkeyPatch, error: Exception
 
 def test_a_worker_that_measures_communication(on_gpus: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
-    on_gpus.setattr(doctor, "die_with_parent", lambda: None)
+    on_gpus.setattr(doctor, "begin_process", lambda: None)
     on_gpus.setattr(os, "dup2", lambda *_: None)
     on_gpus.setenv("RANK", "0")
     on_gpus.setattr("sys.argv", ["worker", str(tmp_path)])
@@ -90,8 +92,8 @@ def test_without_such_groups_python_ends_the_process(on_gpus: pytest.MonkeyPatch
         leaving.leave(4)
 
 
-@pytest.mark.parametrize("clear", [True, False])
-def test_all_that_is_registered_is_done_before_a_process_ends_without_being_taken_apart(clear: bool) -> None:
+@pytest.mark.parametrize("reason", ["all_clear", "threads_stay", None])
+def test_all_that_is_registered_is_done_before_a_process_ends_without_being_taken_apart(reason: str | None) -> None:
     program = (
         "import atexit, os, threading, time\n"
         "from headway.core import leaving\n"
@@ -101,11 +103,65 @@ def test_all_that_is_registered_is_done_before_a_process_ends_without_being_take
         "atexit.register(leaving.end)\n"
         "atexit.register(lambda: print('registered', end=' '))\n"
         "threading.Thread(target=lambda: (time.sleep(0.2), print('thread', end=' '))).start()\n"
-        f"{clear} and leaving.all_clear()\n"
+        f"{f'leaving.{reason}()' if reason else 'pass'}\n"
         "leaving.leave(7)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 7, result.stderr
     said = result.stdout.split()
-    assert said[:2] == ["thread", "registered"] if clear else "apart" in said
-    assert ("apart" in said) is not clear
+    assert said[:2] == ["thread", "registered"] if reason else "apart" in said
+    assert ("apart" in said) is (reason is None)
+
+
+WORKER = """
+import os, sys
+from datetime import timedelta
+class Told:
+    def __del__(self, write=os.write): write(1, b"taken apart ")
+told = Told()
+from headway.parallel import world
+{main}
+"""
+MAINS = {
+    "training": (
+        "from headway.launch import session, worker\n"
+        "session.run_in_this_process = lambda *_, **__: joined()\n"
+        "from headway.config import Config\n"
+        "import headway.config\n"
+        "headway.config.load_config = lambda path: Config()\n"
+        "worker.report_to = lambda *_: None\n"
+        "worker.main()"
+    ),
+    "benchmark": (
+        "from headway.bench import worker\n"
+        "worker.Spec.read = lambda path: None\n"
+        "worker.measure = lambda spec: joined()\n"
+        "worker.main()"
+    ),
+    "profile": ("from headway.profiling import worker\nworker._profile = lambda *_: joined()\nworker.main()"),
+}
+
+
+@pytest.mark.parametrize("main", MAINS)
+def test_workers_that_have_met_over_gloo_end_without_being_taken_apart(main: str, tmp_path: Path) -> None:
+    """Threads of gloo stay, and PyTorch aborts a process in which one gives back a tensor while that is done."""
+    joined = "def joined():\n    with world.open_world('cpu', 60): pass\n    print('joined', flush=True)\n"
+    program = WORKER.format(main=joined + MAINS[main])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    (tmp_path / "attempts" / "001").mkdir(parents=True)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path), "1"],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "HEADWAY_ATTEMPT": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], said
+    assert not any("apart" in words for words in said), said
