@@ -63,26 +63,30 @@ def _remember_tries() -> None:
 
 
 def _loaded_with(library: Path) -> str:
+    """The library itself, PyTorch's and the C library, as far as they can be told apart at a glance."""
     pytorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    files = [
-        (str(file), status.st_size, status.st_mtime_ns)
-        for file, status in ((file, file.stat()) for file in (library, pytorch) if file.exists())
-    ]
-    return fingerprint({"files": files, "libc": os.confstr("CS_GNU_LIBC_VERSION")})
+    files = [file.stat() for file in (library, pytorch) if file.exists()]
+    return fingerprint(
+        {
+            "pytorch": str(pytorch),
+            "files": [(file.st_size, file.st_mtime_ns) for file in files],
+            "libc": os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None,
+        }
+    )
 
 
 def _load_without_templates() -> None:
     """Load the compiler, and let the templates of kernels for Triton be translated by whoever uses one."""
-    from torch._inductor.codegen.common import KernelTemplate
+    from torch._inductor.codegen import common
 
-    translate = KernelTemplate._template_from_string
-    KernelTemplate._template_from_string = staticmethod(  # type: ignore[method-assign]
-        lambda source: _Template(source)
-    )
+    if not hasattr(common.KernelTemplate, "_template_from_string"):
+        return
+    translate = common.KernelTemplate._template_from_string
+    common.KernelTemplate._template_from_string = staticmethod(_Template)  # type: ignore[method-assign]
     try:
         import torch._inductor.compile_fx  # noqa: F401
     finally:
-        KernelTemplate._template_from_string = staticmethod(translate)  # type: ignore[method-assign]
+        common.KernelTemplate._template_from_string = staticmethod(translate)  # type: ignore[method-assign]
 
 
 class _Template:
