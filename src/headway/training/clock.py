@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 _SAME_SECONDS = 1.0
 
 
+#: Handlers that stay until the process ends: Python would put those before them back when it frees these.
+_for_good: list[object] = []
+
+
 class StopSignals:
     """Turns signals (`STOPPING`) and notices into wishes that the loop reads between steps; a second Ctrl-C acts at
     once.
@@ -74,7 +78,9 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        if not (self._own_process and kind is not None and issubclass(kind, Preempted)):
+        if self._own_process and kind is not None and issubclass(kind, Preempted):
+            _for_good.append(self._handled)
+        else:
             self._handled.__exit__(kind, *error)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
