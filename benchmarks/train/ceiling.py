@@ -21,8 +21,7 @@ from torch._functorch import config as partitioner
 from torch.nn import functional as F
 
 from headway.core.allocator import keep_freed_memory
-from headway.models.attention import has_causal_products
-from headway.models.causal_attention import causal_attention
+from headway.models.attention import Positions, attend
 from headway.models.loss import linear_cross_entropy
 from headway.models.tied import TiedGradient, tied_embedding
 from headway.telemetry.arithmetic import set_fp32_products
@@ -53,17 +52,10 @@ class Layer(nn.Module):
         qkv = qkv.view(rows, length, -1, self.dim)
         to_turn, v = qkv.split([self.heads + self.kv, self.kv], dim=2)
         turned = (to_turn * cos + to_turn.roll(self.dim // 2, -1) * sin).to(qkv.dtype)
-        x = x + self.out(attend(*turned.split([self.heads, self.kv], dim=2), v).flatten(2))
+        q, k = turned.split([self.heads, self.kv], dim=2)
+        x = x + self.out(attend(q, k, v, Positions(cos, sin, is_causal=True)).flatten(2))
         gate, up = self.gate_up(F.rms_norm(x, x.shape[-1:], self.norm_2, self.eps)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention of (B, T, heads, dim)."""
-    if has_causal_products(q, k):
-        return causal_attention(q, k, v)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 class Llama(nn.Module):

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 #: A scheduler signals every process of a job, and the supervisor passes its own on: that is one Ctrl-C.
 _SAME_SECONDS = 1.0
 
-
 #: Handlers that stay until the process ends: Python would put those before them back when it frees these.
 _for_good: list[object] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from headway.core import leaving
 from headway.core.errors import DataError, HeadwayError
 from headway.doctor import communication
 from headway.doctor import communication_worker as doctor
+from object_storage import free_ports
 
 
 class AtOnce(BaseException):
@@ -114,8 +114,7 @@ def test_all_that_is_registered_is_done_before_a_process_ends_without_being_take
 
 
 WORKER = """
-import os, sys
-from datetime import timedelta
+import os
 class Told:
     def __del__(self, write=os.write): write(1, b"taken apart ")
 told = Told()
@@ -147,9 +146,7 @@ def test_workers_that_have_met_over_gloo_end_without_being_taken_apart(main: str
     """Threads of gloo stay, and PyTorch aborts a process in which one gives back a tensor while that is done."""
     joined = "def joined():\n    with world.open_world('cpu', 60): pass\n    print('joined', flush=True)\n"
     program = WORKER.format(main=joined + MAINS[main])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     (tmp_path / "attempts" / "001").mkdir(parents=True)
     workers = [
