@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from headway.bench.suite import Suite, load_suite
-from headway.cli.main import application
+from headway.cli.application import application
 from headway.config import Config, load_config
 from headway.config.complaints import known_keys
 

@@ -1,4 +1,5 @@
-"""The `headway` command: one thin file per verb, nothing heavy imported before a verb runs."""
+"""The entry point of the `headway` command. It imports little, for what takes long should begin before the command line
+is understood, which takes a while itself."""
 
 from __future__ import annotations
 
@@ -6,113 +7,10 @@ import atexit
 import errno
 import gc
 import sys
-from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
-
-import typer
-import typer.core
 
 from headway.core.console import ResultLost, open_streams, say, settle_streams
 from headway.core.errors import INTERRUPTED, HeadwayError
 from headway.core.leaving import end, leave
-
-#: The order of `headway --help`: from text to model to what comes after.
-VERBS = (
-    "quickstart",
-    "doctor",
-    "config",
-    "data",
-    "tokenizer",
-    "models",
-    "plan",
-    "profile",
-    "bench",
-    "train",
-    "eval",
-    "generate",
-    "export",
-    "checkpoints",
-    "runs",
-    "ledger",
-    "report",
-    "verify",
-    "chaos",
-)
-
-
-class InOrder(typer.core.TyperGroup):
-    """Lists verbs and groups of verbs in the order of `VERBS`."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Names for the help page."""
-        return list(VERBS)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the verb. `--train.steps=50` and `--steps 50` are answered with what overrides look like."""
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            # Told by what it knows: depending on typer's version it is of click, or of typer's own copy of it.
-            name = getattr(error, "option_name", None)
-            verb = getattr(getattr(error, "ctx", None), "command", None)
-            if name and hasattr(error, "message") and any(p.name == "overrides" for p in getattr(verb, "params", ())):
-                keys = _keys_meant(name.lstrip("-").replace("-", "_"))
-                if keys:
-                    error.message += f". Overrides have no dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
-            raise
-
-
-def _keys_meant(name: str) -> list[str]:
-    """Keys of the config that an option may stand for: that very one, or few that are called so, by us or by others."""
-    if "." in name:
-        return [name]
-    from headway.config.complaints import OURS, known_keys
-
-    known = dict.fromkeys(known_keys())
-    if name in known or name in OURS:
-        return [OURS.get(name, name)]
-    keys = [key for key in known if key.rpartition(".")[2] == name]
-    return keys if len(keys) <= 3 else []
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from headway import __version__
-
-        print(f"headway {__version__}")
-        raise typer.Exit
-
-
-def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-) -> None:
-    """Options before the verb."""
-
-
-def application(verbs: Sequence[str] = VERBS) -> typer.Typer:
-    """The command with these verbs."""
-    app = typer.Typer(
-        name="headway",
-        cls=InOrder,
-        help="Turns text into trained language models on whatever machines you have, and never loses ground.",
-        epilog="Start here: headway quickstart",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        rich_markup_mode="rich",
-    )
-    app.callback()(_root)
-    for verb in verbs:
-        import_module(f"headway.cli.{verb}").register(app)
-    return app
-
-
-def _wanted(words: Sequence[str]) -> Sequence[str]:
-    """The verb that a command line names, for the others take a tenth of a short command to get ready; all when it
-    names none."""
-    first = next((word for word in words if not word.startswith("-")), None)
-    return (first,) if first in VERBS else VERBS
 
 
 def main() -> None:
@@ -138,7 +36,9 @@ def _run() -> int | str | None:
             from headway.data.tokenizing.preload import begin_loading_said
 
             begin_loading_said(words[2:])
-        application(_wanted(words))()
+        from headway.cli.application import application, wanted
+
+        application(wanted(words))()
     except SystemExit as end:  # how click ends
         return end.code
     except HeadwayError as error:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from headway.cli.main import application
+from headway.cli.application import application
 from headway.config import Config, load_config
 from headway.config.complaints import known_keys
 from headway.config.reference import json_schema

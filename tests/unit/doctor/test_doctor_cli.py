@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from headway.cli.main import application
+from headway.cli.application import application
 from headway.core.errors import ConfigError
 from headway.core.machine import Output, Space
 from headway.doctor import examine
@@ -38,7 +38,7 @@ def on(machine: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 def test_this_machine_quickly_and_without_torch(tmp_path: Path) -> None:
     script = (
         "import sys, time; sys.argv = ['headway', 'doctor', '--json']\n"
-        "from headway.cli.main import application\n"
+        "from headway.cli.application import application\n"
         "try: application()()\n"
         "except SystemExit: pass\n"
         "print(time.process_time(), 'torch' in sys.modules, file=sys.stderr)"

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import SignalException
 from typer.testing import CliRunner
 
-from headway.cli.main import application
+from headway.cli.application import application
 from headway.core.errors import ConfigError
 from headway.core.files import write_json
 from headway.doctor import communication

@@ -84,7 +84,7 @@ def test_problems_are_those_of_train(tmp_path: Path) -> None:
 def test_no_torch_is_needed(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"  # importing it fails
-        "from headway.cli.main import application\n"
+        "from headway.cli.application import application\n"
         f"application()(['plan', {str(write_config(tmp_path))!r}, '--gpus', '8xH100'])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -24,6 +24,9 @@ _TAIL = 2**16
 _COUNTED_REMOTELY = 64 * 2**20
 _ONLY_TEXT = {str}
 
+#: A view of a block where that has all of the line: copying a corpus once more would take a quarter as long as parsing.
+Line = bytes | memoryview
+
 
 def read_json_lines(
     file: SourceFile, span: tuple[int, int] | None, field: str, template: str | None
@@ -53,7 +56,7 @@ def first_complaint(file: SourceFile, field: str, template: str | None) -> BadDo
         return None
     for number, line in enumerate(lines, 1):
         try:
-            text_of(_loaded(line.removeprefix(BOM)))
+            text_of(_loaded(bytes(line).removeprefix(BOM)))
             return None
         except MissingFieldError as error:
             first = first or BadDocument(f"{file.location}:{number}", str(error))
@@ -67,7 +70,7 @@ def damaged(where: str, error: BaseException) -> BadDocument:
     return BadDocument(where, f"the file cannot be read from here on: {error}", rest=True)
 
 
-def _line_blocks(stream: BinaryIO, start: int, end: int | None) -> Iterator[tuple[int, list[bytes]]]:
+def _line_blocks(stream: BinaryIO, start: int, end: int | None) -> Iterator[tuple[int, list[Line]]]:
     """Lines that begin in [start, end), some at a time, with the position of the first; without their line ends."""
     position = _seek_line(stream, start, end)
     if position is None:
@@ -76,13 +79,12 @@ def _line_blocks(stream: BinaryIO, start: int, end: int | None) -> Iterator[tupl
     open_line: list[bytes] = []  # parts of a line whose end has not come yet
     while block := reader.read(_next_size(left)):
         if left is None or left >= len(block):
-            lines = block.split(b"\n")
-            rest = lines.pop()
+            lines, done = _ended_lines(block, len(block))
+            rest = block[done:]
         else:
             # The last line that counts begins before byte `left`, and ends with the first line end from there on.
-            cut = block.find(b"\n", max(0, left - 1))
-            lines = block[:cut].split(b"\n") if cut >= 0 else []
-            rest = b"" if cut >= 0 else block
+            lines, done = _ended_lines(block, block.find(b"\n", max(0, left - 1)) + 1)
+            rest = b"" if done else block
         if lines:
             if open_line:
                 lines[0] = b"".join((*open_line, lines[0]))
@@ -97,6 +99,16 @@ def _line_blocks(stream: BinaryIO, start: int, end: int | None) -> Iterator[tupl
                 return
     if line := b"".join(open_line):
         yield position, [line]
+
+
+def _ended_lines(block: bytes, end: int) -> tuple[list[Line], int]:
+    """Lines that end in the first `end` bytes, and where the one behind them begins."""
+    view, find, start = memoryview(block), block.find, 0
+    lines: list[Line] = []
+    while (at := find(b"\n", start, end)) >= 0:
+        lines.append(view[start:at])
+        start = at + 1
+    return lines, start
 
 
 def _next_size(left: int | None) -> int:
@@ -133,15 +145,15 @@ class _LineReader:
         self._first = 0
         self._before: int | None = None  # lines before the piece: counted only when one has to be named
         self._done = 0  # lines of earlier blocks
-        self._position, self._lines = 0, list[bytes]()  # the block at hand
+        self._position, self._lines = 0, list[Line]()  # the block at hand
 
-    def batch(self, position: int, lines: list[bytes]) -> Batch:
+    def batch(self, position: int, lines: list[Line]) -> Batch:
         """The batch for lines of which the first begins at byte `position`."""
         if not self._lines:
             self._first = position
         if position == 0:
             # Another list: who reads the lines still counts the bytes of the ones that it gave.
-            lines = [lines[0].removeprefix(BOM), *lines[1:]]
+            lines = [bytes(lines[0]).removeprefix(BOM), *lines[1:]]
         self._done += len(self._lines)
         self._position, self._lines = position, lines
         return self._read_fields() if self._plain else self._read_records()
@@ -187,8 +199,9 @@ class _LineReader:
                 self._read_slowly(line, number, batch)
         return batch
 
-    def _read_slowly(self, line: bytes, number: int, batch: Batch) -> None:
+    def _read_slowly(self, line: Line, number: int, batch: Batch) -> None:
         """Read a line with `json`, and say what is wrong with it if anything is."""
+        line = bytes(line)
         if line and not line.isspace():
             try:
                 batch.add(self._text_of(_loaded(line)))

@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headway.data.tokenizing.compact import compact
 from headway.data.tokenizing.reference_process import ReferenceProcess
 
 #: Longer configs are not looked into ahead: PyYAML's C part ends the program where ten thousands of lists are nested.
@@ -18,13 +20,13 @@ _PRELOADED = ("auto", "fastokens")
 
 
 class _Loading(threading.Thread):
-    """Loads the `tokenizer.json` that a function gives."""
+    """Loads a vocabulary that a function gives: the bytes of its `tokenizer.json`, and `compact` of them."""
 
-    def __init__(self, content_of: Callable[[], bytes]) -> None:
+    def __init__(self, vocabulary: Callable[[], tuple[bytes, bytes] | None]) -> None:
         # No daemon: a command that ends with an error waits for it, since Python ends such threads at its exit in a way
         # that the library takes for a fault of its own, and aborts the process.
         super().__init__(name="headway-load-encoder")
-        self._content_of = content_of
+        self._vocabulary = vocabulary
         self._is_parsed = threading.Event()
         self._content: bytes | None = None
         self._spec: Any = None
@@ -33,20 +35,27 @@ class _Loading(threading.Thread):
     def run(self) -> None:
         """Whatever goes wrong here goes wrong again, and is reported, where the vocabulary is loaded for good."""
         try:
-            import orjson
-
-            content = self._content_of()
-            self._spec = spec = orjson.loads(content)
-            self._content = content
-            self._is_parsed.set()
-            text = _quick_to_load(spec)
-            import fastokens
-
-            self._library = fastokens.Tokenizer.from_json_str(text)
+            found = self._vocabulary()
+            if found is not None:
+                self._load(*found)
         except Exception:
             self._library = None
         finally:
             self._is_parsed.set()
+
+    def _load(self, content: bytes, short: bytes) -> None:
+        import orjson
+
+        self._spec, self._content = orjson.loads(short), content
+        self._is_parsed.set()
+        import fastokens
+
+        self._library = fastokens.Tokenizer.from_json_str(short.decode())
+
+    @property
+    def has_failed(self) -> bool:
+        """Nothing was found, or not what can be read."""
+        return self._is_parsed.is_set() and self._content is None
 
     def parsed(self, content: bytes) -> Any:
         """The JSON, once; None where it is not that of `content`."""
@@ -60,19 +69,6 @@ class _Loading(threading.Thread):
         return self._library if self._content == content else None
 
 
-def _quick_to_load(spec: Any) -> str:
-    """A tokenizer.json, short and with merges as older files have them, which are read in half the time."""
-    import orjson
-
-    model = spec["model"]
-    merges = model.get("merges")
-    if merges and all(isinstance(pair, list) for pair in merges):
-        joined = [" ".join(pair) for pair in merges]
-        if all(merge.count(" ") == 1 for merge in joined):
-            spec = {**spec, "model": {**model, "merges": joined}}
-    return orjson.dumps(spec).decode()
-
-
 _loading: _Loading | None = None
 _reference: ReferenceProcess | None = None
 
@@ -84,10 +80,28 @@ def begin_loading(content_of: Callable[[], bytes], encoder: str) -> None:
         content_of: Gives the bytes of its `tokenizer.json`.
         encoder: `data.tokenizer.encoder`.
     """
+    if encoder in _PRELOADED:
+        _begin(lambda: _made_short(content_of()))
+
+
+def _begin(vocabulary: Callable[[], tuple[bytes, bytes] | None]) -> None:
     global _loading
-    if encoder in _PRELOADED and _loading is None:
-        _loading = _Loading(content_of)
+    if _loading is None or _loading.has_failed:
+        _loading = _Loading(vocabulary)
         _loading.start()
+
+
+def _made_short(content: bytes) -> tuple[bytes, bytes]:
+    return content, compact(content)
+
+
+def _made_short_beside(process: ReferenceProcess) -> tuple[bytes, bytes] | None:
+    """The same, where another process has begun with it."""
+    found = process.vocabulary()
+    if found is None:
+        return None
+    content = found.file.read_bytes()
+    return (content, found.short) if found.is_of(content) else _made_short(content)
 
 
 def begin_loading_file(path: Path | None, encoder: str) -> None:
@@ -113,7 +127,7 @@ def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
         config: The YAML file; what it is based on is not looked into.
         overrides: `key.path=value` strings.
     """
-    if _loading is None:  # otherwise the command line was looked into before it was understood
+    if _loading is None or _loading.has_failed:  # otherwise the command line was looked into before it was understood
         path, encoder = _named(config, overrides)
         begin_loading_file(path, encoder)
 
@@ -136,24 +150,25 @@ def _named(config: Path, overrides: Sequence[str]) -> tuple[Path | None, str]:
 def begin_loading_said(words: Sequence[str]) -> None:
     """The same for the words behind `headway data prepare`, before they are understood, which takes a tenth of a short
     preparation: the first is taken for the config and the others for overrides, and options for words of their own. The
-    reference is begun too."""
+    reference is begun too, in a process that looks into the config itself."""
     global _reference
     words = [word for word in words if "--dry-run" not in words and not word.startswith("-")]
-    if not words or _loading is not None:
-        return
-    path, encoder = _named(Path(words[0]), words[1:])
-    file = _file_of(path)
-    if file is None:
-        return
     # A copy of a process has none of its threads.
-    if encoder in _PRELOADED and hasattr(os, "fork") and threading.active_count() == 1:
-        _reference = ReferenceProcess(file)
-    begin_loading(file.read_bytes, encoder)
+    if not words or _loading is not None or threading.active_count() > 1 or not hasattr(os, "fork"):
+        return
+    with suppress(OSError):  # no room for another process
+        _reference = process = ReferenceProcess(lambda: _said(words))
+        _begin(lambda: _made_short_beside(process))
+
+
+def _said(words: Sequence[str]) -> Path | None:
+    path, encoder = _named(Path(words[0]), words[1:])
+    return _file_of(path) if encoder in _PRELOADED else None
 
 
 def take_parsed(content: bytes) -> Any:
-    """The JSON of these bytes of a `tokenizer.json`, if its loading was begun; None otherwise. It is handed out once,
-    to be read only."""
+    """The JSON of these bytes of a `tokenizer.json`, its merges perhaps in their older form, if its loading was begun;
+    None otherwise. It is handed out once, to be read only."""
     return None if _loading is None else _loading.parsed(content)
 
 

@@ -1,28 +1,23 @@
 """The reference in a copy of a process that has just begun, for one question: what it makes of some texts.
 
 `tokenizers` holds Python to itself while it loads a vocabulary, and with it all of a starting command. A copy loads it
-on another core meanwhile. Whatever goes wrong there is found again where the reference is loaded in this process.
+on another core meanwhile, and first makes the vocabulary short for the fast encoder, which holds Python too. Whatever
+goes wrong there is found again where the same is done in this process.
+
+Little is imported before the copy is made: until then there is work for one core alone.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import signal
-import socket
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
-
-from headway.core.files import sha256_bytes
-from headway.data.tokenizing.library import encode, numbers_of, open_library
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What the reference makes of what it was asked."""
 
     ids: list[list[int]]
@@ -31,63 +26,129 @@ class Answer:
     """Of each token."""
 
 
-class ReferenceProcess:
-    """A copy of this process, which must have no other threads, that loads a `tokenizer.json` and answers once."""
+class Vocabulary(NamedTuple):
+    """What a process has loaded."""
 
-    def __init__(self, file: Path) -> None:
-        ours, theirs = socket.socketpair()
+    file: Path
+    digest: str
+    """SHA-256 of its content."""
+    short: bytes
+    """`compact` of its content."""
+
+    def is_of(self, content: bytes) -> bool:
+        """Whether that was its content."""
+        return self.digest == _sha256(content)
+
+
+class ReferenceProcess:
+    """A copy of this process, which must have no other threads, that loads a `tokenizer.json` and answers once.
+
+    Args:
+        find: Says which, if any; it is called in the copy.
+    """
+
+    def __init__(self, find: Callable[[], Path | None]) -> None:
+        (reads, writes), (hears, says) = os.pipe(), os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            ours.close()
-            _serve(file, theirs)
-        theirs.close()
-        self._socket = ours
+            os.close(reads)
+            os.close(says)
+            _serve(find, hears, writes)
+        os.close(writes)
+        os.close(hears)
+        self._answers, self._questions = os.fdopen(reads, "rb"), os.fdopen(says, "wb")
+        self._turn = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+
+    def vocabulary(self) -> Vocabulary | None:
+        """What it loads; None when there is none that it can load."""
+        with suppress(OSError, ValueError):  # it has ended
+            return self._loaded()
+        return None
+
+    def _loaded(self) -> Vocabulary:
+        """What it says first, whoever of two threads asks for it first."""
+        with self._turn:
+            if self._vocabulary is None:
+                file, digest, size = _received(self._answers)
+                short = self._answers.read(size)
+                if len(short) < size:
+                    raise ValueError("it ended in the middle")
+                self._vocabulary = Vocabulary(Path(file), digest, short)
+            return self._vocabulary
 
     def ask(self, content: bytes, texts: Sequence[str], tokens: Iterable[str]) -> Answer | None:
         """What it makes of texts, of which special tokens that they spell out are ordinary text, and the ids it has for
         tokens; None where it cannot tell, for example of another content than it has loaded. It ends with that."""
         try:
-            with self._socket.makefile("rwb") as stream:
-                _send(stream, [sha256_bytes(content), list(texts), list(tokens)])
-                ids, numbers = _received(stream)
-        except (OSError, ValueError):  # it has ended
-            return None
+            if self._loaded().is_of(content):
+                _send(self._questions, [list(texts), list(tokens)])
+                return Answer(*_received(self._answers))
+        except (OSError, ValueError, TypeError):  # it has ended, or a text is no Unicode
+            pass
         finally:
             self.end()
-        return Answer(ids, numbers)
+        return None
 
     def end(self) -> None:
         """End it."""
-        self._socket.close()
+        import signal
+
         with suppress(ProcessLookupError, ChildProcessError):  # somebody has waited for all children
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
+        with self._turn:  # nobody waits for it any more
+            for pipe in (self._answers, self._questions):
+                with suppress(OSError):  # what could not be said
+                    pipe.close()
 
 
-def _serve(file: Path, connection: socket.socket) -> NoReturn:
+def _serve(find: Callable[[], Path | None], hears: int, says: int) -> NoReturn:
     """The life of the copy: it ends with the answer, with the other side, or with whatever goes wrong."""
     try:
+        import signal
+
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a process group
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        content = file.read_bytes()
-        library = open_library(content, special_tokens_in_text=False)
-        with connection.makefile("rwb") as stream:
-            digest, texts, tokens = _received(stream)
-            if digest == sha256_bytes(content):
-                _send(stream, [encode(library, texts), numbers_of(library, tokens)])
+        file = find()
+        if file is not None:
+            _answer(file, os.fdopen(hears, "rb"), os.fdopen(says, "wb"))
     finally:
         os._exit(0)
 
 
-def _send(stream: io.BufferedRWPair, message: Any) -> None:
-    stream.write(json.dumps(message).encode() + b"\n")
-    stream.flush()
+def _answer(file: Path, questions: BinaryIO, answers: BinaryIO) -> None:
+    """Load a vocabulary, say so, and answer the one question."""
+    from headway.data.tokenizing.compact import compact
+    from headway.data.tokenizing.library import encode, numbers_of, open_library
+
+    content = file.read_bytes()
+    short = compact(content)
+    _send(answers, [str(file), _sha256(content), len(short)], short)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    library = open_library(content, special_tokens_in_text=False)
+    texts, tokens = _received(questions)
+    _send(answers, [encode(library, texts), numbers_of(library, tokens)])
 
 
-def _received(stream: io.BufferedRWPair) -> Any:
+def _sha256(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
+
+
+def _send(pipe: BinaryIO, message: Any, more: bytes = b"") -> None:
+    import orjson
+
+    pipe.write(orjson.dumps(message) + b"\n" + more)
+    pipe.flush()
+
+
+def _received(pipe: BinaryIO) -> Any:
     """The next message.
 
     Raises:
         ValueError: the other side has ended.
     """
-    return json.loads(stream.readline())
+    import orjson
+
+    return orjson.loads(pipe.readline())

@@ -14,7 +14,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from headway.cli.main import application
+from headway.cli.application import application
 from headway.config import Config, LaneGrid
 from headway.core.errors import ConfigError
 from headway.data.feeding import rows as rows_module

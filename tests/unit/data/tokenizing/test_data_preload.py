@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.files import sha256_bytes
 from headway.data.tokenizing import preload
+from headway.data.tokenizing.compact import compact
 from headway.data.tokenizing.encoders import open_encoder
+from headway.data.tokenizing.reference_process import Vocabulary
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_on
 
@@ -91,6 +95,46 @@ def test_the_vocabulary_of_a_command_line_that_nobody_has_understood_yet(folder:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
+def test_where_such_a_look_finds_nothing_the_command_itself_begins(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("base: another")
+    preload.begin_loading_said([str(tmp_path / "run.yaml")])
+    begun = preload._loading
+    assert begun is not None
+    begun.join()
+    preload.begin_loading_file(folder, "auto")
+    assert preload._loading is not begun
+    assert preload.take_loaded((folder / "tokenizer.json").read_bytes()) is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
+def test_where_no_process_can_be_begun_the_command_itself_begins(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> int:
+        raise BlockingIOError("too many processes")
+
+    config = tmp_path / "run.yaml"
+    config.write_text(f"data: {{tokenizer: {{path: {folder}}}}}")
+    monkeypatch.setattr(os, "fork", full)
+    preload.begin_loading_said([str(config)])
+    assert preload._loading is None and preload.take_reference() is None
+    preload.begin_loading_named(config, [])
+    assert preload.take_loaded((folder / "tokenizer.json").read_bytes()) is not None
+
+
+def test_a_vocabulary_that_changes_meanwhile_is_made_short_anew(folder: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "tokenizer.json"
+    shutil.copy(folder / "tokenizer.json", changed)
+
+    class Process:
+        def vocabulary(self) -> Vocabulary:
+            return Vocabulary(changed, sha256_bytes(b"before"), b"of before")
+
+    found = preload._made_short_beside(Process())  # type: ignore[arg-type]
+    assert found == (changed.read_bytes(), compact(changed.read_bytes()))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
 def test_such_a_command_line_begins_the_reference_too(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,22 +158,12 @@ def test_such_a_command_line_begins_the_reference_too(
 def test_json_that_was_parsed_ahead_is_that_of_the_same_bytes(folder: Path) -> None:
     content = (folder / "tokenizer.json").read_bytes()
     preload.begin_loading_file(folder, "auto")
-    assert preload.take_parsed(content) == json.loads(content)
+    assert preload.take_parsed(content) == json.loads(compact(content))
     assert preload.take_parsed(content) is None, "handed out once"
     assert preload.take_loaded(content) is not None
     preload.begin_loading_file(folder, "auto")
     assert preload.take_parsed(content + b" ") is None
     assert preload.take_loaded(content + b" ") is None
-
-
-def test_merges_that_hold_spaces_stay_pairs() -> None:
-    def loaded(*merges: list[str]) -> object:
-        spec = {"model": {"type": "BPE", "vocab": {}, "merges": list(merges)}}
-        return json.loads(preload._quick_to_load(spec))["model"]["merges"]
-
-    assert loaded(["a", "b"], ["c", "dé"]) == ["a b", "c dé"]
-    assert loaded(["a", "b"], ["c ", "d"]) == [["a", "b"], ["c ", "d"]]
-    assert json.loads(preload._quick_to_load({"model": {"vocab": []}})) == {"model": {"vocab": []}}
 
 
 def test_a_command_that_ends_while_it_is_loaded_has_its_own_exit_code(folder: Path, tmp_path: Path) -> None:

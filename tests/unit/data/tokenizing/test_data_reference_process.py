@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 
 from headway.core.errors import DataError
-from headway.data.tokenizing import encoders, preload
+from headway.data.tokenizing import encoders, preload, reference_process
+from headway.data.tokenizing.compact import compact
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.odd_texts import odd_texts
 from headway.data.tokenizing.reference_process import ReferenceProcess
@@ -30,6 +32,10 @@ def tokenizer(tmp_path: Path, documents: Callable[..., list[str]]) -> Tokenizer:
     return Tokenizer.load(tmp_path)
 
 
+def _begun(file: Path | str) -> ReferenceProcess:
+    return ReferenceProcess(lambda: Path(file))
+
+
 def _is_gone(process: ReferenceProcess) -> bool:
     try:
         os.kill(process._pid, 0)
@@ -40,25 +46,48 @@ def _is_gone(process: ReferenceProcess) -> bool:
 
 def test_it_says_what_the_reference_would(tokenizer: Tokenizer) -> None:
     texts = [*odd_texts([tokenizer.end_of_text]), f"said {tokenizer.end_of_text} as text"]
-    process = ReferenceProcess(Path(tokenizer.where))
+    process = _begun(tokenizer.where)
     answer = process.ask(tokenizer.content, texts, [tokenizer.end_of_text, "no such token"])
     assert answer is not None and _is_gone(process)
     assert answer.ids == tokenizer.encode_batch(texts)
     assert answer.numbers == {tokenizer.end_of_text: tokenizer.end_of_text_id, "no such token": None}
 
 
+def test_it_first_makes_its_vocabulary_short(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    process = _begun(tokenizer.where)
+    vocabulary = process.vocabulary()
+    assert vocabulary is not None and vocabulary == process.vocabulary(), "whoever asks, however often"
+    assert vocabulary.file == Path(tokenizer.where) and vocabulary.short == compact(tokenizer.content)
+    assert vocabulary.is_of(tokenizer.content) and not vocabulary.is_of(tokenizer.content + b" ")
+    assert process.ask(tokenizer.content, ["text"], []) is not None
+    for none in (_begun(tmp_path / "nowhere.json"), ReferenceProcess(lambda: None)):
+        assert none.vocabulary() is None
+        none.end()
+
+
+def test_what_is_cut_off_is_none(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(pipe: BinaryIO, message: list[Any], more: bytes = b"") -> None:
+        pipe.write(json.dumps(message).encode() + b"\n" + more[:100])
+        pipe.flush()
+        os._exit(0)
+
+    monkeypatch.setattr(reference_process, "_send", cut)
+    process = _begun(tokenizer.where)
+    assert process.vocabulary() is None and process.ask(tokenizer.content, ["text"], []) is None
+
+
 def test_of_another_vocabulary_it_says_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    process = ReferenceProcess(Path(tokenizer.where))
+    process = _begun(tokenizer.where)
     assert process.ask(tokenizer.content + b" ", ["text"], []) is None and _is_gone(process)
     (tmp_path / "none.json").write_text("{}")
-    process = ReferenceProcess(tmp_path / "none.json")
+    process = _begun(tmp_path / "none.json")
     assert process.ask(b"{}", ["text"], []) is None and _is_gone(process)
-    process = ReferenceProcess(tmp_path / "nowhere.json")
+    process = _begun(tmp_path / "nowhere.json")
     assert process.ask(tokenizer.content, ["text"], []) is None and _is_gone(process)
 
 
 def test_a_text_that_is_not_unicode_is_left_to_this_process(tokenizer: Tokenizer) -> None:
-    process = ReferenceProcess(Path(tokenizer.where))
+    process = _begun(tokenizer.where)
     assert process.ask(tokenizer.content, ["half of a pair: \ud800"], []) is None and _is_gone(process)
 
 
@@ -67,7 +96,7 @@ def test_it_ends_with_who_began_it(tokenizer: Tokenizer) -> None:
         "import os, sys\n"
         "from pathlib import Path\n"
         "from headway.data.tokenizing.reference_process import ReferenceProcess\n"
-        f"process = ReferenceProcess(Path({tokenizer.where!r}))\n"
+        f"process = ReferenceProcess(lambda: Path({tokenizer.where!r}))\n"
         "os._exit(3)\n"
     )
     # Its standard output, which the copy has too, is read to the end: that is when both have ended.
@@ -77,7 +106,7 @@ def test_it_ends_with_who_began_it(tokenizer: Tokenizer) -> None:
 @pytest.fixture
 def begun(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> ReferenceProcess:
     """The one that a command has begun, and what else it loads ahead."""
-    process = ReferenceProcess(Path(tokenizer.where))
+    process = _begun(tokenizer.where)
     monkeypatch.setattr(preload, "_reference", process)
     monkeypatch.setattr(preload, "_loading", None)
     monkeypatch.setattr(encoders, "_last", None)
@@ -121,7 +150,7 @@ def test_a_gap_that_it_finds_is_refused(tmp_path: Path, tokenizer: Tokenizer, mo
         spec["model"]["vocab"].pop(token["content"], None)
     file = tmp_path / "gap.json"
     file.write_text(json.dumps(spec))
-    monkeypatch.setattr(preload, "_reference", ReferenceProcess(file))
+    monkeypatch.setattr(preload, "_reference", _begun(file))
     with pytest.raises(DataError, match="ids have a gap"):
         choose_encoder(Tokenizer.load(file), "auto", ["some text"])
 
