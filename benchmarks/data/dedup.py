@@ -5,7 +5,7 @@ in pieces of 30 to 2,000 words, a third of them edited copies of others (`plante
 take turns, and are timed inside their own process, reading and imports not counted. Both run with their own defaults:
 datatrove's 14 bands of 8 rows take what they find for similar, which is half of the pairs that are 0.69 similar; what
 Headway's 20 bands of 6 find is checked against the threshold. datatrove needs packages of its own: give the Python of
-an environment with `pip install datatrove spacy tokenizers orjson "xxhash<4"`; without it its columns are n/a.
+an environment with `pip install datatrove spacy tokenizers orjson regex "xxhash<4"`; without it its columns are n/a.
 
     python benchmarks/data/dedup.py
     python benchmarks/data/dedup.py --datatrove /path/to/venv/bin/python --documents 20000 --output dedup.json

@@ -76,7 +76,9 @@ def timed(work: Callable[[], Any], times: int = 1, clock: Callable[[], float] = 
 def peer(python: Path, name: str, tokens: Path, folder: Path, batches: int, rounds: int) -> dict[str, Any] | None:
     """What a peer measured in a process of its own; None when it is not installed."""
     module = {"litdata": "litdata", "mosaicml": "streaming"}[name]
-    if subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode:
+    looked = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+    if looked.returncode:
+        print(f"{name} does not run: {looked.stderr.strip().splitlines()[-1:]}")
         return None
     script = Path(__file__).parent / "peers" / "feed_streams.py"
     command = [python, script, name, tokens, folder / name, str(batches), str(rounds)]
