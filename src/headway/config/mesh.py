@@ -251,6 +251,13 @@ def needs_whole_rows(optimizer: OptimizerConfig) -> str | None:
     return None
 
 
+#: Optimizers of shards that stay where the workers meet.
+_NEEDS_THE_DEVICE = {
+    "adafactor": "adafactor adds up what workers have of a matrix",
+    "adamw8bit": "adamw8bit keeps its moments in parts where the workers meet",
+}
+
+
 def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
     """Optimizers and precisions that want whole matrices, where those are cut."""
     parallel, reason = config.parallel, needs_whole_rows(config.optimizer)
@@ -264,9 +271,9 @@ def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
             where="optimizer.name, parallel.strategy, determinism",
             fix="parallel.strategy=zero2, or determinism=run",
         )
-    if config.optimizer.name == "adafactor" and shards and config.optimizer.offload:
+    if shards and config.optimizer.offload and config.optimizer.name in _NEEDS_THE_DEVICE:
         yield ConfigError(
-            "adafactor adds up what workers have of a matrix, which does not go from host memory",
+            f"{_NEEDS_THE_DEVICE[config.optimizer.name]}, which does not go from host memory",
             where="optimizer.name, optimizer.offload",
             fix="optimizer.offload=false, or parallel.strategy=zero2",
         )

@@ -124,7 +124,7 @@ class MixtureOfExperts(nn.Module):
         if self.bias_E is not None:
             chosen_from_NE = chosen_from_NE + self.bias_E
         experts_NK = chosen_from_NE.topk(self.experts_per_token, dim=-1).indices
-        weights_NK = scores_NE.gather(1, experts_NK)
+        weights_NK = _chosen(scores_NE, experts_NK)
         weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
         return Routing(logits_NE, scores_NE, experts_NK, weights_NK)
 
@@ -198,8 +198,21 @@ def selects_with_bias(config: ModelConfig) -> bool:
 def count_experts(experts_NK: torch.Tensor, experts: int, counted_N1: torch.Tensor | None = None) -> torch.Tensor:
     """How many tokens each expert has, int64 (E,); exact, since integers are added."""
     ones = torch.ones_like(experts_NK) if counted_N1 is None else counted_N1.expand_as(experts_NK).long()
-    one_hot_NE = torch.zeros(experts_NK.shape[0], experts, dtype=torch.int64, device=experts_NK.device)
-    return one_hot_NE.scatter_(1, experts_NK, ones).sum(0)
+    tokens = experts_NK.shape[0]
+    one_hot = torch.zeros(tokens * experts, dtype=torch.int64, device=experts_NK.device)
+    return one_hot.scatter_(0, _flat(experts_NK, experts), ones.flatten()).view(tokens, experts).sum(0)
+
+
+def _chosen(scores_NE: torch.Tensor, experts_NK: torch.Tensor) -> torch.Tensor:
+    """The scores of chosen experts, (N, K)."""
+    return scores_NE.flatten().gather(0, _flat(experts_NK, scores_NE.shape[1])).view_as(experts_NK)
+
+
+def _flat(experts_NK: torch.Tensor, experts: int) -> torch.Tensor:
+    """Where chosen experts are in (N, E), flat: where GPUs are to be deterministic, the host waits for whatever is
+    scattered in more dimensions, as the gradient of what was gathered is."""
+    first_N1 = torch.arange(0, experts_NK.shape[0] * experts, experts, device=experts_NK.device).unsqueeze(1)
+    return (first_N1 + experts_NK).flatten()
 
 
 def summed_z_loss(logits_NE: torch.Tensor, counted_N1: torch.Tensor | None = None) -> torch.Tensor:

@@ -81,7 +81,8 @@ def tree_reduce_scatter(mine: torch.Tensor, flat: torch.Tensor, group: dist.Proc
         mine.copy_(flat)
         return
     # Halving with the nearest partner first leaves a worker the part whose number is its rank with reversed bits.
-    parts = flat.view(size, -1)[[_reversed_bits(position, size) for position in range(size)]].flatten()
+    own = flat.view(size, -1)
+    parts = torch.cat([own[_reversed_bits(position, size)] for position in range(size)])  # an index would be waited for
     start, length = _halve_(parts, group)
     mine.copy_(parts[start : start + length])
 

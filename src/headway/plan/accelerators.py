@@ -204,7 +204,7 @@ def _accelerator(name: str, memory_gib: float | None) -> Accelerator:
 
 def _plain(name: str) -> str:
     """Without what people write in different ways."""
-    return re.sub(r"[^a-z0-9]|nvidia|sxm\d?|geforce|tesla|80gb", "", name.lower())
+    return re.sub(r"[^a-z0-9]|nvidia|sxm\d?|geforce|tesla|80gb|hbm\d\w?", "", name.lower())
 
 
 def _network(accelerator: Accelerator, interconnect: str | None) -> Network:

@@ -32,6 +32,7 @@ def queues_update(config: Config, state: TrainState, world: World) -> bool:
         world.device.type in _QUEUES
         and world.mesh.pp == 1
         and state.engine is None
+        and not config.optimizer.offload  # then gradients and norm are the host's
         and not state.decides  # about a spike the host does
         and state.cursor.loss_scale is None
         and config.determinism != "elastic"  # which has another norm

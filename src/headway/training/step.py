@@ -81,8 +81,8 @@ def train_step(
     queued = not replays and queues_update(config, state, world)
     if queued:
         losses, items = gradients()
-        counts = _counted(state.model)
         sums = _queue_and_read(config, state, strategy, world, losses, items, flags, rate)
+        counts = _counted(state.model)  # of passes that the host has waited for by now
     else:
         compute = partial(_read, gradients, world)
         read = replayed(compute, partial(_counted, state.model), state, world) if replays else compute()

@@ -97,9 +97,10 @@ def test_places_are_sorted_by_expert_and_keep_the_order_of_tokens(align: int) ->
     counts = count_experts(experts_NK, 5)
     assert counts.tolist() == [2, 3, 0, 3, 0]
     places = products.sorted_places(experts_NK, counts, align)
-    starts = [0, 8, 16, 16, 24] if align == 8 else [0, 2, 5, 5, 8]
-    assert places.ends_E.tolist() == ([8, 16, 16, 24, 24] if align == 8 else [2, 5, 5, 8, 8])
-    assert places.rows == (48 if align == 8 else 8)  # 8 pairs and at most 5 x 7 rows between them, in whole eights
+    starts = [0, 8, 16, 24, 32] if align == 8 else [0, 2, 5, 5, 8]
+    # No expert of a grouped product is without rows.
+    assert places.ends_E.tolist() == ([8, 16, 24, 32, 40] if align == 8 else [2, 5, 5, 8, 8])
+    assert places.rows == (48 if align == 8 else 8)  # 8 pairs and at most 5 x 8 rows between them
     expected = [[starts[3], starts[1]], [starts[1] + 1, starts[0]], [starts[3] + 1, starts[0] + 1]]
     assert places.row_NK.tolist() == [*expected, [starts[1] + 2, starts[3] + 2]]
 

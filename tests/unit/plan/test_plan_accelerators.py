@@ -19,7 +19,8 @@ def test_every_accelerator_has_a_peak_under_its_drivers_name() -> None:
 @pytest.mark.parametrize(
     ("text", "count", "name"),
     [("8xH100", 8, "H100"), ("64 x A100-40GB", 64, "A100-40GB"), ("L4", 1, "L4"), ("2*rtx 4090", 2, "RTX-4090"),
-     ("8xH100 SXM5", 8, "H100"), ("16xnvidia h200", 16, "H200"), ("4xA100 80GB", 4, "A100")],
+     ("8xH100 SXM5", 8, "H100"), ("16xnvidia h200", 16, "H200"), ("4xA100 80GB", 4, "A100"),
+     ("1xNVIDIA H100 80GB HBM3", 1, "H100")],
 )  # fmt: skip
 def test_machines_as_people_write_them(text: str, count: int, name: str) -> None:
     machines = parse_machines(text)

@@ -19,7 +19,7 @@ from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
 from headway.training.available import refuse_unavailable, slow_precision
 from headway.training.cut_proof import refuse_cuts_that_show
-from headway.training.optimizer import build_optimizer, materialize, set_learning_rate, update
+from headway.training.optimizer import build_optimizer, materialize, muon, set_learning_rate, update
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.eager import eager
 from headway.training.optimizer.lion import Lion
@@ -252,11 +252,40 @@ def test_sums_over_the_rows_of_shards_are_neither_elastic_nor_in_host_memory() -
     }
     with pytest.raises(ConfigError, match="round otherwise"):
         Config.model_validate({**config, "determinism": "elastic"}).resolved()
-    with pytest.raises(ConfigError, match="host memory"):
-        Config.model_validate({**config, "optimizer": {"name": "adafactor", "offload": True}}).resolved()
+    for name in ("adafactor", "adamw8bit"):
+        with pytest.raises(ConfigError, match=f"{name} .* host memory"):
+            Config.model_validate({**config, "optimizer": {"name": name, "offload": True}}).resolved()
     Config.model_validate(
         {**config, "determinism": "elastic", "parallel": {"strategy": "zero2", "workers": 2}}
     ).resolved()
+
+
+def test_muon_shares_directions_where_workers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix that is kept in host memory lies elsewhere than its mesh; "meta" stands for the host here."""
+
+    class Mesh:
+        ndim, device_type = 1, "cpu"
+
+        def size(self) -> int:
+            return 2
+
+        def get_local_rank(self) -> int:
+            return 1
+
+        def get_group(self) -> None:
+            return None
+
+    class Matrix:
+        shape, device_mesh = torch.Size((4, 3)), Mesh()
+
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(muon, "is_dtensor", lambda _: True)
+    monkeypatch.setattr(muon, "local_part", lambda _: torch.zeros(2, 3, device="meta"))
+    monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: rank)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src, group: sent.append(tensor))
+    sharded = muon.ShardedMuon([nn.Parameter(torch.zeros(4, 3))])
+    direction = sharded._shared(None, Matrix(), 0)
+    assert direction.device == CPU and direction.shape == (4, 3) and sent == [direction]
 
 
 @pytest.mark.parametrize("shape", [(24, 16), (3, 8, 12), (40,)])

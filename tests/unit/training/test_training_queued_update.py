@@ -122,5 +122,9 @@ def test_what_the_host_decides_about_is_read_first(monkeypatch: pytest.MonkeyPat
     assert not queues(config(train={"steps": 20, "precision": "fp16"})), "the loss scale follows from it"
     assert not queues(config(optimizer={"name": "lion"})), "no kernel that can be told to do nothing"
     assert not queues(config(determinism="elastic"))
+    model = build_model(config().model, vocab_size=64, seed=0)
+    state = TrainState(model, build_optimizer(config().optimizer, model, WORLD.device))
+    offloading = config(optimizer={"offload": True})
+    assert not queues_update(offloading, state, WORLD), "gradients and norm are in host memory"
     monkeypatch.undo()
     assert not queues(config()), "a CPU has nothing queued"

@@ -149,9 +149,10 @@ class Prefetcher:
 
 
 def _pinned(value: Any) -> Any:
-    """A nested batch with every tensor in page-locked memory."""
+    """A nested batch with every tensor in page-locked memory, but for those that a dataset gives otherwise: on a
+    device, or sparse."""
     if isinstance(value, torch.Tensor):
-        return value.pin_memory()
+        return value.pin_memory() if value.device.type == "cpu" and value.layout == torch.strided else value
     if isinstance(value, Mapping):
         return {key: _pinned(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

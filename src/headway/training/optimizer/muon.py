@@ -52,7 +52,9 @@ class ShardedMuon(torch.optim.Muon):
         for turn, p in enumerate(parameters):
             direction, weight = self._shared(directions[turn], p, turn), local_part(p)
             weight.mul_(1 - rate * decay)
-            weight.add_(block_of(p).of(direction), alpha=-_adjust_lr(rate, group["adjust_lr_fn"], p.shape))
+            weight.add_(
+                block_of(p).of(direction).to(weight.device), alpha=-_adjust_lr(rate, group["adjust_lr_fn"], p.shape)
+            )
 
     def _momentum(self, p: Any, group: dict[str, Any]) -> torch.Tensor:
         """What is to be orthogonalised, cut as the matrix is (Nesterov's form when the group says so)."""
@@ -69,7 +71,8 @@ class ShardedMuon(torch.optim.Muon):
             assert direction is not None
             return direction
         if direction is None:
-            direction = torch.empty(p.shape, dtype=self._products, device=local_part(p).device)
+            # Not where the part lies: that may be in host memory, and the owner's result is where the workers meet.
+            direction = torch.empty(p.shape, dtype=self._products, device=p.device_mesh.device_type)
         direction = direction.contiguous()
         mesh = p.device_mesh
         group = mesh.get_group()

@@ -173,7 +173,9 @@ Pair = namedtuple("Pair", "a b")
 def test_pinning_reaches_nested_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    value = [{"x": torch.zeros(1), "y": (torch.ones(1), "name")}, Pair(torch.zeros(2), 3)]
+    elsewhere, sparse = torch.zeros(1, device="meta"), torch.eye(2).to_sparse()
+    value = [{"x": torch.zeros(1), "y": (torch.ones(1), "name")}, Pair(torch.zeros(2), 3), elsewhere, sparse]
     result = prefetch._pinned(value)
-    assert len(pinned) == 3
+    assert len(pinned) == 3, "page-locked memory is for dense tensors of the host"
+    assert result[2] is elsewhere and result[3] is sparse
     assert isinstance(result[1], Pair) and isinstance(result[0]["y"], tuple)

@@ -39,6 +39,12 @@ def _nothing_begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         begun.end()
 
 
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a command that has just begun; other tests may have left threads."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
 def test_what_was_loaded_is_used_once(folder: Path) -> None:
     preload.begin_loading_file(folder, "auto")
     tokenizer = Tokenizer.load(folder)
@@ -80,6 +86,8 @@ def test_the_vocabulary_that_a_config_seems_to_name(folder: Path, tmp_path: Path
     assert preload.take_loaded(content) is None
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
+@pytest.mark.usefixtures("one_thread")
 def test_the_vocabulary_of_a_command_line_that_nobody_has_understood_yet(folder: Path, tmp_path: Path) -> None:
     content, config = (folder / "tokenizer.json").read_bytes(), tmp_path / "run.yaml"
     config.write_text(f"data: {{tokenizer: {{path: {folder}}}}}")
@@ -95,6 +103,7 @@ def test_the_vocabulary_of_a_command_line_that_nobody_has_understood_yet(folder:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
+@pytest.mark.usefixtures("one_thread")
 def test_where_such_a_look_finds_nothing_the_command_itself_begins(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("base: another")
     preload.begin_loading_said([str(tmp_path / "run.yaml")])
@@ -107,6 +116,7 @@ def test_where_such_a_look_finds_nothing_the_command_itself_begins(folder: Path,
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
+@pytest.mark.usefixtures("one_thread")
 def test_where_no_process_can_be_begun_the_command_itself_begins(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
