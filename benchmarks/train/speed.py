@@ -32,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -182,27 +183,43 @@ def say(line: str) -> None:
 
 
 def take_turns(chosen: dict[str, bool], work: Workload) -> dict[str, list[Measured]]:
-    """All rounds, another contender first in each."""
+    """All rounds, another contender first in each. One in which a contender fails, or was never seen at work for a
+    whole step, counts for nobody: the others are there still.
+
+    Raises:
+        SystemExit: none counts.
+    """
     names = list(chosen)
     found: dict[str, list[Measured]] = {name: [] for name in names}
     for number in range(work.options.rounds):
-        first, commands = number % len(names), list[Command]()
+        first, what = number % len(names), f"round {number + 1} of {work.options.rounds}"
         try:
-            for name in names[first:] + names[:first]:
-                commands.append(Command(name, chosen[name], work))
-                commands[-1].wait_for(work.options.warmup)
-                commands[-1].stop()
-            while waiting := [command for command in commands if command.process.poll() is None]:
-                for command in waiting:
-                    command.turn(_STEPS_OF_A_TURN)
-            for command in commands:
-                found[command.name].append(command.measured())
-        finally:
-            for command in commands:
-                command.kill()
-        speeds = [f"{name} {found[name][-1].tokens_per_second:,.0f}" for name in names]
-        say(f"round {number + 1} of {work.options.rounds}, tokens/s: {', '.join(speeds)}")
+            one = _a_round(names[first:] + names[:first], chosen, work)
+        except RuntimeError as error:
+            say(f"{what} counts for nobody: {error}")
+            continue
+        for name in names:
+            found[name].append(one[name])
+        say(f"{what}, tokens/s: {', '.join(f'{name} {one[name].tokens_per_second:,.0f}' for name in names)}")
+    if not found["headway"]:
+        raise SystemExit("no round was measured whole")
     return found
+
+
+def _a_round(names: Sequence[str], chosen: dict[str, bool], work: Workload) -> dict[str, Measured]:
+    commands = list[Command]()
+    try:
+        for name in names:
+            commands.append(Command(name, chosen[name], work))
+            commands[-1].wait_for(work.options.warmup)
+            commands[-1].stop()
+        while waiting := [command for command in commands if command.process.poll() is None]:
+            for command in waiting:
+                command.turn(_STEPS_OF_A_TURN)
+        return {command.name: command.measured() for command in commands}
+    finally:
+        for command in commands:
+            command.kill()
 
 
 def summary(found: dict[str, list[Measured]], alone: dict[str, list[Measured]]) -> dict[str, dict[str, float]]:

@@ -288,3 +288,44 @@ def test_a_turn_is_from_before_its_process_goes_on_until_its_steps_are_done(
     monkeypatch.setattr(contender, "time", SimpleNamespace(time=lambda: clock[0], sleep=lambda _: None))
     command.turn(2)
     assert command.turns == [(200.0, 200.9)] and sent == [signal.SIGCONT, signal.SIGSTOP] and left == [201.4]
+
+
+def test_a_round_that_was_not_measured_whole_counts_for_nobody(
+    speed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+
+    class Command:
+        failing = 1  # the round in which a peer fails
+
+        def __init__(self, name: str, compiled: bool, work: Any) -> None:
+            self.name, self.process = name, SimpleNamespace(poll=lambda: 0)
+
+        def wait_for(self, steps: int) -> None:
+            pass
+
+        def stop(self) -> None:
+            pass
+
+        def measured(self) -> Any:
+            number = len(ended) // 2
+            if self.name == "peer" and number == Command.failing:
+                raise RuntimeError("peer: no step")
+            return SimpleNamespace(tokens_per_second=100.0 + number)
+
+        def kill(self) -> None:
+            ended.append(self.name)
+
+    monkeypatch.setattr(speed, "Command", Command)
+    work = SimpleNamespace(options=Namespace(warmup=5, rounds=3))
+    found = speed.take_turns({"headway": True, "peer": True}, work)
+    assert {name: [one.tokens_per_second for one in runs] for name, runs in found.items()} == {
+        "headway": [100.0, 102.0],
+        "peer": [100.0, 102.0],
+    }
+    assert sorted(ended) == ["headway"] * 3 + ["peer"] * 3, "none is left behind"
+    assert "round 2 of 3 counts for nobody: peer: no step" in capsys.readouterr().err
+    Command.failing, work.options.rounds = 0, 1
+    ended.clear()
+    with pytest.raises(SystemExit, match="no round"):
+        speed.take_turns({"headway": True, "peer": True}, work)
