@@ -319,7 +319,7 @@ def main() -> None:
     rows = summary(found, alone)
     load = os.getloadavg()[0]
     what = f"{work.parameters / 1e6:.1f} M parameters, {options.rows} x {options.sequence_length} tokens"
-    medians = f"medians of {options.rounds} rounds, of memory of {len(alone['headway'])} runs or more"
+    medians = f"medians of {len(found['headway'])} rounds, of memory of {len(alone['headway'])} runs or more"
     print(f"{what}, {options.precision}, {options.threads} threads; {medians}; load {load:.1f}")
     show(rows, chosen, missing)
     if options.output:

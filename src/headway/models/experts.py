@@ -48,15 +48,15 @@ def sorted_places(experts_NK: torch.Tensor, counts_E: torch.Tensor, align: int =
     """
     pairs, experts = experts_NK.numel(), counts_E.numel()
     order_P = experts_NK.flatten().argsort(stable=True)
-    padded_E = (counts_E + (align - 1)) // align * align
-    if align > 1:  # a grouped product may leave the gradient of an expert without any rows as it finds it
-        padded_E = padded_E.clamp(min=align)
+    # A grouped product may leave the gradient of an expert without any rows as it finds it.
+    least = align if align > 1 else 0
+    padded_E = ((counts_E + (align - 1)) // align * align).clamp(min=least)
     ends_E = padded_E.cumsum(0)
     # How much further back than without padding the rows of each expert begin.
     shift_E = (ends_E - padded_E) - (counts_E.cumsum(0) - counts_E)
     sorted_P = torch.arange(pairs, device=order_P.device) + shift_E[experts_NK.flatten()[order_P]]
     row_P = torch.empty_like(order_P).index_copy_(0, order_P, sorted_P)
-    rows = pairs + (align * experts if align > 1 else 0)
+    rows = pairs + least * experts
     return Places(row_P.view(experts_NK.shape), ends_E, -(-rows // align) * align)
 
 

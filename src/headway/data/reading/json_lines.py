@@ -24,7 +24,7 @@ _TAIL = 2**16
 _COUNTED_REMOTELY = 64 * 2**20
 _ONLY_TEXT = {str}
 
-#: A view of a block where that has all of the line: copying a corpus once more would take a quarter as long as parsing.
+#: A view of a block where that has all of the line: with copies long documents take a third longer to read.
 Line = bytes | memoryview
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
 
-def compact(content: bytes) -> bytes:
-    """The same tokenizer in few bytes, with merges as older files have them, which are read in half the time.
+import orjson
+
+
+def short_form(content: bytes) -> Any:
+    """The JSON of the same tokenizer with merges as older files have them, which are read in half the time.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: the content is no tokenizer.json.
     """
-    import orjson
-
     spec = orjson.loads(content)
     model = spec["model"]
     merges = model.get("merges")
@@ -18,4 +20,13 @@ def compact(content: bytes) -> bytes:
         joined = [" ".join(pair) for pair in merges]
         if all(merge.count(" ") == 1 for merge in joined):
             model["merges"] = joined
-    return orjson.dumps(spec)
+    return spec
+
+
+def compact(content: bytes) -> bytes:
+    """`short_form` in few bytes.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: the content is no tokenizer.json.
+    """
+    return orjson.dumps(short_form(content))

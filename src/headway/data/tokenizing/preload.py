@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headway.data.tokenizing.compact import compact
+import orjson
+
+from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.reference_process import ReferenceProcess
 
 #: Longer configs are not looked into ahead: PyYAML's C part ends the program where ten thousands of lists are nested.
@@ -20,9 +22,10 @@ _PRELOADED = ("auto", "fastokens")
 
 
 class _Loading(threading.Thread):
-    """Loads a vocabulary that a function gives: the bytes of its `tokenizer.json`, and `compact` of them."""
+    """Loads a vocabulary that a function gives: the bytes of its `tokenizer.json`, and `compact` of them if somebody
+    has made that."""
 
-    def __init__(self, vocabulary: Callable[[], tuple[bytes, bytes] | None]) -> None:
+    def __init__(self, vocabulary: Callable[[], tuple[bytes, bytes | None] | None]) -> None:
         # No daemon: a command that ends with an error waits for it, since Python ends such threads at its exit in a way
         # that the library takes for a fault of its own, and aborts the process.
         super().__init__(name="headway-load-encoder")
@@ -43,11 +46,11 @@ class _Loading(threading.Thread):
         finally:
             self._is_parsed.set()
 
-    def _load(self, content: bytes, short: bytes) -> None:
-        import orjson
-
-        self._spec, self._content = orjson.loads(short), content
+    def _load(self, content: bytes, short: bytes | None) -> None:
+        spec = short_form(content) if short is None else orjson.loads(short)
+        self._spec, self._content = spec, content
         self._is_parsed.set()
+        short = short or orjson.dumps(spec)
         import fastokens
 
         self._library = fastokens.Tokenizer.from_json_str(short.decode())
@@ -81,27 +84,27 @@ def begin_loading(content_of: Callable[[], bytes], encoder: str) -> None:
         encoder: `data.tokenizer.encoder`.
     """
     if encoder in _PRELOADED:
-        _begin(lambda: _made_short(content_of()))
+        _begin(lambda: (content_of(), None))
 
 
-def _begin(vocabulary: Callable[[], tuple[bytes, bytes] | None]) -> None:
+def _begin(vocabulary: Callable[[], tuple[bytes, bytes | None] | None]) -> None:
     global _loading
-    if _loading is None or _loading.has_failed:
+    if not _is_under_way():
         _loading = _Loading(vocabulary)
         _loading.start()
 
 
-def _made_short(content: bytes) -> tuple[bytes, bytes]:
-    return content, compact(content)
+def _is_under_way() -> bool:
+    return _loading is not None and not _loading.has_failed
 
 
-def _made_short_beside(process: ReferenceProcess) -> tuple[bytes, bytes] | None:
-    """The same, where another process has begun with it."""
+def _made_short_beside(process: ReferenceProcess) -> tuple[bytes, bytes | None] | None:
+    """What another process loads."""
     found = process.vocabulary()
     if found is None:
         return None
     content = found.file.read_bytes()
-    return (content, found.short) if found.is_of(content) else _made_short(content)
+    return content, found.short if found.is_of(content) else None
 
 
 def begin_loading_file(path: Path | None, encoder: str) -> None:
@@ -127,7 +130,7 @@ def begin_loading_named(config: Path, overrides: Sequence[str]) -> None:
         config: The YAML file; what it is based on is not looked into.
         overrides: `key.path=value` strings.
     """
-    if _loading is None or _loading.has_failed:  # otherwise the command line was looked into before it was understood
+    if not _is_under_way():  # otherwise the command line was looked into before it was understood
         path, encoder = _named(config, overrides)
         begin_loading_file(path, encoder)
 

@@ -10,11 +10,16 @@ Little is imported before the copy is made: until then there is work for one cor
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+import orjson
+
+from headway.data.tokenizing.compact import compact
 
 
 class Answer(NamedTuple):
@@ -37,7 +42,9 @@ class Vocabulary(NamedTuple):
 
     def is_of(self, content: bytes) -> bool:
         """Whether that was its content."""
-        return self.digest == _sha256(content)
+        from headway.core.files import sha256_bytes
+
+        return self.digest == sha256_bytes(content)
 
 
 class ReferenceProcess:
@@ -92,8 +99,6 @@ class ReferenceProcess:
 
     def end(self) -> None:
         """End it."""
-        import signal
-
         with suppress(ProcessLookupError, ChildProcessError):  # somebody has waited for all children
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -106,8 +111,6 @@ class ReferenceProcess:
 def _serve(find: Callable[[], Path | None], hears: int, says: int) -> NoReturn:
     """The life of the copy: it ends with the answer, with the other side, or with whatever goes wrong."""
     try:
-        import signal
-
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a process group
         file = find()
         if file is not None:
@@ -118,27 +121,19 @@ def _serve(find: Callable[[], Path | None], hears: int, says: int) -> NoReturn:
 
 def _answer(file: Path, questions: BinaryIO, answers: BinaryIO) -> None:
     """Load a vocabulary, say so, and answer the one question."""
-    from headway.data.tokenizing.compact import compact
+    from headway.core.files import sha256_bytes
     from headway.data.tokenizing.library import encode, numbers_of, open_library
 
     content = file.read_bytes()
     short = compact(content)
-    _send(answers, [str(file), _sha256(content), len(short)], short)
+    _send(answers, [str(file), sha256_bytes(content), len(short)], short)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     library = open_library(content, special_tokens_in_text=False)
     texts, tokens = _received(questions)
     _send(answers, [encode(library, texts), numbers_of(library, tokens)])
 
 
-def _sha256(content: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(content).hexdigest()
-
-
 def _send(pipe: BinaryIO, message: Any, more: bytes = b"") -> None:
-    import orjson
-
     pipe.write(orjson.dumps(message) + b"\n" + more)
     pipe.flush()
 
@@ -149,6 +144,4 @@ def _received(pipe: BinaryIO) -> Any:
     Raises:
         ValueError: the other side has ended.
     """
-    import orjson
-
     return orjson.loads(pipe.readline())

@@ -140,8 +140,10 @@ def test_a_vocabulary_that_changes_meanwhile_is_made_short_anew(folder: Path, tm
         def vocabulary(self) -> Vocabulary:
             return Vocabulary(changed, sha256_bytes(b"before"), b"of before")
 
-    found = preload._made_short_beside(Process())  # type: ignore[arg-type]
-    assert found == (changed.read_bytes(), compact(changed.read_bytes()))
+    content = changed.read_bytes()
+    preload._begin(lambda: preload._made_short_beside(Process()))  # type: ignore[arg-type]
+    assert preload.take_parsed(content) == json.loads(compact(content))
+    assert preload.take_loaded(content) is not None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
