@@ -9,7 +9,7 @@ fp32 (tf32) and 2 under autocast in bf16 or fp16; the residual stream and the no
 | root mean squares | N | 4 |
 | normalised, before the gain (CPU: the norm is made of parts; CUDA has one kernel that computes it again) | N dim | 4 |
 | normalised, which the qkv product saves | N dim | E |
-| output of the qkv product: the values are a view into it | N (heads + 2 kv_heads) head_dim | E |
+| values; with qk_norm in fp32 the whole output of the qkv product, which the norms save | N kv_heads head_dim | E |
 | rotated queries and keys | N (heads + kv_heads) head_dim | E |
 | with qk_norm also: normalised queries and keys (CPU), fp32 copies (bf16) | N (heads + kv_heads) head_dim | 4 |
 | and their root mean squares | N (heads + kv_heads) | 4 |
@@ -24,7 +24,7 @@ fp32 (tf32) and 2 under autocast in bf16 or fp16; the residual stream and the no
 | under autocast: half-precision copies of the layer's matrices | parameters | 2 |
 
 Where workers share a row (`parallel.context`, C of them; N counts this worker's tokens), each attends in two runs of
-queries, in place of the lines from the output of the qkv product to the output of attention:
+queries, in place of the lines from the values to the output of attention:
 
 | tensor | elements | bytes each |
 |---|---|---|
@@ -199,8 +199,9 @@ class Activations:
         copies = cpu + (element == _HALF)
         head_norm = (queries + keys) * _FP32 * copies + (queries + keys) // shape.head_dim * _FP32
         shared = cpu or shape.heads == shape.kv_heads or (element == _HALF and not masked_pairs)
-        keeps_qkv = context == 1 or (model.qk_norm and element == _FP32)
-        heads = (queries + 2 * keys if keeps_qkv else 0) + _attended(queries, keys, context, shared)
+        values = keys if context == 1 else 0
+        produced = queries + 2 * keys if model.qk_norm and element == _FP32 else values
+        heads = produced + _attended(queries, keys, context, shared)
         dropout = stream * (element if cpu else 1) if model.dropout else 0
         # See `models.attention.has_causal_products`.
         by_products = cpu and not masked_pairs and (element == _FP32 or (precision != "fp16" and not has_bf16_tiles()))

@@ -6,15 +6,21 @@ All of it is left alone where the PyTorch at hand does not have the part in ques
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from headway.core.files import fingerprint
+
+_GRAPHS = "networkx"
 
 
 @cache
@@ -22,7 +28,7 @@ def start_compiler(device_type: str) -> None:
     """Load what compiles, and meanwhile begin what the first code waits for; nothing where that is not for a CPU."""
     if device_type != "cpu":
         return
-    import torch.utils.cpp_extension  # noqa: F401  # nothing is to be loaded by two threads at once
+    import torch.utils.cpp_extension  # nothing is to be loaded by two threads at once
     from torch._inductor import cpu_vec_isa
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
@@ -34,7 +40,8 @@ def start_compiler(device_type: str) -> None:
     # Code of nothing, which is compiled when it is called, and never is. Whoever needs it meets the same errors.
     beside.submit(CppPythonBindingsCodeCache.load_pybinding_async, [], "")
     beside.shutdown(wait=False)
-    _load_without_templates()
+    with _without_templates(), _without_graphs():
+        import torch._inductor.compile_fx  # noqa: F401
 
 
 def _remember_tries() -> None:
@@ -75,16 +82,18 @@ def _loaded_with(library: Path) -> str:
     )
 
 
-def _load_without_templates() -> None:
-    """Load the compiler, and let the templates of kernels for Triton be translated by whoever uses one."""
+@contextmanager
+def _without_templates() -> Iterator[None]:
+    """Let the templates of kernels for Triton, which come with the compiler, be translated by whoever uses one."""
     from torch._inductor.codegen import common
 
     if not hasattr(common.KernelTemplate, "_template_from_string"):
+        yield
         return
     translate = common.KernelTemplate._template_from_string
     common.KernelTemplate._template_from_string = staticmethod(_Template)  # type: ignore[method-assign]
     try:
-        import torch._inductor.compile_fx  # noqa: F401
+        yield
     finally:
         common.KernelTemplate._template_from_string = staticmethod(translate)  # type: ignore[method-assign]
 
@@ -101,3 +110,30 @@ class _Template:
         from torch._inductor.codegen.common import KernelTemplate
 
         return KernelTemplate._template_from_string(self.source).render
+
+
+@contextmanager
+def _without_graphs() -> Iterator[None]:
+    """Let NetworkX, which comes with the compiler for what is not in its cache, be loaded by whoever uses it: 13 MB."""
+    if _GRAPHS in sys.modules:
+        yield
+        return
+    sys.modules[_GRAPHS] = later = _Later(_GRAPHS)
+    later.DiGraph = Any  # type: ignore[attr-defined]  # annotations name it, and are looked at while it is not there
+    try:
+        yield
+    finally:
+        del later.DiGraph
+        if sys.modules.get(_GRAPHS) is later:
+            del sys.modules[_GRAPHS]
+
+
+class _Later(ModuleType):
+    """In the place of a module that is loaded when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":  # of those who look through all modules there are
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)

@@ -160,7 +160,7 @@ def test_degrees_divide_what_they_cut() -> None:
     context = plan("auto", 2, parallel={"context": 2})
     pipeline = plan("auto", 2, parallel={"pipeline": 2})
     assert tensor.peak.weights < 0.51 * alone.peak.weights
-    # Half, but for the masks and the other one's keys and values.
+    # Half, but for the masks, the other one's keys and values, and outputs of attention that are there twice.
     assert context.peak.weights == alone.peak.weights
-    assert 0.5 * alone.peak.activations < context.peak.activations < 0.55 * alone.peak.activations
+    assert 0.5 * alone.peak.activations < context.peak.activations < 0.6 * alone.peak.activations
     assert pipeline.peak.weights < 0.7 * alone.peak.weights

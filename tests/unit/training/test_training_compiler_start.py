@@ -139,3 +139,34 @@ assert len(translated) == 1
 assert KernelTemplate._template_from_string("{{ 6 * 7 }}").render() == "42"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_networkx_is_loaded_when_it_is_used() -> None:
+    code = """
+import sys
+from headway.training.compiler_start import start_compiler
+start_compiler("cpu")
+from torch._functorch._activation_checkpointing import graph_info_provider
+assert not any(name.split(".")[0] == "networkx" for name in sys.modules)
+graph = graph_info_provider.nx.DiGraph([(1, 2)])
+import networkx
+assert type(graph) is networkx.DiGraph and graph_info_provider.nx is not networkx
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_networkx_that_is_wanted_while_the_compiler_is_loaded_is_the_real_one() -> None:
+    code = """
+import sys
+from headway.training.compiler_start import _without_graphs
+with _without_graphs():
+    import networkx
+    from networkx.utils import pairwise
+    assert networkx.Graph().number_of_nodes() == 0
+import networkx as again
+assert again.Graph is networkx.Graph and "networkx.utils" in sys.modules and again.__file__
+with _without_graphs():
+    import networkx as still
+assert still is again
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
