@@ -5,6 +5,10 @@ is no test with a clock. Every comparison runs several times, one after the othe
 range says how far it can be trusted. A drop of over a tenth is reported. When the best repeat still reaches the
 committed ratio, that is called noise.
 
+Ratios are committed for each kind of machine: how many times as fast as a copy a disk is, or an encoder as another,
+differs between two processors by more than any change of ours. On one of which nothing is committed nothing can drop;
+`--strict` ends with 1 there, since it cannot tell.
+
 What a script promises whatever was committed, it says itself ("promises" in its JSON: at most so many times as long as
 a floor). A promise whose median is not kept is MISSED, apart from any drop: committing a ratio does not make it right.
 
@@ -148,7 +152,7 @@ def judge(found: Mapping[str, Sequence[float]], committed: Mapping[str, float]) 
 
     Args:
         found: The repeats of each ratio that was measured.
-        committed: Ratios by the same names.
+        committed: Ratios by the same names, of this kind of machine.
     """
     verdicts = []
     for name in dict.fromkeys((*found, *committed)):
@@ -167,10 +171,32 @@ def judge(found: Mapping[str, Sequence[float]], committed: Mapping[str, float]) 
     return verdicts
 
 
-def accepted(verdicts: Sequence[Verdict], committed: Mapping[str, float]) -> dict[str, float]:
-    """The ratios to commit: those that were measured now, and of the others what was there."""
-    measured = {v.name: round(v.median, 3) for v in verdicts if v.median is not None}
-    return {name: measured.get(name, committed.get(name, 0.0)) for name in sorted({*committed, *measured})}
+#: Committed of one kind of machine, by comparison: what it was measured with (`versions`), and "ratios" by name.
+Committed = dict[str, dict[str, Any]]
+
+
+def ratios_of(committed: Committed, names: Sequence[str]) -> dict[str, float]:
+    """Those of some comparisons, as `judge` names them."""
+    kept = {name: committed[name]["ratios"] for name in names if name in committed}
+    return {f"{name}: {what}": ratio for name, ratios in kept.items() for what, ratio in ratios.items()}
+
+
+def accepted(verdicts: Sequence[Verdict], committed: Committed, versions: Mapping[str, str]) -> Committed:
+    """What is to be committed: what was measured now, and of the rest what was there. A comparison of which only a part
+    was measured keeps its versions, which are those of the other part."""
+    found: dict[str, dict[str, float | None]] = {}
+    for v in verdicts:
+        name, _, what = v.name.partition(": ")
+        found.setdefault(name, {})[what] = None if v.median is None else round(v.median, 3)
+    kept = dict(committed)
+    for name, ratios in found.items():
+        before = committed.get(name, {})
+        measured = {what: ratio for what, ratio in ratios.items() if ratio is not None}
+        whole = len(measured) == len(ratios)
+        if measured:
+            own = versions if whole or not before else {key: before[key] for key in versions}
+            kept[name] = {**own, "ratios": dict(sorted({**before.get("ratios", {}), **measured}.items()))}
+    return dict(sorted(kept.items()))
 
 
 @dataclass(frozen=True)
@@ -205,17 +231,6 @@ def promises_in(records: Mapping[str, Sequence[Any]]) -> list[Promise]:
         for promise in (promise for record in found for promise in record.get("promises", ())):
             repeats.setdefault((f"{name}: {promise['what']}", promise["at_most"]), []).append(promise["times"])
     return [Promise(name, at_most, tuple(times)) for (name, at_most), times in repeats.items()]
-
-
-def stamped(
-    verdicts: Sequence[Verdict], machines: Mapping[str, Mapping[str, Any]], here: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any]]:
-    """The machine that each comparison's ratios are of: this one, if all of them were measured now."""
-    measured: dict[str, bool] = {}
-    for v in verdicts:
-        name = v.name.partition(":")[0]
-        measured[name] = measured.get(name, True) and v.median is not None
-    return dict(sorted({**machines, **{name: here for name, whole in measured.items() if whole}}.items()))
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -292,18 +307,23 @@ def measure(names: Sequence[str], repeats: int) -> tuple[dict[str, list[float]],
     return found, left_out, promises_in(records)
 
 
-def machine() -> dict[str, Any]:
-    """What ratios may depend on."""
+def machine() -> str:
+    """The kind of machine that this is, as far as ratios depend on it."""
+    from headway.telemetry.hardware import cpu_kind
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cpu_kind()}, {cores} cores"
+
+
+def versions() -> dict[str, str]:
+    """What is measured with."""
     import torch
 
-    from headway.telemetry.hardware import cpu_name
+    return {"python": platform.python_version(), "torch": torch.__version__}
 
-    return {
-        "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+
+def _listed(facts: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items())
 
 
 def main() -> None:
@@ -316,24 +336,28 @@ def main() -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="exit with 1 when a ratio dropped, a promise was missed, or a script failed",
+        help="exit with 1 when a ratio dropped, a promise was missed, a script failed, or no ratio is committed",
     )
     parser.add_argument("--output", type=Path, help="JSON with all of it")
     options = parser.parse_args()
-    before = json.loads(options.ratios.read_text()) if options.ratios.exists() else {"machines": {}, "ratios": {}}
-    here, load = machine(), os.getloadavg()[0]
+    machines: dict[str, Committed] = json.loads(options.ratios.read_text()) if options.ratios.exists() else {}
+    here, used, load = machine(), versions(), os.getloadavg()[0]
+    before = machines.get(here, {})
     found, left_out, promises = measure(options.only, options.repeats)
-    committed = {n: r for n, r in before["ratios"].items() if n.partition(":")[0] in options.only}
-    verdicts = judge(found, committed)
+    verdicts = judge(found, ratios_of(before, options.only))
     print(f"times as good as ..., medians of {options.repeats}; load {load:.1f} before, {os.getloadavg()[0]:.1f} after")
     print(table(verdicts))
     for name, why in left_out.items():
         print(f"{name}: n/a, {why}")
     for promise in promises:
         print(promise)
+    unknown = [name for name in options.only if name not in before]
+    if unknown:
+        others = f"; of: {'; '.join(sorted(machines))}" if machines else ""
+        print(f"nothing to hold these against, {', '.join(unknown)}: no ratios are committed of {here}{others}")
     for name in options.only:
-        if (machine_of := before["machines"].get(name, here)) != here:
-            print(f"{name}: the committed ratios are of another machine: {machine_of}; this is {here}")
+        if name in before and (then := {key: before[name][key] for key in used}) != used:
+            print(f"{name}: the committed ratios were measured with {_listed(then)}; this is {_listed(used)}")
     missed = [promise.name for promise in promises if promise.state == "MISSED"]
     dropped = [v.name for v in verdicts if v.state == "DROPPED"]
     failed = [name for name, why in left_out.items() if why.startswith("FAILED")]
@@ -342,17 +366,16 @@ def main() -> None:
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         record = {
-            "machine": here, "load": [load, os.getloadavg()[0]], "repeats": found, "left_out": left_out,
+            "machine": here, **used, "load": [load, os.getloadavg()[0]], "repeats": found, "left_out": left_out,
             "verdicts": [asdict(verdict) for verdict in verdicts],
             "promises": [{**asdict(promise), "state": promise.state} for promise in promises],
         }  # fmt: skip
         options.output.write_text(json.dumps(record, indent=1) + "\n")
     if options.accept:
-        ratios = accepted(verdicts, before["ratios"])
-        machines = stamped(verdicts, before["machines"], here)
-        options.ratios.write_text(json.dumps({"machines": machines, "ratios": ratios}, indent=1) + "\n")
-        print(f"{options.ratios} has these ratios now")
-    elif options.strict and (dropped or missed or failed):
+        machines[here] = accepted(verdicts, before, used)
+        options.ratios.write_text(json.dumps(dict(sorted(machines.items())), indent=1) + "\n")
+        print(f"{options.ratios} has these ratios of {here} now")
+    elif options.strict and (dropped or missed or failed or unknown):
         sys.exit(1)
 
 

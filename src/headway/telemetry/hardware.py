@@ -102,6 +102,14 @@ def cpu_name() -> str:
     return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
+def cpu_kind() -> str:
+    """The processor's name, with family and model where they are told (x86): behind one name, as virtual machines give
+    it, are processors of several generations."""
+    facts = _cpuinfo()
+    told = [f"{key.removeprefix('cpu ')} {facts[key]}" for key in ("cpu family", "model") if key in facts]
+    return ", ".join([cpu_name(), *told])
+
+
 def peak_memory_gib(device: torch.device) -> float | None:
     """Most memory this process has had so far, in GiB.
 

@@ -28,7 +28,7 @@ from headway.models.layer import Layer
 from headway.models.shape import Shape
 from headway.parallel.world import synchronize
 from headway.telemetry.arithmetic import onednn_multiplies_fp32
-from headway.telemetry.hardware import device_name
+from headway.telemetry.hardware import cpu_kind, device_name
 from headway.training.compiler_start import start_compiler
 from headway.training.precision import apply_precision, autocast
 
@@ -192,7 +192,7 @@ def _key(config: Config, device: torch.device, rows: int) -> str:
             "length": train.sequence_length,
             "checkpointing": train.activation_checkpointing,
             "threads": torch.get_num_threads(),
-            "device": device_name(device),
+            "device": cpu_kind() if device.type == "cpu" else device_name(device),
             "determinism": config.determinism,
             "by_onednn": device.type == "cpu" and onednn_multiplies_fp32(),
             "torch": torch.__version__,

@@ -35,9 +35,6 @@ def test_a_median_that_fell_by_over_a_tenth_is_a_drop_unless_a_repeat_still_reac
     assert states == {"a": "same", "b": "DROPPED", "c": "noise", "d": "better", "e": "n/a", "new": "new"}
     assert verdicts["b"].change == pytest.approx(-0.105) and verdicts["new"].change is None
     assert "1.70 to 1.90  DROPPED" in gate.table(list(verdicts.values()))
-    # What was not measured stays as it was.
-    kept = gate.accepted(list(verdicts.values()), committed)
-    assert kept == {"a": 1.81, "b": 1.79, "c": 1.79, "d": 2.3, "e": 2.0, "new": 3.0}
 
 
 def test_a_ratio_is_where_it_is_said_or_nowhere(gate: Any) -> None:
@@ -64,8 +61,8 @@ def test_what_cannot_be_measured_is_left_out_and_said(gate: Any, monkeypatch: py
 def test_only_strict_ends_with_an_error_and_accepting_makes_it_the_rule(
     gate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ratios = tmp_path / "ratios.json"
-    ratios.write_text(json.dumps({"machines": {}, "ratios": {"feed: x": 2.0}}))
+    ratios, here, used = tmp_path / "ratios.json", gate.machine(), gate.versions()
+    ratios.write_text(json.dumps({here: {"feed": {**used, "ratios": {"x": 2.0}}}}))
     monkeypatch.setattr(gate, "measure", lambda *_: ({"feed: x": [1.0]}, {}, []))
 
     def run(*options: str) -> None:
@@ -77,7 +74,7 @@ def test_only_strict_ends_with_an_error_and_accepting_makes_it_the_rule(
     with pytest.raises(SystemExit):
         run("--strict")
     run("--accept")
-    assert json.loads(ratios.read_text())["ratios"] == {"feed: x": 1.0}
+    assert json.loads(ratios.read_text()) == {here: {"feed": {**used, "ratios": {"x": 1.0}}}}
     run("--strict")
 
 
@@ -106,7 +103,7 @@ def test_what_a_script_promises_is_held_against_its_limit_whatever_was_committed
     monkeypatch.setattr(gate, "HERE", tmp_path)
     monkeypatch.setattr(gate, "COMPARISONS", {"save": gate.Comparison("save.py", (), {"copy": gate.Ratio(("ratio",))})})
     ratios, output = tmp_path / "ratios.json", tmp_path / "all.json"
-    ratios.write_text(json.dumps({"machines": {}, "ratios": {"save: copy": 0.7}}))
+    ratios.write_text(json.dumps({gate.machine(): {"save": {**gate.versions(), "ratios": {"copy": 0.7}}}}))
     monkeypatch.setattr(sys, "argv", ["gate.py", "--ratios", str(ratios), "--strict", "--output", str(output)])
     if state == "MISSED":
         with pytest.raises(SystemExit):
@@ -128,33 +125,57 @@ def test_a_script_that_breaks_after_its_results_has_failed(
     assert gate.run(gate.Comparison("x.py", (), {})) == (None, "ZeroDivisionError: division by zero")
 
 
-def test_accepting_some_ratios_does_not_say_that_the_others_were_measured_on_this_machine(
+def test_accepting_keeps_what_was_not_measured_with_what_it_was_measured_with(gate: Any) -> None:
+    then, now = {"python": "3.11", "torch": "2.11"}, {"python": "3.12", "torch": "2.13"}
+    committed = {
+        "feed": {**then, "ratios": {"x": 2.0}},
+        "packing": {**then, "ratios": {"x": 2.0}},
+        "checkpoint": {**then, "ratios": {"x": 2.0, "y": 2.0}},
+    }
+    verdicts = gate.judge(
+        {"feed: x": [1.0], "checkpoint: x": [1.0], "model: a: b": [3.0004]},
+        gate.ratios_of(committed, ["feed", "checkpoint", "model"]),
+    )
+    assert gate.accepted(verdicts, committed, now) == {
+        "checkpoint": {**then, "ratios": {"x": 1.0, "y": 2.0}},
+        "feed": {**now, "ratios": {"x": 1.0}},
+        "model": {**now, "ratios": {"a: b": 3.0}},
+        "packing": {**then, "ratios": {"x": 2.0}},
+    }
+
+
+def test_ratios_of_another_machine_are_no_measure_for_this_one(
     gate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ratios, there = tmp_path / "ratios.json", {"cpu": "another"}
-    committed = {"feed: x": 2.0, "packing: x": 2.0, "checkpoint: x": 2.0, "checkpoint: y": 2.0}
-    ratios.write_text(
-        json.dumps({"machines": dict.fromkeys(("feed", "packing", "checkpoint"), there), "ratios": committed})
-    )
-    monkeypatch.setattr(gate, "machine", lambda: {"cpu": "this one"})
-    monkeypatch.setattr(gate, "measure", lambda *_: ({"feed: x": [2.0], "checkpoint: x": [2.0]}, {}, []))
+    ratios = tmp_path / "ratios.json"
+    there = {"feed": {"python": "3.11", "torch": "2.11", "ratios": {"x": 9.0}}}
+    ratios.write_text(json.dumps({"there": there}))
+    monkeypatch.setattr(gate, "machine", lambda: "here")
+    monkeypatch.setattr(gate, "measure", lambda *_: ({"feed: x": [1.0]}, {}, []))
 
-    def elsewhere(*options: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", ["gate.py", "--ratios", str(ratios), *options])
+    def run(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["gate.py", "--only", "feed", "--ratios", str(ratios), *options])
         gate.main()
-        return [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if "another machine" in line]
+        return capsys.readouterr().out
 
-    assert elsewhere("--only", "feed", "checkpoint", "--accept") == ["feed", "checkpoint"]
-    machines = json.loads(ratios.read_text())["machines"]
-    # Of "checkpoint" only one of two ratios was measured.
-    assert machines == {"feed": {"cpu": "this one"}, "packing": there, "checkpoint": there}
-    assert elsewhere("--only", "feed", "packing", "checkpoint") == ["packing", "checkpoint"]
+    out = run()
+    assert "no ratios are committed of here; of: there" in out and "dropped" not in out
+    with pytest.raises(SystemExit):  # it cannot tell
+        run("--strict")
+    capsys.readouterr()
+    run("--accept")
+    assert json.loads(ratios.read_text())["there"] == there
+    assert "committed of" not in run("--strict")
+    monkeypatch.setattr(gate, "versions", lambda: {"python": "3.13", "torch": "3.0"})
+    assert "; this is python 3.13, torch 3.0" in run()
 
 
-def test_the_committed_ratios_say_what_machine_they_are_of(gate: Any) -> None:
-    committed = json.loads((GATE.parent / "ratios.json").read_text())
-    assert set(committed["machines"]) == {name.partition(":")[0] for name in committed["ratios"]}
-    assert all(committed["machines"].values())
+def test_the_committed_ratios_are_of_comparisons_that_there_are(gate: Any) -> None:
+    for machine, committed in json.loads((GATE.parent / "ratios.json").read_text()).items():
+        assert machine
+        for name, record in committed.items():
+            assert set(record) == {*gate.versions(), "ratios"}
+            assert set(record["ratios"]) <= set(gate.COMPARISONS[name].ratios)
 
 
 def test_every_comparison_is_a_script_that_takes_its_arguments(gate: Any) -> None:
