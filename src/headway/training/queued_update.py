@@ -1,12 +1,13 @@
 """An update that the device itself leaves out where loss or gradient is not finite.
 
-So it is queued before the host has read either, and the device has work while the host reads. It is for runs in which
-nothing but that decides about an update, and whose optimizer has a kernel that can be told to do nothing.
+So it is queued before the host has read either, and the device has work while the host reads and begins the next step.
+It is for runs in which nothing but that decides about an update, and whose optimizer has a kernel that can be told to
+do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,16 +42,10 @@ def queues_update(config: Config, state: TrainState, world: World) -> bool:
 
 
 @torch.no_grad()
-def queue_update(
-    config: Config,
-    state: TrainState,
-    world: World,
-    counted: Iterable[nn.Parameter],
-    losses: torch.Tensor,
-    items: int,
-    factor: float = 1.0,
+def mean_norm(
+    world: World, counted: Iterable[nn.Parameter], losses: torch.Tensor, items: int, factor: float = 1.0
 ) -> torch.Tensor:
-    """Queue the update by gradients that are sums over all items: the mean and the clipping are one multiplication.
+    """The norm of the mean gradient before clipping, of gradients that are sums over all items.
 
     Args:
         counted: The parameters whose gradient, or part of it, this worker counts; no other worker counts it.
@@ -59,8 +54,8 @@ def queue_update(
         factor: What the norm is multiplied by, for tests.
 
     Returns:
-        The norm of the mean gradient before clipping, not finite where any worker's loss or the gradient is not, or
-        where there are no items; then nothing is updated. (), fp64, on the device, the same on every worker.
+        (), fp64, on the device, the same on every worker; not finite where any worker's loss or the gradient is not, or
+        where there are no items.
     """
     gradients = [part for p in counted if p.grad is not None and (part := local_part(p.grad)).numel()]
     # In fp64, as the host has it: one worker gets the same bits either way.
@@ -69,10 +64,40 @@ def queue_update(
     if world.size > 1:
         with exchanging("sum of norms", everyone=True, observed=not world.queues_exchanges):
             dist.all_reduce(parts)
-    if not items:
-        return torch.full_like(parts[0], torch.nan)
-    total = parts[0].sqrt() / items * factor + parts[1]
-    limit = config.train.max_grad_norm
-    clip = torch.ones_like(total) if limit is None else (limit / (total + 1e-6)).clamp(max=1.0)
-    update_unless(state.optimizer, ~total.isfinite(), clip / items)
-    return total
+    return parts[0].sqrt() / items * factor + parts[1] if items else torch.full_like(parts[0], torch.nan)
+
+
+@torch.no_grad()
+def queue_update(config: Config, state: TrainState, norm: torch.Tensor, items: int) -> None:
+    """Queue the update, which does nothing where the norm is not finite: the mean and the clipping are one
+    multiplication.
+
+    Args:
+        norm: As `mean_norm` gives it.
+        items: Of the global batch.
+    """
+    if items:
+        limit = config.train.max_grad_norm
+        clip = torch.ones_like(norm) if limit is None else (limit / (norm + 1e-6)).clamp(max=1.0)
+        update_unless(state.optimizer, ~norm.isfinite(), clip / items)
+
+
+def begin_reading(values: torch.Tensor) -> Callable[[], list[float]]:
+    """Have values of the device, (n,), brought to the host.
+
+    Returns:
+        What waits for them, and for nothing that is queued from here on, and gives them.
+    """
+    if values.device.type != "cuda":
+        return values.tolist
+    there = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)  # a copy to other memory is waited for
+    there.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[float]:
+        copied.synchronize()
+        numbers: list[float] = there.tolist()
+        return numbers
+
+    return read

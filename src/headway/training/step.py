@@ -24,7 +24,7 @@ from headway.training.health import Decision, decide, is_left_out, judge, rememb
 from headway.training.loss_scale import update_scale
 from headway.training.optimizer import set_learning_rate, update
 from headway.training.precision import autocast
-from headway.training.queued_update import queue_update, queues_update
+from headway.training.queued_update import begin_reading, mean_norm, queue_update, queues_update
 from headway.training.replay import replay_is_due, replayed
 from headway.training.schedule import learning_rate
 from headway.training.state import TrainState
@@ -144,14 +144,16 @@ def _queue_and_read(
     flags: Sequence[bool],
     rate: float,
 ) -> _Sums:
-    """Have the device update by itself, and read loss and norm when all that is queued: see `queued_update`."""
+    """Have the device update by itself, and read loss and norm when that is queued: see `queued_update`."""
     everyone = world.gather([float(items), *map(float, flags)])  # while the device computes
     items = int(sum(worker[0] for worker in everyone))
     beat(Phase.UPDATE)
     set_learning_rate(state.optimizer, rate)
-    norm = queue_update(config, state, world, _counted_by(strategy, state, None), losses, items, _fault(state))
+    norm = mean_norm(world, _counted_by(strategy, state, None), losses, items, _fault(state))
+    read = begin_reading(torch.cat([losses.double(), norm[None]]))
+    queue_update(config, state, norm, items)
     strategy.after_update()
-    *lane_losses, grad_norm = _numbers(world, torch.cat([losses.double(), norm[None]]))
+    *lane_losses, grad_norm = _numbers(world, read)
     loss = exact_sum([loss for worker in world.gather(lane_losses) for loss in worker])
     return _Sums(loss / (items or math.nan), items, grad_norm, _agreed(everyone, len(flags)))
 
@@ -253,15 +255,14 @@ def _gradients(
 def _read(gradients: Callable[[], tuple[torch.Tensor, int]], world: World) -> tuple[list[float], int]:
     """What `_gradients` gives, as numbers."""
     losses, items = gradients()
-    return _numbers(world, losses), items
+    return _numbers(world, losses.tolist), items
 
 
-def _numbers(world: World, values: torch.Tensor) -> list[float]:
-    """Values of the device, (n,). Reading waits for it, and with it for other workers, so all that it has to do up to
-    here is queued before."""
+def _numbers(world: World, read: Callable[[], list[float]]) -> list[float]:
+    """Values of the device. Reading waits for it, and with it for other workers, so all that it has to do up to here is
+    queued before."""
     with exchanging("sum of gradients", observed=False) if world.queues_exchanges else nullcontext():
-        numbers: list[float] = values.tolist()
-        return numbers
+        return read()
 
 
 def _forward_backward(

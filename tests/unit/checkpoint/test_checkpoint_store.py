@@ -13,6 +13,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.core.types import Block
 from states import equal, make_state, names, save
+from support_gpu import on_gpu
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_load_into_fills_existing_tensors_in_place(store: CheckpointStore) -> No
     assert equal(target, make_state(3))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@on_gpu
 def test_a_state_on_a_gpu_is_saved_as_on_the_cpu(store: CheckpointStore, tmp_path: Path) -> None:
     on_gpu = {name: tensor.cuda() for name, tensor in make_state(3).items()}
     manifest = store.save(3, on_gpu, {"step": 3}, {})

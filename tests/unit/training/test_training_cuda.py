@@ -12,8 +12,9 @@ from headway.training.fit import largest_that_fits, memory_limit_bytes
 from headway.training.optimizer import build_optimizer, optimizer_tensors
 from headway.training.precision import autocast, convert_to_fp8
 from headway.training.state import TrainState, parameter_names
+from support_gpu import NEEDS_GPU, NEEDS_REAL_GPU
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = NEEDS_GPU
 
 
 def model() -> nn.Sequential:
@@ -48,6 +49,7 @@ def test_moments_in_host_memory_train_as_those_on_the_gpu_do(name: str) -> None:
     assert results[1][-1] < results[1][0]
 
 
+@NEEDS_REAL_GPU
 def test_8_bit_moments_on_the_gpu() -> None:
     pytest.importorskip("torchao")
     net = model()
@@ -71,6 +73,7 @@ def test_8_bit_products_on_the_gpu() -> None:
     assert losses["fp8"] == pytest.approx(losses["bf16"], rel=0.1)
 
 
+@NEEDS_REAL_GPU
 def test_the_micro_batch_that_fits_the_gpu() -> None:
     device = torch.device("cuda", 0)
     world, net = World(0, 1, 0, device), model()
