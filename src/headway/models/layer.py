@@ -61,9 +61,7 @@ class Attention(nn.Module):
         k = rotate(k_BTK1H, positions.cos, positions.sin).to(qkv.dtype).squeeze(3)
         v = v_BTK1H.squeeze(3)
         if torch.is_grad_enabled() and (self.q_norm is None or self.q_norm.weight.dtype != qkv.dtype):
-            v = (
-                v.contiguous()
-            )  # a view would keep all that the product gave for the backward pass, and nobody else does
+            v = v.contiguous()  # as a view it would keep queries and keys from before their rotation, too
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         y_BTD = self.output(attend(q, k, v, positions).flatten(2))
