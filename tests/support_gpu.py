@@ -14,7 +14,7 @@ from cuda_in_memory.emulated_cuda import VARIABLE
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 
-def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
+def needs_gpu(test: Callable[..., None]) -> Callable[..., None]:
     """The same for one test."""
     for mark in NEEDS_GPU:
         test = mark(test)

@@ -13,7 +13,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.core.types import Block
 from states import equal, make_state, names, save
-from support_gpu import on_gpu
+from support_gpu import needs_gpu
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_load_into_fills_existing_tensors_in_place(store: CheckpointStore) -> No
     assert equal(target, make_state(3))
 
 
-@on_gpu
+@needs_gpu
 def test_a_state_on_a_gpu_is_saved_as_on_the_cpu(store: CheckpointStore, tmp_path: Path) -> None:
     on_gpu = {name: tensor.cuda() for name, tensor in make_state(3).items()}
     manifest = store.save(3, on_gpu, {"step": 3}, {})

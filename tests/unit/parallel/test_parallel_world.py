@@ -13,7 +13,7 @@ from headway.config import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.parallel import world
 from headway.parallel.world import World, _agree_on_name, open_world
-from support_gpu import on_gpu
+from support_gpu import needs_gpu
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -119,7 +119,7 @@ def test_seeding_draws_what_pytorchs_does_without_a_look_at_devices_that_are_not
     assert torch.equal(torch.rand(4), expected)
 
 
-@on_gpu
+@needs_gpu
 def test_seeding_reaches_the_gpu() -> None:
     device = torch.device("cuda", 0)
     torch.manual_seed(3)
