@@ -20,7 +20,8 @@ from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.checkpoint.writers import wait_for_writers
 from headway.core.errors import HeadwayError
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
-from headway.core.files import append_json_line, read_json_lines
+from headway.core.files import append_json_line
+from headway.core.foreign import read_json_lines
 from headway.core.format import counted, format_seconds
 from headway.launch.trainings import failed, place, running, train_command
 from headway.supervise.ledger_proof import prove

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.retention import Every
-from headway.core.files import parse_json_lines
+from headway.core.foreign import parse_json_lines
 
 if TYPE_CHECKING:
     from headway.config import Batches

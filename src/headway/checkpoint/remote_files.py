@@ -10,7 +10,8 @@ from pathlib import Path
 from headway.checkpoint.format import MANIFEST, Manifest
 from headway.checkpoint.objects import Objects
 from headway.checkpoint.sealing import SEALED
-from headway.core.files import fingerprint, read_json_lines
+from headway.core.files import fingerprint
+from headway.core.foreign import read_json_lines
 
 
 def sent_name(manifest: Manifest, file: str) -> str:

@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -149,25 +149,6 @@ def ends_with_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a JSON-lines file; a line cut off by a kill is passed over. A missing file has no records."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        yield from parse_json_lines(file)
-
-
-def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Records of the lines that hold a whole one."""
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
 
 
 def expanded(path: str | Path, where: str | None = None) -> Path:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 UNKNOWN = "n/a"
 
+#: Spaces of other widths, such as the one between Chinese sentences: `str.isprintable` does not count them.
+_BLANKS = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+
 
 def format_count(value: float | None) -> str:
     """1234 -> "1,234"; 41_200 -> "41.2k"; 2_000_000_000 -> "2.0B"."""
@@ -27,9 +30,18 @@ def plural(number: int, word: str) -> str:
     return word + ("" if number == 1 else "es" if word.endswith("ch") else "s")
 
 
-def printable(text: str) -> str:
-    """Text of others, without what would move the cursor of a terminal, change its colours or break a line."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+def printable(text: str, keep: str = "") -> str:
+    """Return text of others for a terminal. What would move its cursor, change its colours, break a line or turn the
+    direction of writing around is spelled out, as `\\x1b`.
+
+    Args:
+        text: Names, messages, documents.
+        keep: Characters to leave as they are, for example line ends.
+    """
+    if text.isprintable():
+        return text
+    keep += _BLANKS
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def format_bytes(value: float | None) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
-from headway.core.files import append_json_line, fingerprint, read_json_lines
+from headway.core.files import append_json_line, fingerprint
+from headway.core.foreign import read_json_lines
 
 #: Action of a decision to take a checkpoint's word for the steps before it, of which nothing here tells.
 TAKEN_OVER = "taken over"

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError
-from headway.core.files import ends_with_newline, parse_json_lines, read_json_lines
+from headway.core.files import ends_with_newline
+from headway.core.foreign import parse_json_lines, read_json_lines
 from headway.core.patience import Patiently
 
 FILE_NAME = "metrics.jsonl"

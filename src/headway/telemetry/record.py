@@ -18,7 +18,7 @@ import yaml
 
 from headway.config import Batches, BatchStage
 from headway.core.errors import CheckpointError
-from headway.core.files import read_json_lines
+from headway.core.foreign import read_json_lines
 from headway.core.machine import host_name
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 

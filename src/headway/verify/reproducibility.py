@@ -16,7 +16,7 @@ from headway.config import Config, dump_config, resolve_lanes
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.faults import FAULTS_VARIABLE
-from headway.core.files import read_json_lines
+from headway.core.foreign import read_json_lines
 from headway.core.format import counted
 from headway.launch.trainings import failed, place, refuse_as_worker, running, stoppable, train_command
 

@@ -38,7 +38,8 @@ from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writers import open_writer_lock
 from headway.config import load_config
 from headway.core import faults
-from headway.core.files import append_json_line, read_json_lines
+from headway.core.files import append_json_line
+from headway.core.foreign import read_json_lines
 from headway.supervise.ledger import Rollback
 from states import equal, make_state, save
 

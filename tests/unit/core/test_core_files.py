@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.core import files
+from headway.core.foreign import read_json_lines
 
 
 def test_atomic_write_makes_folders_and_replaces(tmp_path: Path) -> None:
@@ -149,9 +150,9 @@ def test_json_lines_read_back(tmp_path: Path) -> None:
     path, records = tmp_path / "x.jsonl", [{"step": 1}, {"text": "é\n"}, {"big": "x" * 100_000}]
     for record in records:
         files.append_json_line(path, record)
-    assert list(files.read_json_lines(path)) == records
+    assert list(read_json_lines(path)) == records
     assert len(path.read_bytes().splitlines()) == len(records)
-    assert list(files.read_json_lines(tmp_path / "none.jsonl")) == []
+    assert list(read_json_lines(tmp_path / "none.jsonl")) == []
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])
@@ -163,13 +164,13 @@ def test_a_record_after_a_cut_line_is_whole(tmp_path: Path, cut: int) -> None:
     os.truncate(path, size - cut)
     files.append_json_line(path, {"step": 3})
     # Cut by one byte the record has lost its line's end only; cut by all, as many as there were, nothing is left of it.
-    assert list(files.read_json_lines(path)) == [{"step": step} for step in ((1, 2, 3) if cut == 1 else (1, 3))]
+    assert list(read_json_lines(path)) == [{"step": step} for step in ((1, 2, 3) if cut == 1 else (1, 3))]
 
 
 def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a":1}\n\xff\xfe\n[1]\n\n5\n{"a":2\n{"a":3}\n')
-    assert list(files.read_json_lines(path)) == [{"a": 1}, {"a": 3}]
+    assert list(read_json_lines(path)) == [{"a": 1}, {"a": 3}]
 
 
 def test_hashes(tmp_path: Path) -> None:

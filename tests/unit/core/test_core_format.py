@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.format import counted, format_bytes, format_count, format_seconds
+from headway.core.format import counted, format_bytes, format_count, format_seconds, printable
 from headway.core.random import derive_seed
 
 
@@ -88,3 +88,23 @@ def test_seeds_of_neighbours_are_unrelated() -> None:
     assert 30 < sum(bits) / len(bits) < 33  # half of 63 bits change, on average
     # Parts are told apart: (1, 23) is not (12, 3).
     assert derive_seed(0, 1, 23) != derive_seed(0, 12, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, größer, 文字", "plain, größer, 文字"),
+        ("red \x1b[31m", r"red \x1b[31m"),
+        ("a\nb\tc\rd\x7f", r"a\nb\tc\rd\x7f"),
+        ("\x9b31m \x85 \u2028", r"\x9b31m \x85 \u2028"),
+        ("gpj.\u202eexe \u2066x\u2069 \u200f", r"gpj.\u202eexe \u2066x\u2069 \u200f"),
+        ("\udce9 \U000e0001", r"\udce9 \U000e0001"),
+        ("你好。\u3000世界\u00a0!", "你好。\u3000世界\u00a0!"),
+    ],
+)
+def test_text_of_others_cannot_steer_a_terminal(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_what_is_to_be_kept_is_kept() -> None:
+    assert printable("a\n\x1b\tb\u200d", keep="\n\u200d") == "a\n\\x1b\\tb\u200d"

@@ -1,0 +1,291 @@
+"""Reads what others may have written: run directories, checkpoints, stores, configs, vocabularies.
+
+A file is read where it is a regular one and no larger than its kind can be; a FIFO or a device, which may give nothing
+for ever or never end, is refused before it is opened. JSON is read where no key is given twice, and where it nests no
+deeper than code that walks through it can follow. Text for people goes through `core.format.printable`.
+
+What is wrong with a file is an `OSError` whose `strerror` says it, and what is wrong with its content a `ValueError`;
+both complete a sentence that begins with the file's name ("is not a regular file").
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from headway.core.format import format_bytes, printable
+
+#: What is read at most of a file of settings: a config, `run.json`, `tokenizer_config.json`.
+SETTINGS_BYTES = 16 * 2**20
+#: Of one that grows with a model, a store or a vocabulary: manifests, `tokenizer.json`, an index of safetensors files.
+LISTING_BYTES = 256 * 2**20
+#: Of one line of a file that a run appends to.
+LINE_BYTES = 4 * 2**20
+#: How deep values may lie in each other.
+DEPTH = 100
+
+#: Python takes up to 24 bytes of memory for a byte of JSON, so only so many values are read of a long text.
+_VALUES = 8_000_000
+_SHORT_BYTES = 2 * _VALUES
+_BLOCK_BYTES = 256 * 1024
+#: What a shell or another process has opened for this one: `headway train <(generate)`.
+_HANDED_OVER = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+
+
+class ForeignFileError(OSError):
+    """A file that is not read, whatever is in it: it is no regular one, or it is too large."""
+
+    def __init__(self, problem: str, path: Path) -> None:
+        super().__init__(errno.EINVAL, problem, str(path))
+
+
+def open_regular(path: Path, most: int | None = None) -> IO[bytes]:
+    """Open a regular file, or a link to one, for reading.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+
+    Raises:
+        OSError: it cannot be opened; `ForeignFileError` where it is not what may be read.
+    """
+    _check(path, path.stat(), most)
+    # Somebody may have put a FIFO in its place since, and to open one may wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        _check(path, os.fstat(descriptor), most)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check(path: Path, found: os.stat_result, most: int | None) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise ForeignFileError("is not a regular file", path)
+    if most is not None and found.st_size > most:
+        raise _too_large(path, most, found.st_size)
+
+
+def _too_large(path: Path, most: int, size: int | None = None) -> ForeignFileError:
+    has = "more than" if size is None else f"{format_bytes(size)}, and at most"
+    return ForeignFileError(f"has {has} {format_bytes(most)}{'' if size is None else ' are read'}", path)
+
+
+def read_bytes(path: Path, most: int = LISTING_BYTES) -> bytes:
+    """Return what is in a regular file.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    with open_regular(path, most) as file:
+        return _all_of(file, path, most)
+
+
+def read_text(path: Path, most: int = SETTINGS_BYTES) -> str:
+    """Return the UTF-8 text in a regular file.
+
+    Raises:
+        OSError: as `open_regular`.
+        UnicodeDecodeError: it is no UTF-8.
+    """
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_given_bytes(path: Path, most: int = SETTINGS_BYTES) -> bytes:
+    """Return what is in a file that a person has named on the command line: a regular one, or what the shell has opened
+    for this process, up to its end.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    if not str(path).startswith(_HANDED_OVER):
+        return read_bytes(path, most)
+    with path.open("rb") as file:
+        return _all_of(file, path, most)
+
+
+def _all_of(file: IO[bytes], path: Path, most: int) -> bytes:
+    content = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
+    # There may be more: of a pipe, of a file of `/proc`, which has no size, of one that grows.
+    while len(content) <= most and (more := file.read(_BLOCK_BYTES)):
+        content += more
+    if len(content) > most:
+        raise _too_large(path, most)
+    return content
+
+
+def read_json(path: Path, most: int = SETTINGS_BYTES) -> Any:
+    """Return the JSON value in a regular file.
+
+    Raises:
+        OSError: as `open_regular`.
+        ValueError: as `parse_json`.
+    """
+    return parse_json(read_bytes(path, most))
+
+
+def read_json_object(path: Path, most: int = SETTINGS_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a regular file.
+
+    Raises:
+        OSError: as `open_regular`.
+        ValueError: as `parse_json`; it is another value.
+    """
+    value = read_json(path, most)
+    if not isinstance(value, dict):
+        raise ValueError("is not a JSON object")
+    return value
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Return a JSON value, as the standard library reads it.
+
+    Raises:
+        ValueError: it is not JSON, gives a key twice, is nested deeper than `DEPTH`, or has too many values.
+    """
+    check_number_of_values(text)
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except _DuplicateKey:
+        raise
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8") from None
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    check_depth(value, text)
+    return value
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise _DuplicateKey(f"gives the key '{printable(key):.80}' twice")
+    return found
+
+
+def check_number_of_values(text: bytes | str) -> None:
+    """Refuse JSON of which the values would fill memory; text of up to 16 MB cannot hold so many.
+
+    Raises:
+        ValueError: it has too many.
+    """
+    if len(text) > _SHORT_BYTES and _count(text, ",", "[", "{") > _VALUES:
+        raise ValueError(f"has more than {_VALUES:,} values")
+
+
+def check_depth(value: Any, text: bytes | str | None = None) -> None:
+    """Refuse a value that is nested deeper than `DEPTH`: code that walks through it calls itself at every level.
+
+    Args:
+        value: Of JSON.
+        text: The JSON itself, which shows at once that most values are not.
+
+    Raises:
+        ValueError: it is.
+    """
+    if text is not None and _count(text, "[", "{") <= DEPTH:
+        return
+    level = [value]
+    for _ in range(DEPTH):
+        level = [
+            item
+            for node in level
+            if isinstance(node, (dict, list))
+            for item in (node.values() if isinstance(node, dict) else node)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"is nested more than {DEPTH} deep")
+
+
+def _count(text: bytes | str, *signs: str) -> int:
+    if isinstance(text, str):
+        return sum(map(text.count, signs))
+    return sum(text.count(sign.encode()) for sign in signs)
+
+
+def read_lines(file: IO[bytes], most: int = LINE_BYTES) -> Iterator[bytes]:
+    """Yield the lines of a file from where it stands, without their ends; those that are longer are passed over."""
+    rest, too_long = b"", False
+    while block := file.read(_BLOCK_BYTES):
+        may_be_too_long = len(rest) + len(block) > most
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop()
+        if too_long and lines:
+            del lines[0]
+            too_long = False
+        yield from (line for line in lines if len(line) <= most) if may_be_too_long else lines
+        if len(rest) > most or too_long:
+            rest, too_long = b"", True
+            _pass_over_hole(file)
+    if rest:
+        yield rest
+
+
+def _pass_over_hole(file: IO[bytes]) -> None:
+    """Go on where a file has data again: it may have been made a terabyte long in one call."""
+    seek_data = getattr(os, "SEEK_DATA", None)
+    if seek_data is None:
+        return
+    try:
+        place = os.lseek(file.fileno(), file.tell(), seek_data)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            return
+        place = os.fstat(file.fileno()).st_size  # nothing but a hole is left
+    file.seek(place)
+
+
+def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the objects in lines of JSON; a line that holds none, or one that `parse_json` refuses, is passed over."""
+    from orjson import loads
+
+    for line in lines:
+        # In several times less time than `parse_json`. One colon for each key and no more shows that no key is given
+        # twice, and few brackets that nothing lies deep.
+        try:
+            record = loads(line)
+        except ValueError:
+            record = None
+        if type(record) is not dict or line.count(b":") != len(record) or line.count(b"[") + line.count(b"{") > DEPTH:
+            try:
+                record = parse_json(line)
+            except ValueError:
+                continue
+        if isinstance(record, dict):
+            yield record
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a file of JSON lines; a line cut off by a kill is passed over. A missing file has none.
+
+    Raises:
+        OSError: as `open_regular`, but that it is missing.
+    """
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        return
+    with file:
+        yield from parse_json_lines(read_lines(file))
