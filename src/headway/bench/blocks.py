@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.files import sha256_bytes
+from headway.core.foreign import parse_json
 
 MARKER = "HEADWAY-BENCH-RESULT"
 _ID_LENGTH = 32
@@ -74,8 +75,11 @@ def _whole(parts: dict[int, str], name: str) -> dict[str, Any] | None:
     for cut in (match.start() for match in reversed(list(re.finditer(r"\|", last[: _LINE_CHARACTERS + 1])))):
         text = before + last[:cut]
         if sha256_bytes(text.encode())[:_ID_LENGTH] == name:
-            value: dict[str, Any] = json.loads(text)
-            return value
+            try:
+                value = parse_json(text)
+            except ValueError:
+                return None
+            return value if isinstance(value, dict) else None
     return None
 
 

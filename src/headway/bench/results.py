@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from headway.bench.suite import STRATEGIES, Cell, FileName, flattened
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, write_json
+from headway.core.foreign import read_json
 from headway.core.format import counted
 
 SCHEMA_VERSION = 1
@@ -267,18 +268,17 @@ def read_results(folder: Path, below: str = CELLS) -> list[CellResult]:
     Raises:
         DataError: a file is no result.
     """
-    import json
-
     results = []
     for path in sorted((folder / below).glob("*.json")):
         try:
-            value = json.loads(path.read_bytes())
+            value = read_json(path)
         except OSError as error:
             raise DataError(
                 f"the result cannot be read: {error.strerror}", where=str(path), fix="remove it, and measure again"
             ) from None
-        except ValueError:
-            raise DataError("not JSON", where=str(path), fix="remove the file, and measure again") from None
+        except ValueError as error:
+            what = f"the result {error}"
+            raise DataError(what, where=str(path), fix="remove the file, and measure again") from None
         results.append(parse_result(value, str(path)))
     return results
 

@@ -22,8 +22,9 @@ from headway.config.base import Section
 from headway.config.checks import combined
 from headway.config.complaints import complaints
 from headway.config.document import Entry, merged, parse
-from headway.config.load import parse_override, set_entry
+from headway.config.load import CONFIG_BYTES, parse_override, set_entry
 from headway.core.errors import ConfigError
+from headway.core.foreign import read_given_bytes
 
 SUITES = Path(__file__).parent / "suites"
 #: Added to the description of a suite of which `on_cpu` is taken.
@@ -237,9 +238,10 @@ def _find(name: str) -> Path:
 
 def _read(path: Path, name: str) -> Entry:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_given_bytes(path, CONFIG_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the suite: {error}", where=str(path), fix="check the file") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"cannot read the suite: {reason}", where=str(path), fix="check the file") from None
     tree = parse(text, name)
     if not isinstance(tree.value, dict):
         raise ConfigError("a suite is a mapping of keys to values", where=name, fix="begin with `strategy: [ddp]`")

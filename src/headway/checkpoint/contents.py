@@ -5,7 +5,6 @@ None of it is needed to resume, and none of it is part of the state or its name.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.retention import Every
-from headway.core.foreign import parse_json_lines
+from headway.core.foreign import LINE_BYTES, open_regular, parse_json_lines, read_json, read_text
 
 if TYPE_CHECKING:
     from headway.config import Batches
@@ -25,7 +24,7 @@ _NOT_METRICS = ("step", "attempt", "time")
 #: In the first record of a step that a rollback has left out.
 _LEFT_OUT = "train/left_out_steps"
 _BLOCK_BYTES = 64 * 1024
-#: An evaluation is looked for in so many bytes at the end of the metrics.
+#: A step and an evaluation are looked for in so many bytes at the end of the metrics.
 _LOOK_BACK_BYTES = 64 * 2**20
 
 
@@ -52,7 +51,7 @@ def step_metrics(run: Path, step: int) -> dict[str, float]:
 
 def latest_evaluation(run: Path, step: int) -> dict[str, float] | None:
     """The newest evaluation up to a step, with its `step`; None when there was none, or it was very long ago."""
-    for record in _backwards(run / "metrics.jsonl", _LOOK_BACK_BYTES):
+    for record in _backwards(run / "metrics.jsonl"):
         at = record.get("step")
         values = {k: v for k, v in record.items() if k.startswith("evaluation/") and isinstance(v, (int, float))}
         if isinstance(at, int) and at <= step and values:
@@ -68,12 +67,11 @@ def step_context(run: Path, step: int, full: bool) -> dict[str, Any]:
         context["metrics"] = metrics
     if not full:
         return context
-    config, record = run / "config.yaml", run / "run.json"
-    if config.is_file():
-        context["config"] = config.read_text(encoding="utf-8")
-    if record.is_file():
-        with suppress(ValueError):  # cut off by whatever; the checkpoint does without
-            context["run"] = json.loads(record.read_bytes())
+    # Cut off by whatever, or not what Headway has written: the checkpoint does without.
+    with suppress(OSError, ValueError):
+        context["config"] = read_text(run / "config.yaml")
+    with suppress(OSError, ValueError):
+        context["run"] = read_json(run / "run.json")
     evaluation = latest_evaluation(run, step)
     if evaluation is not None:
         context["evaluation"] = evaluation
@@ -96,17 +94,17 @@ def crossed(interval: Every, before: tuple[int, float], now: tuple[int, float], 
     return batches.tokens_before(now[0]) // interval.amount != batches.tokens_before(before[0]) // interval.amount
 
 
-def _backwards(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
-    """Records from the end of the file on, for at most so many bytes: it may be long, and only its end is asked for."""
+def _backwards(path: Path) -> Iterator[dict[str, Any]]:
+    """Records from the end of the file on: it may be long, and only its end is asked for."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = size = file.seek(0, os.SEEK_END)
             rest = b""
-            while start > 0 and (most is None or size - start < most):
+            while start > 0 and size - start < _LOOK_BACK_BYTES:
                 end, start = start, max(0, start - _BLOCK_BYTES)
                 file.seek(start)
                 lines = (file.read(end - start) + rest).split(b"\n")
-                rest = lines.pop(0)
+                rest = lines.pop(0)[:LINE_BYTES]  # of what is too long for a line the beginning, which is passed over
                 yield from parse_json_lines(reversed(lines))
             if start == 0:
                 yield from parse_json_lines([rest])

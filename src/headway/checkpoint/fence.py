@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import secrets
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
+from headway.core.foreign import SETTINGS_BYTES, parse_json, read_bytes
 from headway.core.machine import host_name
 
 OWNER_FILE = ".owner"
@@ -54,7 +54,7 @@ class Owner:
 def read_owner(run: Path) -> Owner | None:
     """Who has, or last had, the run; None when that was never written."""
     try:
-        return _parse((run / OWNER_FILE).read_bytes())
+        return _parse(read_bytes(run / OWNER_FILE, SETTINGS_BYTES))
     except OSError:
         return None
 
@@ -62,7 +62,7 @@ def read_owner(run: Path) -> Owner | None:
 @functools.lru_cache(maxsize=4)  # asked for at every step, and nearly always the same
 def _parse(content: bytes) -> Owner | None:
     try:
-        return Owner(**json.loads(content))
+        return Owner(**parse_json(content))
     except (ValueError, TypeError):
         return None
 
@@ -73,7 +73,7 @@ def _read_patiently(run: Path, seconds: float) -> Owner | None:
     until = time.monotonic() + seconds
     while True:
         try:
-            return _parse(path.read_bytes())
+            return _parse(read_bytes(path, SETTINGS_BYTES))
         except (FileNotFoundError, NotADirectoryError):  # the run was moved away
             return None
         except OSError as error:

@@ -5,7 +5,6 @@ time. One hash over all of a file takes one core as long as it takes, which is l
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.cores import usable_cores
 from headway.core.files import sha256_file
+from headway.core.foreign import parse_json
 
 if TYPE_CHECKING:
     from headway.checkpoint.format import FileEntry
@@ -70,9 +70,9 @@ def _spans(header: bytes, nbytes: int) -> list[tuple[int, int]] | None:
     """Where the elements of each tensor begin and end; None when they do not follow one another to the end."""
     try:
         spans = sorted(
-            (int(begin), int(end)) for begin, end in (e["data_offsets"] for e in json.loads(header).values())
+            (int(begin), int(end)) for begin, end in (e["data_offsets"] for e in parse_json(header).values())
         )
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     ends = [0, *(end for _, end in spans)]
     follow = [begin for begin, _ in spans] == ends[:-1] and ends[-1] == nbytes

@@ -11,8 +11,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -20,7 +22,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeInt,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -32,6 +33,7 @@ from headway.checkpoint.signing import signature_problem
 from headway.core.cores import usable_cores
 from headway.core.errors import CheckpointError
 from headway.core.files import canonical_json, fingerprint, sha256_bytes
+from headway.core.foreign import ForeignFileError, parse_json, read_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +72,14 @@ class _Part(BaseModel):
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 #: No separators: a manifest can only name files beside itself.
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors(\.sealed)?$")]
-Shape = tuple[NonNegativeInt, ...]
+#: As PyTorch has them: numbers of 64 bits, and no more than 64 of them.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Shape = Annotated[tuple[Count, ...], Field(max_length=64)]
+
+#: Where a box begins and ends (exclusive) on each side.
+_Box = list[tuple[int, int]]
+#: As often a slice may be looked at to see whether any two overlap. In a grid it is about log2(slices) times.
+_WORK_PER_SLICE = 64
 
 
 class Slice(_Part):
@@ -120,24 +129,55 @@ class TensorEntry(_Part):
 
 
 def _any_overlap(slices: Iterable[Slice]) -> bool:
-    """Whether two boxes share an element. They are gone through by where they begin, each compared with those that
-    reach that far: a tensor of thousands of slices must not take millions of comparisons."""
-    reaching: list[Slice] = []
-    for part in sorted((part for part in slices if 0 not in part.shape), key=lambda part: part.offset):
-        if part.offset:
-            reaching = [other for other in reaching if other.offset[0] + other.shape[0] > part.offset[0]]
-        for other in reaching:
-            sides = zip(part.offset, part.shape, other.offset, other.shape, strict=True)
-            if all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in sides):
-                return True
-        reaching.append(part)
+    """Return whether two boxes share an element, in much less work than it takes to compare each with each: a tensor
+    may have thousands.
+
+    Raises:
+        ValueError: they lie among each other in a way that takes too much work, as no way to cut a tensor does.
+    """
+    boxes = [
+        [(begin, begin + length) for begin, length in zip(part.offset, part.shape, strict=True)]
+        for part in slices
+        if 0 not in part.shape
+    ]
+    work_left, groups = _WORK_PER_SLICE * len(boxes), [boxes]
+    while groups:
+        group = groups.pop()
+        work_left -= len(group)
+        if work_left < 0:
+            raise ValueError("its slices lie among each other in a way that nobody cuts a tensor")
+        if len(group) < 2:
+            continue
+        halves = _halves(group)
+        if halves is None:
+            return True
+        groups += halves
     return False
+
+
+def _halves(boxes: list[_Box]) -> list[list[_Box]] | None:
+    """Cut boxes in two groups where that leaves the fewest on both sides, or in none where they follow one another, so
+    that no two overlap; None when no cut has less on either side: then all of them overlap."""
+    best, cut_at = len(boxes), None
+    for side in range(len(boxes[0])):
+        begins, ends = sorted(box[side][0] for box in boxes), sorted(box[side][1] for box in boxes)
+        if all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)):
+            return []
+        for place, begin in enumerate(begins):
+            # Those that begin before this one, and those that end behind its beginning.
+            larger = max(bisect_left(begins, begin, hi=place + 1), len(boxes) - bisect_right(ends, begin))
+            if larger < best:
+                best, cut_at = larger, (side, begin)
+    if cut_at is None:
+        return None
+    side, cut = cut_at
+    return [[box for box in boxes if box[side][0] < cut], [box for box in boxes if box[side][1] > cut]]
 
 
 class FileEntry(_Part):
     """One file as it was written."""
 
-    bytes: NonNegativeInt
+    bytes: Count
     sha256: Sha256 | None = None
     """Of all its bytes: of an encrypted file, and in versions before 4."""
     parts_sha256: Sha256 | None = None
@@ -165,7 +205,7 @@ class Manifest(_Part):
     format: Literal["headway-checkpoint"] = "headway-checkpoint"
     version: Literal[1, 2, 3, 4] = 4
     """3 has sealed files, which are for it alone; 4 the hashes of parts."""
-    step: NonNegativeInt
+    step: Count
     cursor: dict[str, int]
     """Where the run is: `step` and what else the training loop counts."""
     context: dict[str, Any]
@@ -193,10 +233,17 @@ class Manifest(_Part):
         """Size of all files."""
         return sum(entry.bytes for entry in self.files.values())
 
-    def slices_of(self, file: str) -> Iterator[tuple[str, Slice]]:
+    def slices_of(self, file: str) -> list[tuple[str, Slice]]:
         """Tensor names with the block of each that lies in one file."""
+        return self._by_file.get(file, [])
+
+    @cached_property
+    def _by_file(self) -> dict[str, list[tuple[str, Slice]]]:
+        found: dict[str, list[tuple[str, Slice]]] = {}
         for name, entry in self.tensors.items():
-            yield from ((name, part) for part in entry.slices if part.file == file)
+            for part in entry.slices:
+                found.setdefault(part.file, []).append((name, part))
+        return found
 
     def render(self) -> bytes:
         """The content of `manifest.json`: these fields, and a hash of them against bit rot in the manifest itself."""
@@ -212,10 +259,7 @@ class Manifest(_Part):
             ValueError: this is none, or one of an unknown version, or it is damaged, or not signed as it should be; the
                 message says which.
         """
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is not JSON: {error}") from None
+        record = parse_json(text)
         if not isinstance(record, dict) or record.get("format") != cls.model_fields["format"].default:
             raise ValueError("is not the manifest of a Headway checkpoint")
         if record.get("version") not in (1, 2, 3, 4):
@@ -266,17 +310,21 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         if path.is_symlink() or not path.is_file():
             raise ValueError("is missing" if not path.exists() else "is not a regular file")
-        return Manifest.parse(path.read_bytes())
+        return Manifest.parse(read_bytes(path))
+    except ForeignFileError as error:
+        raise _untrusted(path, error.problem) from None
     except OSError as error:
         raise UnreadableManifest(
             f"{MANIFEST} cannot be read: {error.strerror or error}", where=str(path), fix="see to its disk"
         ) from None
     except ValueError as error:
-        raise CheckpointError(
-            f"{MANIFEST} {error}",
-            where=str(path),
-            fix="restore the folder from a copy, or use another checkpoint",
-        ) from None
+        raise _untrusted(path, str(error)) from None
+
+
+def _untrusted(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"{MANIFEST} {problem}", where=str(path), fix="restore the folder from a copy, or use another checkpoint"
+    )
 
 
 def state_hash(tensors: Mapping[str, TensorEntry], cursor: Mapping[str, int]) -> str:

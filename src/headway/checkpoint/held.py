@@ -7,7 +7,6 @@ and the first one chooses.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import is_there, write_json
+from headway.core.foreign import read_json
 
 #: How long a process waits for what another one has to say of which nobody knows whether it lives, and how often it
 #: looks.
@@ -105,7 +105,7 @@ class HeldStates:
             time.sleep(_LOOK_SECONDS)
         if not is_there(path):  # it may have been the last thing that it did
             return None
-        steps: list[int] = json.loads(path.read_bytes())
+        steps: list[int] = read_json(path)
         return steps
 
 

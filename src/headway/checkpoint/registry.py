@@ -19,6 +19,7 @@ from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest
 from headway.core.console import warning
 from headway.core.errors import CheckpointError
+from headway.core.foreign import parse_json
 
 FILE_NAME = "checkpoints.sqlite"
 LOCAL, REMOTE = "local", "remote"
@@ -178,7 +179,7 @@ class Registry:
             (
                 Entry(
                     **dict(zip(_COLUMNS, row, strict=False)),
-                    metrics=json.loads(row[-1]),
+                    metrics=parse_json(row[-1]),
                     places=tuple(places.get((row[0], row[1]), ())),
                 )
                 for row in rows

@@ -36,6 +36,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.faults import fault_point
 from headway.core.files import write_json
+from headway.core.foreign import parse_json
 from headway.core.machine import host_name
 
 _JOURNALS = ".uploads"
@@ -148,7 +149,7 @@ class RemoteTier:
         hint = self.objects.read(_NEWEST)
         if hint is not None:
             try:
-                found.add(int(json.loads(hint)["step"]))
+                found.add(int(parse_json(hint)["step"]))
             except (ValueError, KeyError, TypeError):
                 warning(f"{self.objects.url_of(_NEWEST)} cannot be read; going by the listing alone")
         return sorted(found)

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from headway.core.foreign import parse_json, read_json_object
+
 #: In the run directory: what this run has claimed. In a new one after `--restart`, the wish to claim afresh.
 CLAIM_FILE = "remote.json"
 RESTARTED_FILE = ".restarted"
@@ -32,7 +34,7 @@ class Claim:
 def read_claim(run: Path) -> Claim | None:
     """The claim that a run directory knows of; None when there is none that can be read."""
     try:
-        return Claim(**json.loads((run / CLAIM_FILE).read_bytes()))
+        return Claim(**read_json_object(run / CLAIM_FILE))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -40,7 +42,7 @@ def read_claim(run: Path) -> Claim | None:
 def in_words(claim: bytes) -> str:
     """Who has made a claim, by its object."""
     try:
-        record = json.loads(claim)
+        record = parse_json(claim)
         return f"attempt {record['attempt']} on {record['host']}"
     except (ValueError, KeyError, TypeError):
         return "another one"

@@ -34,6 +34,7 @@ from headway.checkpoint.writers import writer_has_ended, writer_is_here
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files import is_there, write_json
+from headway.core.foreign import LISTING_BYTES, read_json, read_text
 from headway.core.signals import STOPPING
 
 #: How often the first worker's process looks for what the others have written, and the least time between two words to
@@ -194,7 +195,7 @@ class WriteProcess:
         note, failure = folder / _note(rank), folder / _failure(rank)
         what = f"worker {rank} has not written its part"
         self._wait_for(note, rank, what, failure, written=partial(_bytes_of, folder, rank))
-        part = Part.parse(json.loads(note.read_bytes()))
+        part = Part.parse(read_json(note, LISTING_BYTES))
         note.unlink()
         return part
 
@@ -223,7 +224,7 @@ class WriteProcess:
             alone = os.getppid() != self._worker  # the worker died, and the others with it perhaps
             gone = alone and self._has_ended(rank) and not is_there(path)  # before it is asked what it has left
             if failure is not None and failure.exists():
-                said = failure.read_text(encoding="utf-8") or "it left no reason, as on a full disk"
+                said = read_text(failure) or "it left no reason, as on a full disk"
                 raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
             if order is not None and (
                 order.get("number") in self.given_up or self._store.publisher.is_past(order["step"], order["tag"])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config.lanes import resolve_lanes
 from headway.core.errors import ConfigError
+from headway.core.foreign import read_json_object
 
 if TYPE_CHECKING:
     from headway.config.mesh import MeshShape
@@ -217,12 +218,12 @@ def _read(path: Path) -> dict[str, Any]:
         ConfigError: there is none that can be read.
     """
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the DeepSpeed config cannot be read: {error}", where=_FILE, fix=f"check {path}") from None
-    if not isinstance(settings, dict):
-        raise ConfigError("a DeepSpeed config is a JSON object", where=_FILE, fix=f"check {path}")
-    return settings
+        return read_json_object(path)
+    except OSError as error:
+        what = f"the DeepSpeed config cannot be read: {error.strerror or error}"
+        raise ConfigError(what, where=_FILE, fix=f"check {path}") from None
+    except ValueError as error:
+        raise ConfigError(f"the DeepSpeed config {error}", where=_FILE, fix=f"check {path}") from None
 
 
 def _without_auto(value: Any) -> Any:

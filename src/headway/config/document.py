@@ -13,6 +13,12 @@ from typing import Any
 import yaml
 
 from headway.core.errors import ConfigError
+from headway.core.foreign import DEPTH
+
+#: The sources of ten thousands of files; PyYAML takes 10 seconds and 200 MB for so many.
+_MOST_VALUES = 250_000
+#: As many as Python takes for a whole number.
+_MOST_DIGITS = 4300
 
 
 @dataclass
@@ -79,9 +85,7 @@ def parse(text: str, name: str, *, lines: bool = True) -> Entry:
         ConfigError: not YAML, a key given twice, a tag that would make more than plain data, or an alias to itself.
     """
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        return Entry(None, name) if node is None else _entry(loader, node, name, lines)
+        return _Loader(text, name, lines).tree()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark and lines else name
@@ -100,7 +104,89 @@ def to_yaml(values: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only, with the scalars below in place of YAML 1.1's."""
+    """Plain data only, with the scalars below in place of YAML 1.1's, and only so much of it: an alias stands for all
+    that it names, so that a few lines can stand for more than memory holds."""
+
+    def __init__(self, text: str, name: str, lines: bool) -> None:
+        super().__init__(text)
+        self._name, self._lines = name, lines
+        self._nodes = self._values = 0
+
+    def tree(self) -> Entry:
+        """The one document."""
+        node = self.get_single_node()
+        return Entry(None, self._name) if node is None else self._entry(node, 0)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read the next node, if there may be one more."""
+        self._nodes += 1
+        if self._nodes > _MOST_VALUES:
+            raise self._too_many(self._place(parent) if parent is not None else self._name)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what `<<` names before a mapping's own keys, which win. Every key is there once then, since what is named
+        may name something itself."""
+        self._check_keys(node)
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                for named in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if isinstance(named, yaml.MappingNode):
+                        self.flatten_mapping(named)
+                        self._count(named, len(named.value) + 1)
+        super().flatten_mapping(node)
+        # An alias brings a mapping here again, so its keys must be unique then.
+        node.value = list({key.value: (key, value) for key, value in node.value}.values())
+
+    def _check_keys(self, node: yaml.MappingNode) -> None:
+        given: dict[str, str] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                fix = "check brackets and question marks"
+                raise ConfigError("a key must be a word", where=self._place(key), fix=fix)
+            if key.value in given:
+                where = f"{given[key.value]} and {self._place(key)}"
+                raise ConfigError(f"'{key.value}' is given twice", where=where, fix="keep one")
+            given[key.value] = self._place(key)
+
+    def _entry(self, node: yaml.Node, depth: int) -> Entry:
+        self._count(node, 1)
+        place = self._place(node)
+        if depth > DEPTH:
+            raise RecursionError  # before Python does: others walk through this tree too
+        if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
+            self.flatten_mapping(node)
+            values = {
+                key.value: replace(self._entry(value, depth + 1), place=self._place(key)) for key, value in node.value
+            }
+            return Entry(values, place)
+        if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+            return Entry([self._entry(item, depth + 1) for item in node.value], place)
+        if isinstance(node, yaml.ScalarNode):
+            return Entry(self._scalar(node, place), place, node.value)
+        raise ConfigError(f"a config holds plain data only, not {node.tag}", where=place, fix="remove the tag")
+
+    def _scalar(self, node: yaml.ScalarNode, place: str) -> Any:
+        try:
+            if node.tag != "tag:yaml.org,2002:str" and len(node.value) > _MOST_DIGITS:
+                raise ValueError("too long")
+            return self.construct_object(node)
+        except (ValueError, KeyError, OverflowError):  # `!!int abc`, or a number with thousands of digits
+            what = f"'{node.value:.40}' is no {node.tag.removeprefix('tag:yaml.org,2002:')}"
+            raise ConfigError(what, where=place, fix="correct it, or quote it if it is text") from None
+
+    def _count(self, node: yaml.Node, values: int) -> None:
+        self._values += values
+        if self._values > _MOST_VALUES:
+            raise self._too_many(self._place(node))
+
+    def _too_many(self, place: str) -> ConfigError:
+        what = f"more than {_MOST_VALUES:,} values, those that aliases (*name) stand for included"
+        return ConfigError(what, where=place, fix="name folders and patterns instead of single files")
+
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self._name}:{node.start_mark.line + 1}" if self._lines else self._name
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -126,37 +212,3 @@ _SCALARS = {
 for _name, (_pattern, _first) in _SCALARS.items():
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
-
-
-def _entry(loader: _Loader, node: yaml.Node, name: str, lines: bool) -> Entry:
-    place = f"{name}:{node.start_mark.line + 1}" if lines else name
-    if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
-        return Entry(_mapping(loader, node, name, lines), place)
-    if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-        return Entry([_entry(loader, item, name, lines) for item in node.value], place)
-    if isinstance(node, yaml.ScalarNode):
-        try:
-            return Entry(loader.construct_object(node), place, node.value)
-        except (ValueError, KeyError, OverflowError):  # `!!int abc`, or a number with thousands of digits
-            what = f"'{node.value:.40}' is no {node.tag.removeprefix('tag:yaml.org,2002:')}"
-            raise ConfigError(what, where=place, fix="correct it, or quote it if it is text") from None
-    raise ConfigError(f"a config holds plain data only, not {node.tag}", where=place, fix="remove the tag")
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode, name: str, lines: bool) -> dict[str, Entry]:
-    def place(key: yaml.Node) -> str:
-        return f"{name}:{key.start_mark.line + 1}" if lines else name
-
-    given: dict[str, str] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError("a key must be a word", where=place(key), fix="check brackets and question marks")
-        if key.value in given:
-            raise ConfigError(
-                f"'{key.value}' is given twice", where=f"{given[key.value]} and {place(key)}", fix="keep one"
-            )
-        given[key.value] = place(key)
-    loader.flatten_mapping(node)
-    # Own keys come after those of `<<` and win; an alias brings the node here again, so its keys must be unique then.
-    node.value = list({key.value: (key, value) for key, value in node.value}.values())
-    return {key.value: replace(_entry(loader, value, name, lines), place=place(key)) for key, value in node.value}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,13 @@ from headway.config.document import Entry, merged, parse, to_yaml
 from headway.config.schema import Config
 from headway.config.shapes import SHAPES
 from headway.core.errors import ConfigError
+from headway.core.foreign import read_bytes, read_given_bytes
 
 PRESETS = Path(__file__).parent / "presets"
+
+#: So much of a config is read, at most.
+CONFIG_BYTES = 4 * 2**20
+_MOST_BASES = 50
 
 _SHAPE_KEYS = sorted({"head_dim", *(key for shape in SHAPES.values() for key in shape)})
 
@@ -111,7 +116,9 @@ def _read(path: Path, above: tuple[Path, ...]) -> Entry:
     if path.resolve() in above:
         chain = " -> ".join(p.name for p in (*above, path))
         raise ConfigError(f"a config is based on itself: {chain}", where=str(path), fix="remove one `base:`")
-    tree = _parse_file(path)
+    if len(above) > _MOST_BASES:
+        raise ConfigError(f"more than {_MOST_BASES} configs based on each other", where=str(path), fix="merge some")
+    tree = _parse_file(path, read_bytes if above else read_given_bytes)
     base = tree.value.pop("base", None)
     if base is None:
         return tree
@@ -122,11 +129,12 @@ def _read(path: Path, above: tuple[Path, ...]) -> Entry:
     return merged(below, tree)
 
 
-def _parse_file(path: Path) -> Entry:
+def _parse_file(path: Path, read: Callable[[Path, int], bytes]) -> Entry:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read(path, CONFIG_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config: {error}", where=str(path), fix="check the file") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"cannot read the config: {reason}", where=str(path), fix="check the file") from None
     tree = parse(text, str(path))
     if not isinstance(tree.value, dict):
         what = "the config is empty" if tree.value is None else "the config must be a mapping of keys to values"

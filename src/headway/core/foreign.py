@@ -43,6 +43,7 @@ class ForeignFileError(OSError):
 
     def __init__(self, problem: str, path: Path) -> None:
         super().__init__(errno.EINVAL, problem, str(path))
+        self.problem = problem
 
 
 def open_regular(path: Path, most: int | None = None) -> IO[bytes]:
@@ -201,14 +202,13 @@ def check_depth(value: Any, text: bytes | str | None = None) -> None:
     """
     if text is not None and _count(text, "[", "{") <= DEPTH:
         return
-    level = [value]
+    level = [value] if type(value) is dict or type(value) is list else []
     for _ in range(DEPTH):
         level = [
             item
             for node in level
-            if isinstance(node, (dict, list))
-            for item in (node.values() if isinstance(node, dict) else node)
-            if isinstance(item, (dict, list))
+            for item in (node.values() if type(node) is dict else node)
+            if type(item) is dict or type(item) is list
         ]
         if not level:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import write_json
+from headway.core.foreign import LISTING_BYTES, read_json_object
 from headway.models.decoder import Decoder
 from headway.models.huggingface_config import from_huggingface, to_huggingface
 from headway.models.huggingface_folder import mark, published, refuse_foreign
@@ -168,12 +168,12 @@ def _read_tensor(path: Path, name: str) -> torch.Tensor:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"the file cannot be read: {error}", where=str(path), fix=_FETCH_AGAIN) from error
-    if not isinstance(value, dict):
-        raise CheckpointError("the file is no JSON object", where=str(path), fix=_FETCH_AGAIN)
-    return value
+        return read_json_object(path, LISTING_BYTES)
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror or error}"
+        raise CheckpointError(what, where=str(path), fix=_FETCH_AGAIN) from error
+    except ValueError as error:
+        raise CheckpointError(f"the file {error}", where=str(path), fix=_FETCH_AGAIN) from error
 
 
 def export_model(

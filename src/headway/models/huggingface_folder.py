@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any
 
 from headway.core.errors import ConfigError
 from headway.core.files import sha256_file, sync_folder, write_json
+from headway.core.foreign import LISTING_BYTES, read_json
 
 #: Lists what an export wrote, so that the next one to the same folder knows what is not a person's own.
 MARKER = "headway_export.json"
@@ -52,7 +52,7 @@ def mark(folder: Path) -> None:
 def _written(folder: Path) -> dict[str, str | None]:
     """Name -> SHA-256 of what an earlier export wrote; None where it has listed names alone."""
     try:
-        files: Any = json.loads((folder / MARKER).read_bytes())["files"]
+        files: Any = read_json(folder / MARKER, LISTING_BYTES)["files"]
     except FileNotFoundError:
         return {}
     except (KeyError, TypeError, ValueError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shlex
 import shutil
@@ -21,6 +20,7 @@ from headway.checkpoint.writers import wait_for_writers
 from headway.core import console
 from headway.core.errors import CheckpointError
 from headway.core.files import is_there, sync_folder, write_json
+from headway.core.foreign import read_json_object
 from headway.core.notices import posted
 from headway.core.waiting import wait_until
 from headway.supervise.ledger import Ledger
@@ -334,10 +334,9 @@ def _is(owner: Owner, number: int, token: str | None) -> bool:
 
 def _read_record(attempt: Path) -> dict[str, Any]:
     try:
-        record = json.loads((attempt / _ATTEMPT_FILE).read_bytes())
+        return read_json_object(attempt / _ATTEMPT_FILE)
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 @dataclass(frozen=True)

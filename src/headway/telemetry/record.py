@@ -6,7 +6,6 @@ most wants to look at are those that died.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from headway.config import Batches, BatchStage
-from headway.core.errors import CheckpointError
-from headway.core.foreign import read_json_lines
+from headway.config.document import parse
+from headway.config.load import CONFIG_BYTES
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.foreign import LISTING_BYTES, read_json_lines, read_json_object, read_text
 from headway.core.machine import host_name
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
@@ -256,16 +255,15 @@ def is_run(path: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty when it cannot be read."""
     try:
-        value = json.loads(path.read_bytes())
+        return read_json_object(path, LISTING_BYTES)
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(path.read_bytes())
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):  # such as a date that there is not
+        value = parse(read_text(path, CONFIG_BYTES), str(path)).plain()
+    except (OSError, ValueError, ConfigError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -6,14 +6,12 @@ checkpoints keep it.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +19,7 @@ from torch import nn
 from headway.config import Config
 from headway.core.console import notice, warning
 from headway.core.files import fingerprint, user_cache, write_json
+from headway.core.foreign import read_json_object
 from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase, beat
 from headway.models.attention import Positions, rotary_tables
@@ -203,7 +202,7 @@ def _key(config: Config, device: torch.device, rows: int) -> str:
 def _read(file: Path) -> dict[str, dict[str, float]]:
     """What is known; nothing where that cannot be read, since it can be measured again."""
     try:
-        known: dict[str, Any] = json.loads(file.read_bytes())
+        known = read_json_object(file)
         return {key: asdict(Gain(**value)) for key, value in known.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

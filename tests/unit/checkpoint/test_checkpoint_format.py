@@ -3,11 +3,19 @@
 import hashlib
 import json
 import os
+import random
+import sys
+from collections.abc import Callable
+from itertools import product
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from headway.checkpoint import format as checkpoint_format
 from headway.checkpoint.format import (
     FileEntry,
     Manifest,
@@ -127,6 +135,123 @@ def test_slices_must_tile_their_tensor() -> None:
 def test_slices_that_do_not_tile_are_refused(slices: tuple[Slice, ...], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         entry(slices=slices)
+
+
+def boxes_of(cut: str, count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    side = round(count**0.5)
+    deep = round(count ** (1 / 3))
+    half = count // 2
+    return {
+        "rows": [((n, 0), (1, 8)) for n in range(count)],
+        "columns": [((0, n), (8, 1)) for n in range(count)],
+        "grid": [((a, b), (1, 1)) for a in range(side) for b in range(side)],
+        "grid of blocks": [((a, b, c), (1, 1, 1)) for a in range(deep) for b in range(deep) for c in range(deep)],
+        "rows beside columns": [
+            *(((0, n), (half, 1)) for n in range(half)),
+            *(((n, half), (1, half)) for n in range(half)),
+        ],
+        "crossed bars": [
+            *(((0, n, 2 * n), (half, 1, 1)) for n in range(half)),
+            *(((n, 0, 2 * n + 1), (1, half, 1)) for n in range(half)),
+        ],
+    }[cut]
+
+
+def lines_of_python(work: Callable[[], object], at_most: int) -> int:
+    """Count the lines that are gone through in the module under test; one in a loop counts each time."""
+    done = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal done
+        if frame.f_code.co_filename != checkpoint_format.__file__:
+            return None
+        done += 1
+        assert done <= at_most, "it takes too many"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return done
+
+
+@pytest.mark.parametrize("cut", ["rows", "columns", "grid", "grid of blocks", "rows beside columns", "crossed bars"])
+def test_many_slices_take_no_more_work_each_than_few(cut: str) -> None:
+    """Each with each they were four times as much work for twice as many."""
+
+    def work(count: int) -> float:
+        slices = [part(*box) for box in boxes_of(cut, count)]
+        random.Random(0).shuffle(slices)
+        found = []
+        done = lines_of_python(lambda: found.append(checkpoint_format._any_overlap(slices)), 1000 * count)
+        assert found == [False]
+        return done / len(slices)
+
+    assert work(1000) < 1.6 * work(250)
+
+
+@pytest.mark.timeout(120)
+def test_a_manifest_of_thousands_of_columns_is_read_in_few_steps() -> None:
+    count = 4000
+    files = {f"{n}.safetensors": FileEntry(bytes=8, parts_sha256=SHA) for n in range(count)}
+    slices = tuple(Slice(file=f"{n}.safetensors", offset=(0, n), shape=(2, 1)) for n in range(count))
+    tensors = {"w": TensorEntry.model_construct(dtype="F32", shape=(2, count), sha256=SHA, slices=slices)}
+    record = manifest().model_dump(mode="json") | {
+        "files": {name: {"bytes": 8, "parts_sha256": SHA} for name in files},
+        "tensors": {"w": tensors["w"].model_dump(mode="json")},
+        "state_sha256": state_hash(tensors, {"step": 3}),
+    }
+    text = json.dumps({**record, "manifest_sha256": fingerprint(record)}).encode()
+    found: list[Manifest] = []
+    lines_of_python(lambda: found.append(Manifest.parse(text)), 100 * count)
+    # Nor does it take a look at all of them to see what is in one file.
+    lines_of_python(lambda: [found[0].slices_of(name) for name in files], 20 * count)
+    assert found[0].slices_of("7.safetensors") == [("w", slices[7])]
+
+
+@given(
+    st.integers(1, 3).flatmap(
+        lambda sides: st.lists(
+            st.tuples(
+                st.tuples(*[st.integers(0, 4)] * sides),
+                st.tuples(*[st.integers(0, 2)] * sides),
+            ),
+            max_size=9,
+        )
+    )
+)
+def test_an_overlap_is_found_where_two_boxes_share_an_element(boxes: list[Any]) -> None:
+    elements = [
+        place
+        for offset, shape in boxes
+        for place in product(*(range(o, o + n) for o, n in zip(offset, shape, strict=True)))
+    ]
+    found = checkpoint_format._any_overlap([part(offset, shape) for offset, shape in boxes])
+    assert found == (len(set(elements)) < len(elements))
+
+
+def test_slices_among_each_other_as_nobody_cuts_a_tensor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_format, "_WORK_PER_SLICE", 2)
+    with pytest.raises(ValueError, match="nobody cuts a tensor"):
+        checkpoint_format._any_overlap([part(*box) for box in boxes_of("grid", 400)])
+
+
+@pytest.mark.parametrize("shape", [(2**63,), (1,) * 65, (10**4000,) * 2])
+def test_sizes_that_no_tensor_has_are_refused(shape: tuple[int, ...]) -> None:
+    """Their product could take for ever."""
+    with pytest.raises(ValueError, match=r"less than 9223372036854775808|at most 64 items"):
+        part((0,) * len(shape), shape)
+
+
+def test_a_manifest_with_a_key_twice_is_refused() -> None:
+    """Readers differ in which of the two counts."""
+    text = manifest().render()
+    for twice in (b'"step": 3', b'"sha256": "' + SHA.encode() + b'"'):
+        assert twice in text
+        with pytest.raises(ValueError, match=r"gives the key '.*' twice"):
+            Manifest.parse(text.replace(twice, twice + b", " + twice, 1))
 
 
 def test_the_state_hash_does_not_depend_on_how_a_state_is_cut_and_listed() -> None:

@@ -7,12 +7,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
-from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, load_config, override
+from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, document, load_config, override
 from headway.config.complaints import FOREIGN, OURS, known_keys
 from headway.config.load import PRESETS
 from headway.core.errors import ConfigError
@@ -443,13 +442,93 @@ def test_an_override_cannot_base_a_config_on_another_one(write: Any) -> None:
     assert "write `base:` in a file" in str(refusal(write("train: {steps: 1}"), "base=gpu").fix)
 
 
-def test_a_config_from_a_pipe(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = Thread(target=pipe.write_text, args=["base: quickstart\nname: generated\n"])
-    writer.start()
-    assert load_config(pipe, ["train.steps=3"]).name == "generated"
-    writer.join()
+def test_a_config_from_a_pipe_of_the_shell() -> None:
+    """`headway train <(generate)`."""
+    reads, writes = os.pipe()
+    os.write(writes, b"base: quickstart\nname: generated\n")
+    os.close(writes)
+    try:
+        assert load_config(Path(f"/dev/fd/{reads}"), ["train.steps=3"]).name == "generated"
+    finally:
+        os.close(reads)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["fifo", "device", "terabyte"])
+@pytest.mark.parametrize("named", ["itself", "base"])
+def test_what_never_ends_is_no_config(tmp_path: Path, kind: str, named: str) -> None:
+    path = tmp_path / "odd.yaml"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
+    (tmp_path / "above.yaml").write_text("base: odd.yaml\nname: x\n")
+    error = refusal(path if named == "itself" else tmp_path / "above.yaml")
+    assert str(path) == error.where
+    assert ("at most 4.0 MiB are read" if kind == "terabyte" else "is not a regular file") in error.what
+
+
+def test_configs_based_on_each_other_without_end_are_refused(write: Any) -> None:
+    for number in range(60):
+        write(f"base: {number + 1}.yaml", f"{number}.yaml")
+    write("name: x", "60.yaml")
+    assert "more than 50 configs" in refusal(write("base: 0.yaml")).what
+
+
+_NINE = range(9)
+_BOMBS = {
+    "lists": "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)),
+    "mappings": "a0: &a0 {x: 1}\n"
+    + "".join(f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in _NINE)}}}\n" for n in range(1, 12)),
+    "wide merges": f"a: &a {{{', '.join(f'k{k}: 1' for k in range(1000))}}}\nb: {{<<: [{', '.join(['*a'] * 1000)}]}}",
+    "plain values": f"a: [{'1,' * 20_000}]",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", _BOMBS)
+def test_few_lines_that_stand_for_much_fill_no_memory(write: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(document, "_MOST_VALUES", 10_000)  # else it takes seconds
+    made = 0
+    make = document.Entry.__init__
+
+    def counted(*arguments: Any, **named: Any) -> None:
+        nonlocal made
+        made += 1
+        make(*arguments, **named)
+
+    monkeypatch.setattr(document.Entry, "__init__", counted)
+    error = refusal(write(_BOMBS[name]))
+    assert f"more than {document._MOST_VALUES:,} values" in error.what and "run.yaml:" in str(error.where)
+    assert made <= 2 * document._MOST_VALUES, "an entry is made, and its place set"
+
+
+def test_merges_within_merges_stay_as_small_as_what_they_name(write: Any) -> None:
+    """Each level names the one within ten times: without care, 10 ** 40 values."""
+    levels = range(40)
+    text = (
+        "".join(f"[&a{n} {{<<: " for n in reversed(levels)) + "{x: 1}" + "".join(f"}}{f', *a{n}' * 9}]" for n in levels)
+    )
+    assert document.parse(f"<<: {text}", "it").plain() == {"x": 1}
+
+
+def test_keys_of_what_is_merged_are_looked_at_too(write: Any) -> None:
+    assert "'x' is given twice" in refusal(write("train: {<<: {x: 1, x: 2}}")).what
+    assert "a key must be a word" in refusal(write("train: {<<: {[x]: 1}}")).what
+
+
+def test_a_number_that_would_take_for_ever_to_read_is_none(write: Any) -> None:
+    """Of base 60, in YAML 1.1."""
+    assert "is no int" in refusal(write("seed: !!int 1" + ":1" * 100_000)).what
+
+
+def test_depth_is_limited_as_in_json() -> None:
+    assert document.parse("[" * 100 + "]" * 100, "it")
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        document.parse("[" * 102 + "]" * 102, "it")
 
 
 def test_python_users_are_told_too() -> None:

@@ -10,7 +10,6 @@ any time.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from headway.core.console import notice, progress
 from headway.core.faults import fault_point
 from headway.core.files import fingerprint, sync_folder, user_cache, write_json
+from headway.core.foreign import read_json_object
 from headway.data.feeding.packing import Packing, PackingFigures, Plan, concat_figures, plan_rows
 from headway.data.store import PACKING, TokenStore
 
@@ -82,7 +82,7 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
     own, shared = (root / PACKING / relative for root in (store.path, user_cache()))
     for folder in (own, shared):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            figures = PackingFigures.from_json(json.loads((folder / _FIGURES).read_bytes()))
+            figures = PackingFigures.from_json(read_json_object(folder / _FIGURES))
             if folder == shared:
                 _mark_used(folder)
             return figures
@@ -117,7 +117,7 @@ def _place(store: TokenStore, split: str, source: str, sequence_length: int, pac
 def _read(folder: Path) -> tuple[Plan, PackingFigures] | None:
     """The plan in a folder; None where there is none, or where it is damaged."""
     try:
-        figures = PackingFigures.from_json(json.loads((folder / _FIGURES).read_bytes()))
+        figures = PackingFigures.from_json(read_json_object(folder / _FIGURES))
         sizes = {**dict.fromkeys(_FILES, figures.pieces), "rows": figures.rows + 1}
         arrays = {name: _map(folder / f"{name}.bin", dtype, sizes[name]) for name, dtype in _FILES.items()}
     except (OSError, ValueError, KeyError, TypeError):

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from headway.core.errors import DataError, HeadwayError
 from headway.core.files import atomic_write
+from headway.core.foreign import LISTING_BYTES, read_json_object
 from headway.data.preparing.units import Unit
 from headway.data.reading.pieces import Piece
 from headway.data.reading.places import SourceFile, open_file, stamp_of, unreadable
@@ -208,7 +209,6 @@ def _blocks(stream: BinaryIO, lines: tuple[int, int] | None) -> Iterator[bytes]:
 
 def _read(memory: Path) -> dict[str, list[Any]]:
     try:
-        known = json.loads(memory.read_bytes())
+        return read_json_object(memory, LISTING_BYTES)
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import atomic_write, fingerprint, write_json
+from headway.core.foreign import LISTING_BYTES, read_json_object
 from headway.data.preparing.encode import LISTED, PieceResult
 from headway.data.store import INDEX, TOKENS, file_problem
 
@@ -231,10 +232,9 @@ def _index(file: str) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_bytes())
+        return read_json_object(path, LISTING_BYTES)
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) else None
 
 
 def _link(source: Path, target: Path) -> None:
