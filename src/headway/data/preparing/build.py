@@ -211,9 +211,7 @@ class Builder:
         # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.
         vocabulary = (self._tokenizer.fingerprint, self._tokenizer.end_of_text_id)
         tokens = (*vocabulary, recipe.special_tokens_in_text, str(recipe.bound))
-        ways = self._tokenizer.special_in_text  # by which text that spells out special tokens once became those
-        mended = ["as text"] if ways.unmarked or ways.likely else []
-        mended += ["words as text"] if ways.hidden and not recipe.special_tokens_in_text else []
+        mended = self._tokenizer.special_in_text.key_marks(recipe.special_tokens_in_text)
         return key_of("shards", _CODE, outcome.key, *tokens, *mended, _hash_of(verdict))
 
     def _name(self, outcome: Outcome) -> str:

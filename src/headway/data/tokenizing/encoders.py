@@ -235,7 +235,8 @@ def choose_encoder(
     special_tokens_in_text: bool = False,
     threads: int | None = None,
 ) -> str:
-    """The encoder to use: the fastest that gives the reference's ids on a sample and on odd texts.
+    """The encoder to use: the fastest that gives the reference's ids on a sample and on odd texts, none of which may
+    become a special token unless that is asked for.
 
     `auto` falls back to `tokenizers` with a notice that says why.
 
@@ -248,16 +249,50 @@ def choose_encoder(
 
     Raises:
         ConfigError: the wanted one does not exist or is not installed.
-        DataError: the wanted one is not exact; the message shows the first text that differs.
+        DataError: the wanted one is not exact, or makes a special token of text; the message shows the first text.
     """
+    texts = odd_texts([tokenizer.end_of_text, *tokenizer.special_tokens, *tokenizer.added_tokens])
+    texts += [2 * name for name in tokenizer.byte_names]
     if wanted == REFERENCE:
+        reference = _Reference(tokenizer, special_tokens_in_text)
+        _refuse_special(tokenizer, texts, reference.encode(texts), special_tokens_in_text)
         return REFERENCE
     begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
-    texts = [*odd_texts([tokenizer.end_of_text, *tokenizer.added_tokens]), *shortened(sample)]
+    texts += shortened(sample)
     # The fast ones let others run; the reference does not while it is loaded, so it is waited for last.
     with ThreadPoolExecutor(1, "headway-reference") as pool:
         expected = pool.submit(_expected, tokenizer, texts, special_tokens_in_text)
-        return _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
+        chosen = _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
+    _refuse_special(tokenizer, texts, expected.result(), special_tokens_in_text)
+    return chosen
+
+
+def _refuse_special(
+    tokenizer: Tokenizer, texts: Sequence[str], encoded: tuple[NDArray[Any], NDArray[np.int64]], asked_for: bool
+) -> None:
+    """See that texts which spell out special tokens and names of bytes have not become those.
+
+    Raises:
+        DataError: one has; the message shows it.
+    """
+    ids, lengths = encoded
+    special = np.isin(ids, list(tokenizer.forbidden_ids - tokenizer.unavoidable_ids))
+    if asked_for or not (special.any() or tokenizer.byte_names):
+        return
+    names = {number: token for token, number in tokenizer.special_tokens.items()}
+    ends = np.cumsum(lengths)
+    for text, start, end in zip(texts, ends - lengths, ends, strict=True):
+        found = names[int(ids[start:end][special[start:end]][0])] if special[start:end].any() else None
+        name = text[: len(text) // 2]
+        # A byte that the text itself has may be one that the vocabulary has no other token for.
+        if name in tokenizer.byte_names and int(name[3:5], 16) not in (text + " ▁").encode():
+            found = name if tokenizer.byte_names[name] in ids[start:end] else found
+        if found is not None:
+            raise DataError(
+                f"ordinary text is encoded as the special token {found!r}: {text[:60]!r}",
+                where=tokenizer.where,
+                fix="data.tokenizer.special_tokens_in_text=true, if texts are to hold special tokens",
+            )
 
 
 def _expected(

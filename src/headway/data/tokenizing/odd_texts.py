@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 _SAMPLE_CHARACTERS = 2**18
 _DOCUMENT_CHARACTERS = 2**14
 
+# So many special tokens are spelled out in all kinds of company; some vocabularies have a thousand.
+_AROUND = 64
+
 # Letters, digits and marks of Unicode 14 (Vithkuqi), 15 (Kawi, Nag Mundari), 15.1 (Han), 16 (Garay, Latin) and 17
 # (Latin, Sidetic, Beria Erfe, Han): tables in use know some of them and others not.
 _NEW_CHARACTERS = [
@@ -57,11 +60,11 @@ def odd_texts(added: Iterable[str] = ()) -> list[str]:
     """White space, digits of all kinds, scripts, marks, long runs, and the vocabulary's own special tokens spelled out.
 
     Args:
-        added: Texts of special and other added tokens; at most 64 of them are used.
+        added: Texts of special and other added tokens.
     """
-    tokens = list(added)[:64]
-    around = [f"{token}{token} a{token}b {token} \n{token}.{token[1:]}{token[:-1]}" for token in tokens]
-    return _ODD + around
+    tokens = list(dict.fromkeys(added))
+    around = [f"{token}{token} a{token}b {token} \n{token}.{token[1:]}{token[:-1]}" for token in tokens[:_AROUND]]
+    return _ODD + around + [f"{token} a{token}b" for token in tokens[_AROUND:]]
 
 
 def shortened(sample: Iterable[str]) -> Iterator[str]:

@@ -104,6 +104,8 @@ def _check(model: _Model, where: str) -> None:
         (model.space_behind, "spaces at the end of pieces (treat_whitespace_as_suffix)"),
         (not model.escape_spaces, "spaces that are not escaped (escape_whitespaces)"),
         (model.kind == 2 and any(piece.kind == _UNUSED for piece in model.pieces), "unused pieces in a BPE model"),
+        (model.kind == 1 and not all(p.score > NEVER for p in model.pieces if p.kind == _NORMAL), "boundless scores"),
+        (len({piece.text for piece in model.pieces}) < len(model.pieces), "two pieces with the same text"),
     ]
     for is_so, what in unsupported:
         if is_so:
@@ -189,12 +191,11 @@ def _bpe(model: _Model) -> dict[str, Any]:
 
 def _unigram(model: _Model) -> dict[str, Any]:
     hidden = (_CONTROL, _UNKNOWN, _UNUSED, _BYTE)
-    lowest = min((piece.score for piece in model.pieces if piece.kind == _NORMAL), default=0.0)
     return {
         "type": "Unigram",
         "unk_id": model.unknown,
         "byte_fallback": model.byte_fallback,
-        "vocab": [[p.text, min(NEVER, lowest) if p.kind in hidden else p.score] for p in model.pieces],
+        "vocab": [[p.text, NEVER if p.kind in hidden else p.score] for p in model.pieces],
     }
 
 

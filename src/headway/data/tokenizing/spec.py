@@ -183,5 +183,6 @@ def _space_end(text: str, start: int) -> int | None:
     return found.end() if found else None
 
 
-#: Score of a Unigram piece that no text is ever split into, unless all have lower ones.
+#: Score of Unigram pieces that are not for text, in files made of SentencePiece models. It says so, and is no ban: see
+#: `special`.
 NEVER = -1e5

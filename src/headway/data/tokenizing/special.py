@@ -1,102 +1,273 @@
 """Special tokens that a text spells out, and how libraries are kept from making them of it.
 
-`tokenizers` can be told to find no special token in a text. It makes one all the same when the token that ends a text
-is an added one not marked as special, and when a model has special tokens among its own pieces and comes to one of them
-by itself: as a likely piece of a Unigram model, as a word that is in the vocabulary, by merges.
+`tokenizers` can be told to find no special token in a text. It makes one all the same where a token that ends a text,
+or that has another part to play, is not marked as special; and where a model has special tokens among its own pieces
+and comes to one of them by itself: as a piece of a Unigram model, as a run of characters that such a model does not
+know, as a word that is in the vocabulary, by merges. It makes pieces for single bytes (`<0x41>`) in the same ways.
+
+A score is no ban: however low it is, an unknown character has a lower one. What must not be made gets a name that no
+text has. The names of bytes and of the unknown token are looked for and stay: no merge leads to them, or words that
+spell one out are cut in two.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from headway.data.tokenizing.patterns import PATTERNS
 from headway.data.tokenizing.spec import NEVER, added_tokens
 
-# A name that no text has: no word holds a space, and nobody writes a noncharacter of Unicode.
-_HIDDEN = "\U0010ffff unused {}"
+# No word holds this name: where a model looks up words there are no spaces, or no word goes on behind the mark.
+_MARK = "\U0010ffff"
+_HIDDEN = _MARK + " unused {}"
+_ALONE = {"type": "Split", "pattern": {"String": _MARK}, "behavior": "Isolated", "invert": False}
+_CUT = {"type": "Split", "behavior": "MergedWithPrevious", "invert": False}
 # No word of the usual patterns has a letter or digit and then such a mark at its end: `<eos>` is three of them.
 _OF_SEVERAL_WORDS = re.compile(r"[A-Za-z0-9].*[!-/:-@\[-^`{-~]\Z", re.DOTALL)
-# Other pre-tokenizers that part letters from the marks behind them.
+# Other pre-tokenizers that part letters from the marks behind them; and those behind which there are no spaces.
 _USUAL = ("BertPreTokenizer", "Whitespace")
+_NO_SPACES = (*_USUAL, "ByteLevel", "Metaspace", "WhitespaceSplit")
+#: The pieces that stand for the bytes of characters without a piece.
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_PAIRS = re.compile(r"(?=(<0|0x|x[0-9A-F]|[0-9A-F]{2}|[0-9A-F]>))")
+_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SpecialInText:
     """By which ways a text could become special tokens of a vocabulary, though it is to be text."""
 
-    unmarked: str | None
-    """The token that ends a text, where it is an added one not marked as special."""
-    likely: tuple[int, ...]
-    """Numbers of the special pieces of a Unigram model that a text could be split into."""
-    hidden: dict[str, str]
-    """Special tokens to which a table of words or merges may lead, and the names they must have for a library."""
+    special: frozenset[str]
+    """All of them."""
+    unmarked: frozenset[str]
+    """Those that are added tokens not marked as special."""
+    unlisted: frozenset[str]
+    """Those that are words or pieces and no added tokens."""
+    hidden: dict[str, str] = field(default_factory=dict)
+    """Tokens that pieces, words or merges may lead to, and the names they must have for a library."""
+    unmerged: frozenset[str] = frozenset()
+    """Tokens that keep their names, but to which no merge may lead."""
+    byte_names: frozenset[str] = frozenset()
+    """Tokens that stand for single bytes."""
+    cut: str | None = None
+    """A regular expression; words are cut behind what it matches."""
+    isolates: bool = False
+    """Words may hold spaces, so one may be a hidden name."""
+    unavoidable: frozenset[str] = frozenset()
+    """Special tokens that some text can only be written with, as letters or halves of words, or as the unknown."""
+    once: set[str] = field(default_factory=set)
+    """By which of these ways, under their names in keys of stores, texts became special tokens at first."""
+    changed: bool = False
+    """Texts became some by other ways for longer."""
 
     def as_text(self, content: bytes) -> bytes:
         """The tokenizer.json, of which these are the ways, without them; all ids are the same."""
         import orjson
 
+        if not (self.unmarked or self.hidden or self.unmerged or self.cut):
+            return content
         spec = orjson.loads(content)
+        self._mark(spec)
         for token in spec.get("added_tokens") or []:
-            if token["content"] == self.unmarked:
-                token["special"] = True
             # Libraries give a token that is not in the vocabulary another id.
             token["content"] = self.hidden.get(token["content"], token["content"])
         model = spec["model"]
-        if self.likely:
-            lowest = min(NEVER, *(score for _, score in model["vocab"]))
-            for number in self.likely:
-                model["vocab"][number][1] = lowest
-        if self.hidden:
+        if isinstance(model["vocab"], list):
+            model["vocab"] = _without_bans(model, self.hidden)
+        elif self.hidden:
             model["vocab"] = {self.hidden.get(token, token): number for token, number in model["vocab"].items()}
-        if self.hidden and model.get("merges"):
-            model["merges"] = [merge for merge in model["merges"] if "".join(_pair(merge)) not in self.hidden]
+        unmerged = self.unmerged | self.hidden.keys()
+        if unmerged and model.get("merges"):
+            model["merges"] = [merge for merge in model["merges"] if _product(_pair(merge), model) not in unmerged]
+        steps = [{**_CUT, "pattern": {"Regex": self.cut}}] if self.cut else []
+        steps += [_ALONE] if self.isolates else []
+        if steps:
+            before = [spec["pre_tokenizer"]] if spec.get("pre_tokenizer") else []
+            spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": before + steps}
         return orjson.dumps(spec)
 
+    def as_tokens(self, content: bytes) -> bytes:
+        """The tokenizer.json from which a library makes special tokens of all that spell one out."""
+        import orjson
 
-def special_in_text(spec: dict[str, Any], end: str) -> SpecialInText:
+        if not (self.unmarked or self.unlisted):
+            return content
+        spec = orjson.loads(content)
+        self._mark(spec)
+        vocab = spec["model"]["vocab"]
+        ids = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
+        unlisted = [{"id": ids[token], "content": token, **_FLAGS, "special": True} for token in self.unlisted]
+        spec["added_tokens"] = [*(spec.get("added_tokens") or []), *unlisted]
+        spec["added_tokens"] = added_tokens(spec)  # in order
+        return orjson.dumps(spec)
+
+    def key_marks(self, special_tokens_in_text: bool) -> list[str]:
+        """What tells the ids that texts have now from those that they had before the ways were known: for keys of what
+        is kept. Nothing where they are the same."""
+        if special_tokens_in_text:
+            return [*(self.once & {"as text"}), *(["named tokens"] if self.unlisted else [])]
+        return [*sorted(self.once), *(["no special tokens"] if self.changed else [])]
+
+    def _mark(self, spec: dict[str, Any]) -> None:
+        for token in spec.get("added_tokens") or []:
+            token["special"] = bool(token.get("special")) or token["content"] in self.unmarked
+
+
+def special_in_text(spec: dict[str, Any], end: str, named: Iterable[str] = ()) -> SpecialInText:
     """Look at a tokenizer.json.
 
     Args:
         spec: Its content.
         end: The token that ends a text.
+        named: Other tokens of the vocabulary that have a part to play, as the files beside it say.
     """
-    added = added_tokens(spec)
-    unmarked = any(token["content"] == end and not token.get("special") for token in added)
-    special = {end, *(token["content"] for token in added if token.get("special"))}
+    listed = {token["content"]: bool(token.get("special")) for token in added_tokens(spec)}
+    marked = {token for token, is_special in listed.items() if is_special}
+    special = {end, *named} | marked
+    unmarked = {token for token in special if not listed.get(token, True)}
+    ways = SpecialInText(frozenset(special), frozenset(unmarked), frozenset(special - listed.keys()))
+    ways.changed = bool(unmarked - {end})
     model = spec["model"]
-    likely: list[int] = []
+    if model.get("byte_fallback"):
+        vocab = model["vocab"] if isinstance(model["vocab"], dict) else {piece for piece, _ in model["vocab"]}
+        ways.byte_names = frozenset(name for name in BYTES if name in vocab)
+    known = {end} | marked
+    if end in unmarked:
+        ways.once.add("as text")
     if isinstance(model["vocab"], list):
-        pieces, unknown = enumerate(model["vocab"]), model.get("unk_id")
-        likely = [n for n, (piece, score) in pieces if piece in special and n != unknown and score > NEVER]
-    return SpecialInText(end if unmarked else None, tuple(likely), _hidden(spec, special))
+        _look_at_pieces(ways, model, end, known)
+    else:
+        _look_at_words(ways, spec, end, known)
+    ways.isolates = bool(ways.hidden) and not _parts_spaces(spec)
+    ways.changed |= ways.isolates
+    return ways
 
 
-def _hidden(spec: dict[str, Any], special: set[str]) -> dict[str, str]:
-    """See `SpecialInText.hidden`. The unknown token is none of them, since its name is looked for."""
+def _look_at_words(ways: SpecialInText, spec: dict[str, Any], end: str, known: set[str]) -> None:
+    """Find the ways of a model with a table of words; `known` are the tokens that were looked for before."""
     model = spec["model"]
-    vocab = model["vocab"]
-    if not isinstance(vocab, dict):
-        return {}
-    found = {token for token in special if token in vocab and token != model.get("unk_token")}
+    vocab, unknown = model["vocab"], model.get("unk_token")
+    found = {token for token in ways.special if token in vocab and token != unknown}
+    kept = ways.byte_names | ({unknown} & vocab.keys())
     if _parts_marks(spec.get("pre_tokenizer") or {}):
         found = {token for token in found if not _OF_SEVERAL_WORDS.search(token)}
-    if found and model.get("type", "BPE") == "BPE":
-        found = _within_reach(found, model)
-    return {token: _HIDDEN.format(vocab[token]) for token in sorted(found)}
+        kept = {token for token in kept if not _OF_SEVERAL_WORDS.search(token)}
+    if unknown == end and not _knows_all(spec):
+        ways.unavoidable |= {end}
+    if model.get("type", "BPE") == "BPE":
+        found = _look_at_merges(ways, model, found, kept, known)
+    elif found & known:
+        ways.once.add("words as text")
+    ways.changed |= not found <= known
+    ways.hidden = {token: _HIDDEN.format(vocab[token]) for token in sorted(found)}
 
 
-def _within_reach(special: set[str], model: dict[str, Any]) -> set[str]:
-    """The special tokens that byte-pair encoding may come to.
+def _look_at_merges(
+    ways: SpecialInText, model: dict[str, Any], found: set[str], kept: set[str], known: set[str]
+) -> set[str]:
+    """Find the ways of byte-pair encoding; returns the special tokens that must be hidden.
 
-    Not letters of the alphabet, and not what other merges go on from: words that have it within them, and do not spell
-    out the token alone, would be encoded otherwise.
+    What other merges go on from cannot be: words that have it within them, and do not spell out the token alone, would
+    be encoded otherwise. Nor can the letters of an alphabet where nothing else stands for them.
     """
+    if not found and not kept:
+        return set()
     merges = [_pair(merge) for merge in model.get("merges") or []]
-    whole = {token for token in special if len(token) > 1}
-    whole -= {half for pair in merges for half in pair}
-    return whole if model.get("ignore_merges") else whole & {left + right for left, right in merges}
+    by_lookup = bool(model.get("ignore_merges"))
+    halves = {half for pair in merges for half in pair}
+    made = {_product(pair, model) for pair in merges}
+    letters = {token for token in found if len(token) == 1}
+    reachable = found if by_lookup else (found & made) | letters
+    if not (model.get("byte_fallback") or model.get("unk_token")):
+        ways.unavoidable |= letters
+        reachable -= letters
+    ways.unavoidable |= reachable & halves
+    hidden = reachable - halves
+    plain = {left + right for left, right in merges} if model.get("continuing_subword_prefix") else made
+    once = {token for token in hidden & known if len(token) > 1 and (by_lookup or token in plain)}
+    if once:
+        ways.once.add("words as text")
+    ways.unmerged = frozenset(kept & made)
+    ways.cut, _ = _cut_within(kept & ways.byte_names if by_lookup else (), "")
+    ways.changed |= bool(hidden - once or ways.unmerged or ways.cut)
+    return hidden
+
+
+def _look_at_pieces(ways: SpecialInText, model: dict[str, Any], end: str, known: set[str]) -> None:
+    """Find the ways of a Unigram model. Neither the unknown piece nor those whose score bans them are for text."""
+    pieces: list[tuple[str, float]] = model["vocab"]
+    number = model.get("unk_id")
+    unknown = pieces[number][0] if isinstance(number, int) and number < len(pieces) else None
+    names = {piece for piece, _ in pieces}
+    in_bytes = ways.byte_names
+    if unknown == end and len(in_bytes) < len(BYTES):
+        ways.unavoidable |= {end}
+    banned = {piece for piece, score in pieces if score <= NEVER}
+    hidden = ((names & ways.special) | banned | {unknown}) & names - in_bytes
+    ways.hidden = {piece: _HIDDEN.format(n) for n, (piece, _) in enumerate(pieces) if piece in hidden}
+    usable = names - hidden - in_bytes
+    ways.cut, is_exact = _cut_within(in_bytes, "\n".join(usable))
+    once = (hidden & known) - banned - {unknown}
+    if once:
+        ways.once.add("as text")
+    # Low enough scores did ban pieces where every character is a piece too.
+    did_ban = {*"".join(names)} <= usable and _lowest(pieces) * max(map(len, names), default=0) > NEVER
+    ways.changed |= not (did_ban and is_exact and hidden | in_bytes <= banned | once)
+
+
+def _lowest(pieces: Iterable[tuple[str, float]]) -> float:
+    return min((score for _, score in pieces if score > NEVER), default=0.0)
+
+
+def _without_bans(model: dict[str, Any], hidden: Collection[str]) -> list[tuple[str, float]]:
+    """The pieces of a Unigram model with names for those that are hidden. The score of an unknown character follows
+    from the lowest one, so none is lower than those of the pieces that are for text."""
+    lowest = _lowest(model["vocab"])
+    return [
+        (_HIDDEN.format(number) if piece in hidden else piece, max(score, lowest))
+        for number, (piece, score) in enumerate(model["vocab"])
+    ]
+
+
+def _cut_within(names: Collection[str], pieces: str) -> tuple[str | None, bool]:
+    """A pattern behind which to cut words so that they spell out none of the bytes' names, and whether no other piece
+    lies across such a cut."""
+    if not names:
+        return None, True
+    across = {*_PAIRS.findall(pieces)}
+    places = {name: [at for at in range(1, len(name)) if name[at - 1 : at + 1] not in across] for name in sorted(names)}
+    patterns = [f"{name[:at]}(?={name[at:]})" for name, free in places.items() for at in (free or [1])[:1]]
+    return "|".join(patterns), all(places.values())
+
+
+def _knows_all(spec: dict[str, Any]) -> bool:
+    """Whether the vocabulary has a token for every byte, so that nothing is unknown."""
+    from headway.data.tokenizing.tiktoken_files import byte_letters
+
+    model = spec["model"]
+    if model.get("byte_fallback"):
+        return bool(model["vocab"].keys() >= {*BYTES})
+    return "ByteLevel" in _kinds(spec) and model["vocab"].keys() >= {*byte_letters()}
+
+
+def _parts_spaces(spec: dict[str, Any]) -> bool:
+    """Whether no word of a model holds a space."""
+    normalizer = spec.get("normalizer") or {}
+    replaces = any(
+        step.get("type") == "Replace" and step.get("pattern") == {"String": " "} and " " not in step.get("content", " ")
+        for step in normalizer.get("normalizers", [normalizer])
+    )
+    return replaces or not _kinds(spec).isdisjoint(_NO_SPACES)
+
+
+def _kinds(spec: dict[str, Any]) -> set[str]:
+    """Of the pre-tokenizers and normalizers."""
+    outer, normalizer = spec.get("pre_tokenizer") or {}, spec.get("normalizer") or {}
+    steps = [*outer.get("pretokenizers", [outer]), *normalizer.get("normalizers", [normalizer])]
+    return {str(step.get("type")) for step in steps}
 
 
 def _parts_marks(pre: dict[str, Any]) -> bool:
@@ -109,6 +280,12 @@ def _parts_marks(pre: dict[str, Any]) -> bool:
         if kind == "Split" and regex in PATTERNS.values() and step.get("behavior") in ("Isolated", "Removed"):
             return True
     return False
+
+
+def _product(pair: tuple[str, str], model: dict[str, Any]) -> str:
+    """What a merge makes."""
+    left, right = pair
+    return left + right[len(model.get("continuing_subword_prefix") or "") :]
 
 
 def _pair(merge: Any) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,17 @@ class Tokenizer:
         fingerprint: Hex SHA-256 of `tokenizer.json`.
         content: The bytes of `tokenizer.json`.
         where: The file it comes from, for messages.
-        special_tokens: Special tokens with their ids.
+        special_tokens: Special tokens with their ids: those marked as such, the end of a text, and what the files
+            beside the tokenizer give another part to play.
         unknown_id: The token that stands for what the vocabulary lacks; None when it lacks nothing.
         added_tokens: Texts of these and of the other added tokens, which are found in any text.
         special_in_text: By which ways a library would make special tokens of a text; `content_for` gives it none.
+        forbidden_ids: Special tokens that no text is to become unless it is asked for: all but the unknown token.
+        unavoidable_ids: Those of them that some text becomes all the same, so that it cannot be used.
+        byte_names: Tokens that stand for single bytes of characters without a token, with their ids.
     """
 
-    def __init__(self, content: bytes, where: str, end_of_text: str | None = None) -> None:
+    def __init__(self, content: bytes, where: str, end_of_text: str | None = None, named: Collection[str] = ()) -> None:
         self.content, self.where = content, where
         self.fingerprint = sha256_bytes(content)
         spec = specs.parse(content, where)
@@ -47,10 +51,14 @@ class Tokenizer:
             self.end_of_text = specs.end_of_text(ids, end_of_text, where)
             self.end_of_text_id = ids[self.end_of_text]
             self.unknown_id = specs.unknown_id(spec, ids)
-            added = specs.added_tokens(spec)
-            self.special_tokens: dict[str, int] = {t["content"]: t["id"] for t in added if t.get("special")}
-            self.added_tokens: list[str] = [token["content"] for token in added]
-            self.special_in_text = special_in_text(spec, self.end_of_text)
+            self.added_tokens: list[str] = [token["content"] for token in specs.added_tokens(spec)]
+            self.special_in_text = ways = special_in_text(spec, self.end_of_text, [t for t in named if t in ids])
+            self.special_tokens = {token: ids[token] for token in sorted(ways.special, key=ids.__getitem__)}
+            self.unavoidable_ids = frozenset(ids[token] for token in ways.unavoidable)
+            unknown = {self.unknown_id} - {self.end_of_text_id}
+            self.forbidden_ids = frozenset(self.special_tokens.values()) - unknown
+            self.byte_names = {name: ids[name] for name in ways.byte_names}
+            self._added_ids = {token: ids[token] for token in self.added_tokens}
             self._cutting = specs.cutting(spec)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             reason = f"its JSON is not laid out like a tokenizer.json ({type(error).__name__}: {error})"
@@ -87,12 +95,15 @@ class Tokenizer:
 
     def content_for(self, special_tokens_in_text: bool) -> bytes:
         """The tokenizer.json for a library: one from which it makes no special token of a text, unless it should."""
-        return self.content if special_tokens_in_text else self._special_as_text
+        return self._special_as_tokens if special_tokens_in_text else self._special_as_text
 
     @cached_property
     def _special_as_text(self) -> bytes:
-        ways = self.special_in_text
-        return ways.as_text(self.content) if ways.unmarked or ways.likely or ways.hidden else self.content
+        return self.special_in_text.as_text(self.content)
+
+    @cached_property
+    def _special_as_tokens(self) -> bytes:
+        return self.special_in_text.as_tokens(self.content)
 
     def _open_backend(self, special_tokens_in_text: bool) -> Any:
         # Not before it is used: processes that encode with another library need no second copy.
@@ -105,12 +116,12 @@ class Tokenizer:
         return backend
 
     def names(self, special_tokens_in_text: bool) -> dict[str, str]:
-        """The end of a text and the special tokens, each with its name in `content_for`."""
+        """Special and added tokens, each with its name in `content_for`."""
         hidden = {} if special_tokens_in_text else self.special_in_text.hidden
-        return {token: hidden.get(token, token) for token in (self.end_of_text, *self.special_tokens)}
+        return {token: hidden.get(token, token) for token in (*self.special_tokens, *self.added_tokens)}
 
     def refuse_gaps(self, numbers: Mapping[str, int | None], names: Mapping[str, str]) -> None:
-        """See that the library has the ids for special tokens that the file has.
+        """See that the library has the ids for special and added tokens that the file has.
 
         Args:
             numbers: The library's, by name.
@@ -119,8 +130,7 @@ class Tokenizer:
         Raises:
             DataError: it has not.
         """
-        ids = {self.end_of_text: self.end_of_text_id, **self.special_tokens}
-        for token, number in ids.items():
+        for token, number in (self.special_tokens | self._added_ids).items():
             found = numbers[names[token]]
             if found != number:
                 raise DataError(
@@ -180,7 +190,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int] | NDArray[Any], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        backend = self._special_backend if self.special_in_text.hidden else self._backend  # with the tokens' own names
+        backend = self._backend if self._special_as_text is self._special_as_tokens else self._special_backend
         return str(backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
     def save(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
