@@ -30,11 +30,20 @@ main()
 """
 
 
-def start(config: Path, *arguments: str, lingers: bool = False, **variables: str) -> subprocess.Popen[str]:
-    program = ["-c", LINGERING] if lingers else ["-m", "headway"]
+#: The command line, with a process between supervisor and workers that kills those at once that it ends.
+HASTY = """
+from headway.cli.main import main
+from headway.launch import local_workers
+
+local_workers._END_SECONDS = 0.0
+main()
+"""
+
+
+def start(config: Path, *arguments: str, program: str = "") -> subprocess.Popen[str]:
+    """Start training, by another program than the command line if one is given."""
     return subprocess.Popen(
-        [sys.executable, *program, "train", str(config), *arguments],
-        env={**os.environ, **variables},
+        [sys.executable, *(["-c", program] if program else ["-m", "headway"]), "train", str(config), *arguments],
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under `nohup`
@@ -74,7 +83,7 @@ def test_what_comes_after_a_save_takes_no_worker_before_it_has_told_why(
     """The first worker to leave has the agent end the others, and a signal may come twice. Without their reasons a
     state that is saved was told as lost, or the reason of another worker than the first."""
     config = tiny(train={"steps": 100_000}, checkpoint={"every": "100000 steps"})
-    process = start(config, "-w", "2", lingers=True)
+    process = start(config, "-w", "2", program=LINGERING)
     run = tmp_path / "runs/tiny"
     wait_for(run / "metrics.jsonl")
     process.send_signal(signal.SIGHUP)
@@ -90,10 +99,10 @@ def test_what_comes_after_a_save_takes_no_worker_before_it_has_told_why(
 
 @pytest.mark.parametrize("whom", ["all", "agent"])
 def test_workers_have_the_time_that_their_saves_take(tiny: Callable[..., Path], tmp_path: Path, whom: str) -> None:
-    """systemd and Slurm send a signal to all processes of a job, PyTorch's agent among them, which would give workers
-    half a minute; here, none at all."""
+    """systemd and Slurm send a signal to all processes of a job, the one between supervisor and workers among them,
+    which would give workers half a minute; here, none at all."""
     config = tiny(train={"steps": 100_000}, checkpoint={"every": "100000 steps"})
-    process = start(config, "-w", "2", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="0")
+    process = start(config, "-w", "2", program=HASTY)
     wait_for(tmp_path / "runs/tiny/metrics.jsonl")
     [agent] = psutil.Process(process.pid).children()
     workers = agent.children()

@@ -19,18 +19,16 @@ def main() -> None:
     if spec.result.cell.workers == 1:
         run_worker(path)
         return
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from headway.launch.agent import load_training
+    from headway.launch.local_workers import WorkersFailed, start_workers
 
-    from headway.launch.agent import first_killed, start_workers
-
-    cell = spec.result.cell
+    workers = spec.result.cell.workers
     try:
-        start_workers(cell.workers, f"bench-{cell.name}", {}, "headway.bench.worker", str(path))
-    except ChildFailedError as error:
+        start_workers(workers, path.parent, {}, "headway.bench.worker", str(path), load=load_training)
+    except WorkersFailed as error:
         # Workers whose peer is gone end with errors of their own.
-        if killed := first_killed(error):
-            rank, failure = killed
-            reason = f"worker {rank} died ({in_words(failure.exitcode)})"
+        if killed := error.killed:
+            reason = f"worker {killed.rank} died ({in_words(killed.code)})"
             print("\n" + block(spec.ended("killed", reason).model_dump(mode="json")), flush=True)
         sys.exit(1)
 

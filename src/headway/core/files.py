@@ -99,6 +99,28 @@ def is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
+def file_in_memory(name: str) -> tuple[int, Path] | None:
+    """Make a file that no disk has, and that is gone with the last process that has it open.
+
+    Returns:
+        What is open, and the path by which this user's processes on this machine find it while this process has it
+        open; None where there is no such file or path.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        file = os.memfd_create(name)
+    except OSError:
+        return None
+    path = Path(f"/proc/{os.getpid()}/fd/{file}")
+    with suppress(OSError):
+        # Only root could follow it (PR_SET_DUMPABLE), or /proc is of another process namespace.
+        if path.parent.stat().st_uid == os.geteuid() and is_at(path, file):
+            return file, path
+    os.close(file)
+    return None
+
+
 @contextmanager
 def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path` and rename it over `path` when the block ends without an error.

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from headway.core.faults import fault_point
-from headway.core.files import is_at
+from headway.core.files import file_in_memory, is_at
 
 _LAYOUT = struct.Struct("<8sqqqqqqqqqqqqq48s48s")
 _MAGIC = b"HWBEAT2\0"
@@ -194,17 +194,15 @@ class Heartbeat:
 def _page_in_memory(path: Path) -> mmap.mmap | None:
     """A page that no disk has, and a link to it, which leads nowhere once this process is gone; None where such a page
     or such a link cannot be made."""
-    if not hasattr(os, "memfd_create"):
+    made = file_in_memory("headway-heartbeat")
+    if made is None:
         return None
-    file = os.memfd_create("headway-heartbeat")
+    file, target = made
     try:
-        if Path("/proc/self/fd").stat().st_uid != os.geteuid():  # only root could follow it (PR_SET_DUMPABLE)
-            raise PermissionError
         os.ftruncate(file, _FILE_BYTES)
         page = mmap.mmap(file, _FILE_BYTES)
-        path.symlink_to(f"/proc/{os.getpid()}/fd/{file}")
-        # Not on a mount without symbolic links (nosymfollow), nor where /proc is of another process namespace.
-        if not is_at(path, file):
+        path.symlink_to(target)
+        if not is_at(path, file):  # on a mount without symbolic links (nosymfollow)
             raise OSError
     except OSError:
         path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import json
 import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headway.core.console import notice
 from headway.core.errors import ConfigError
@@ -14,11 +14,8 @@ from headway.core.files import write_json
 from headway.core.launched import world_size_from_environment
 from headway.doctor.bandwidth import Communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
-from headway.launch.agent import start_workers
+from headway.launch.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.parallel.world import pick_device
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 _KIB, _MIB = 2**10, 2**20
 
@@ -87,21 +84,18 @@ def _too_few(count: int) -> ConfigError:
 
 
 def _with_own_workers(count: int, plan: Plan) -> Communication:
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
     notice(f"starting {count} workers on {plan.device}")
     with tempfile.TemporaryDirectory(prefix="headway-doctor-") as name:
         folder = Path(name)
         write_json(folder / "plan.json", plan.to_json())
         try:
-            start_workers(count, "headway-doctor", {}, "headway.doctor.communication_worker", name, trains=False)
-        except ChildFailedError as error:
+            start_workers(count, folder, {}, "headway.doctor.communication_worker", name)
+        except WorkersFailed as error:
             raise _told(folder) or _died(folder, error) from None
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:
+        except WorkersStopped as error:
+            if error.signal == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise CommunicationFailed(f"stopped by {error.sigval.name}") from None
+            raise CommunicationFailed(str(error)) from None
         return Communication.from_json(json.loads((folder / "result.json").read_bytes()))
 
 
@@ -116,12 +110,9 @@ def _told(folder: Path) -> CommunicationFailed | None:
     return error
 
 
-def _died(folder: Path, error: ChildFailedError) -> CommunicationFailed:
-    rank, failure = error.get_first_failure()
-    # Those that lost a killed worker say so, and may be noticed before it.
-    killed = [(r, f) for r, f in error.failures.items() if f.exitcode < 0 and f.exitcode != -15]
-    rank, failure = killed[0] if killed else (rank, failure)
-    how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+def _died(folder: Path, error: WorkersFailed) -> CommunicationFailed:
+    rank, code = error.first.rank, error.first.code  # those that lost a killed worker may be noticed before it
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
     log = folder / f"worker-{rank}.log"
     last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] if log.exists() else []
     return CommunicationFailed(

@@ -13,7 +13,9 @@ from headway.parallel.world import abort_groups
 from headway.training.determinism import determinism_restored
 
 #: What a run adds to the environment, besides NCCL's variables.
-_ADDED = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC", "LOCAL_RANK", "DS_ACCELERATOR")
+_ADDED = (
+    "CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC", "LOCAL_RANK", "DS_ACCELERATOR", "GLOO_SOCKET_IFNAME",
+)  # fmt: skip
 
 
 @contextmanager

@@ -22,9 +22,10 @@ from headway.core.console import say
 from headway.core.errors import INTERRUPTED, HeadwayError, Preempted
 from headway.core.leaving import leave
 from headway.core.signals import held
-from headway.launch.agent import ONE_THREAD, run_agent
+from headway.launch.agent import run_agent
 from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, refuse_other_data, told_as_preempted
 from headway.launch.completed import completed
+from headway.launch.local_workers import ONE_THREAD
 from headway.launch.worker import begin_process, error_record, report_to
 from headway.supervise.notices import watching_for
 from headway.supervise.run_directory import Attempt

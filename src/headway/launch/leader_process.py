@@ -22,9 +22,10 @@ from headway.core.object_storage import load_filesystem
 from headway.core.signals import STOPPING, reset
 from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
-from headway.launch.agent import ONE_THREAD, load_agent, load_training
+from headway.launch.agent import load_training
 from headway.launch.attempt import Wishes, with_variables
 from headway.launch.leader import Channel, lead
+from headway.launch.local_workers import ONE_THREAD
 from headway.launch.worker import die_with_parent
 from headway.supervise.processes import can_be_copied
 
@@ -105,8 +106,6 @@ def load_ahead(config: Config) -> None:
     pause_collection()
     try:
         load_training()
-        if config.parallel.workers > 1:
-            load_agent()
         if config.checkpoint.remote is not None:
             load_filesystem(config.checkpoint.remote.url)
     finally:

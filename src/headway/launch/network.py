@@ -13,6 +13,7 @@ from headway.core.errors import ConfigError
 from headway.core.launched import place_from_environment, world_size_from_environment
 from headway.core.machine import Machine
 from headway.parallel.interconnect import read_interconnect
+from headway.parallel.loopback import keep_to_loopback
 from headway.parallel.nccl import PROFILES, Profile, choose_profile
 from headway.parallel.world import World, pick_device
 
@@ -44,6 +45,7 @@ def apply_nccl_profile(
         return Profile("none", "one worker")
     if pick_device(device, place_from_environment(size)[1]).type != "cuda":
         return Profile("none", "NCCL is for GPUs")
+    keep_to_loopback(size, environment)  # the profile's interface is for what leaves the machine
     found = read_interconnect(machine or Machine())
     if not found.gpus:  # there need not be an nvidia-smi for CUDA to work
         found = replace(found, gpus=torch.cuda.device_count())

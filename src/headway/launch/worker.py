@@ -18,14 +18,14 @@ from typing import IO, Any
 
 from headway.core.console import say
 from headway.core.errors import HeadwayError
-from headway.core.files import write_json
+from headway.core.files import append_json_line, write_json
 from headway.core.heartbeat import current_step, open_heartbeat
 from headway.core.leaving import end, leave
 from headway.supervise.endings import frames_of
 from headway.supervise.run_directory import attempt_folder, worker_log
 
-#: Where PyTorch's agent looks for a worker's error, in its scratch folder, and what of its content is Headway's.
-SPARE_VARIABLE, RECORD_KEY = "TORCHELASTIC_ERROR_FILE", "headway"
+#: The file in memory in which whoever started the workers looks for reasons that the run's disk did not take.
+SPARE_VARIABLE = "HEADWAY_REASONS_FILE"
 
 #: Kept open: the signal handler has only its number.
 _stacks: IO[str] | None = None
@@ -106,7 +106,7 @@ def first_record(folder: Path, spare: Iterable[Mapping[str, Any]] = ()) -> dict[
     """Of what `reasons_in` has left of all workers: a deliberate error rather than the crashes of those that waited.
 
     Args:
-        spare: What they have left with the agent.
+        spare: What they have left where the disk of the run did not take it.
     """
     records = [dict(record) for record in spare]
     with suppress(OSError):
@@ -127,11 +127,11 @@ def _report(folder: Path, record: dict[str, Any]) -> None:
     try:
         write_json(folder / f"error-{record['rank']}.json", record)
     except OSError as error:
-        if spare := os.environ.get(SPARE_VARIABLE):  # of the machine, whatever has become of the run's disk
+        if spare := os.environ.get(SPARE_VARIABLE):  # in memory, whatever has become of the run's disk
             with suppress(OSError):
                 if record["rank"]:  # at the first end the agent looks for reasons, and the first worker's says most
                     time.sleep(1.0)
-                write_json(Path(spare), {"message": record["what"], "timestamp": int(time.time()), RECORD_KEY: record})
+                append_json_line(Path(spare), record)
                 return
         say(f"worker {record['rank']} cannot leave its reason: {error}: {record}")
 

@@ -25,6 +25,7 @@ from headway.core.errors import ConfigError, missing_extra
 from headway.core.leaving import threads_stay
 from headway.core.types import Block
 from headway.parallel.buffers import BufferWatch
+from headway.parallel.loopback import keep_to_loopback
 from headway.parallel.norms import norm_parts_of
 from headway.parallel.world import World
 
@@ -254,6 +255,7 @@ def _ready_library(world: World) -> Any:
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
         threads_stay()
+        keep_to_loopback(1)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     deepspeed.init_distributed(verbose=False)
     return deepspeed

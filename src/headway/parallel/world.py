@@ -19,14 +19,17 @@ import torch.distributed as dist
 from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.heartbeat import exchanging
-from headway.core.launched import place_from_environment, world_size_from_environment
+from headway.core.launched import RENDEZVOUS_VARIABLE, place_from_environment, world_size_from_environment
 from headway.core.leaving import has_gpu_groups, threads_stay
 from headway.core.waiting import wait_until
+from headway.parallel.loopback import keep_to_loopback
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _opened = count()
+#: What says where workers meet.
+_MEET_AT = (RENDEZVOUS_VARIABLE, "MASTER_ADDR", "MASTER_PORT")
 _ALONE = MeshShape()
 
 
@@ -294,8 +297,6 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
         ConfigError: the variables of whoever started the workers do not fit each other or this machine.
         HeadwayError: the workers do not meet in time.
     """
-    from torch.distributed.rendezvous import rendezvous
-
     size = world_size_from_environment()
     if size is None or size == 1:
         yield World(0, 1, 0, pick_device(device))
@@ -308,23 +309,18 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
         raise ConfigError("mps has no process groups", where="train.device", fix="train.device=cpu, or one worker")
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
+    keep_to_loopback(size)
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_seconds)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
-        store.set_timeout(timeout)
-        # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed
-        # connections. An agent's store has those of workers that it started before, too.
-        outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        prefix = _agree_on_name(store, rank, size, timeout_seconds) if outlives else str(number)
-        store = dist.PrefixStore(f"headway-{prefix}", store)  # type: ignore[attr-defined]
+        store = _meet(rank, size, number, timeout)
         threads_stay()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    except dist.DistError as error:
+    except RuntimeError as error:  # PyTorch's for whatever goes wrong there
         raise HeadwayError(
             f"worker {rank} of {size} did not meet the others: {str(error).splitlines()[0]}",
-            where="MASTER_ADDR={MASTER_ADDR} MASTER_PORT={MASTER_PORT}".format_map(os.environ),
-            fix="see whether all workers were started and reach that address; the time to wait is"
+            where=" ".join(f"{name}={os.environ[name]}" for name in _MEET_AT if name in os.environ),
+            fix="see whether all workers were started and reach that place; the time to wait is"
             " parallel.timeout_seconds",
         ) from error
     try:
@@ -335,6 +331,28 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int, number: int, timeout: timedelta) -> Any:
+    """The store in which the workers of this start find each other.
+
+    Args:
+        number: How many times this process has met others before.
+    """
+    # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed connections.
+    prefix = str(number)
+    if file := os.environ.get(RENDEZVOUS_VARIABLE):
+        store = dist.FileStore(file, -1)  # type: ignore[attr-defined]
+        store.set_timeout(timeout)
+    else:
+        from torch.distributed.rendezvous import rendezvous
+
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        # An agent's store has the addresses of workers that it started before, too.
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            prefix = _agree_on_name(store, rank, size, timeout.total_seconds())
+    return dist.PrefixStore(f"headway-{prefix}", store)  # type: ignore[attr-defined]
 
 
 def abort_groups() -> None:

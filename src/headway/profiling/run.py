@@ -9,17 +9,17 @@ import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway import __version__
 from headway.config import Config, Interval, dump_config
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files import atomic_write, write_json
-from headway.launch.agent import first_killed, start_workers
+from headway.launch.agent import load_training
 from headway.launch.attempt import Wishes
 from headway.launch.completed import completed
 from headway.launch.local import check_local
+from headway.launch.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.launch.trainings import refuse_as_worker
 from headway.launch.worker import first_record
 from headway.parallel.world import pick_device
@@ -28,9 +28,6 @@ from headway.profiling.profiler import Plan
 from headway.profiling.record import Profile, WorkerRecord
 from headway.profiling.roofline import Analysis, analyse
 from headway.supervise.watchdog import in_words
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 _NEVER = Interval(10**12, "steps")
 _OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")
@@ -142,17 +139,14 @@ def _scratch(config: Config, folder: Path) -> Config:
 
 
 def _work(workers: int, folder: Path) -> None:
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
     try:
-        start_workers(workers, "headway-profile", {}, "headway.profiling.worker", str(folder))
-    except ChildFailedError as error:
+        start_workers(workers, folder, {}, "headway.profiling.worker", str(folder), load=load_training)
+    except WorkersFailed as error:
         raise _told(folder) or _died(error) from None
-    except SignalException as error:
-        if error.sigval == signal.SIGINT:
+    except WorkersStopped as error:
+        if error.signal == signal.SIGINT:
             raise KeyboardInterrupt from None
-        raise ProfileFailed(f"stopped by {error.sigval.name}") from None
+        raise ProfileFailed(str(error)) from None
 
 
 def _told(folder: Path) -> HeadwayError | None:
@@ -165,11 +159,10 @@ def _told(folder: Path) -> HeadwayError | None:
     return error
 
 
-def _died(error: ChildFailedError) -> ProfileFailed:
-    rank, failure = first_killed(error) or error.get_first_failure()
+def _died(error: WorkersFailed) -> ProfileFailed:
     return ProfileFailed(
-        f"worker {rank} died ({in_words(failure.exitcode)}) before it had found anything",
-        where=f"worker {rank}",
+        f"worker {error.first.rank} died ({in_words(error.first.code)}) before it had found anything",
+        where=f"worker {error.first.rank}",
         fix="signal 9 is mostly the kernel, short of memory: see dmesg, or take a smaller train.micro_batch",
     )
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.elastic.multiprocessing import SignalException
 from typer.testing import CliRunner
 
 from headway.cli.application import application
@@ -21,12 +20,11 @@ from headway.core.files import write_json
 from headway.doctor import communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.doctor.workers import _died, _told, run_communication
+from headway.launch.local_workers import WorkerEnd, WorkersFailed, WorkersStopped
 
 
-def failures(**codes: int) -> Any:
-    """PyTorch's account of failed workers."""
-    by_rank = {int(name[1:]): SimpleNamespace(exitcode=code) for name, code in codes.items()}
-    return SimpleNamespace(failures=by_rank, get_first_failure=lambda: next(iter(by_rank.items())))
+def failures(**codes: int) -> WorkersFailed:
+    return WorkersFailed([WorkerEnd(int(name[1:]), code) for name, code in codes.items()], [])
 
 
 def test_a_worker_s_own_reason_goes_before_the_echoes(tmp_path: Path) -> None:
@@ -42,7 +40,7 @@ def test_a_worker_s_own_reason_goes_before_the_echoes(tmp_path: Path) -> None:
 
 def test_the_killed_worker_is_named_rather_than_those_that_missed_it(tmp_path: Path) -> None:
     (tmp_path / "worker-2.log").write_text("begin\nout of memory\n")
-    error = _died(tmp_path, failures(r0=1, r1=-15, r2=-9))
+    error = _died(tmp_path, failures(r0=1, r2=-9))
     assert error.what == "worker 2 died (signal 9) while it was measuring: out of memory"
     assert _died(tmp_path, failures(r1=7)).what == "worker 1 died (exit code 7) while it was measuring"
 
@@ -112,7 +110,7 @@ def test_no_gpu_is_said_in_terms_of_the_option() -> None:
 @pytest.mark.parametrize(("number", "kind"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", CommunicationFailed)])
 def test_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch, number: str, kind: type[BaseException]) -> None:
     def stopped(*_: object, **__: object) -> None:
-        raise SignalException("stopped", signal.Signals[number])
+        raise WorkersStopped(signal.Signals[number])
 
     monkeypatch.setattr("headway.doctor.workers.start_workers", stopped)
     with pytest.raises(kind):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.foreign import read_json_lines
 from headway.launch import worker
-from headway.launch.worker import RECORD_KEY, SPARE_VARIABLE, first_record, reasons_in, report_to
+from headway.launch.worker import SPARE_VARIABLE, first_record, reasons_in, report_to
 
 
 def test_a_worker_that_cannot_be_watched_says_so_at_once(tmp_path: Path) -> None:
@@ -39,12 +39,12 @@ def test_a_worker_that_an_exception_ends_leaves_its_stack(tmp_path: Path, monkey
 def test_a_reason_that_the_disk_of_the_run_does_not_take_is_left_with_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken, spare = tmp_path / "file" / "folder", tmp_path / "spare.json"
+    broken, spare = tmp_path / "file" / "folder", tmp_path / "reasons"
     (tmp_path / "file").touch()
     monkeypatch.setenv(SPARE_VARIABLE, str(spare))
     with pytest.raises(SystemExit) as end, reasons_in(broken, 1):
         raise CheckpointError("no room")
-    left = first_record(broken, [json.loads(spare.read_bytes())[RECORD_KEY]])
+    left = first_record(broken, read_json_lines(spare))
     assert end.value.code == 4 and left is not None and (left["rank"], left["what"]) == (1, "no room")
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing import SignalException
 
 from headway.config import load_config
 from headway.core.errors import ConfigError
+from headway.launch.local_workers import WorkersStopped
 from headway.profiling.profiler import Plan
 from headway.profiling.run import ProfileFailed, _files_of_workers, _work, check
 
@@ -37,8 +37,8 @@ def test_only_what_profiles_leave_is_taken_for_theirs(tmp_path: Path) -> None:
 def test_ctrl_c_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, kind: type[BaseException]
 ) -> None:
-    def stopped(*_: object) -> None:
-        raise SignalException("stopped", signal.Signals[number])
+    def stopped(*_: object, **__: object) -> None:
+        raise WorkersStopped(signal.Signals[number])
 
     monkeypatch.setattr("headway.profiling.run.start_workers", stopped)
     with pytest.raises(kind):
