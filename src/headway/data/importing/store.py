@@ -193,14 +193,15 @@ def _tokenizer(path: Path, end_of_text: str | None) -> Tokenizer:
     tokenizer = Tokenizer.load(path)
     if end_of_text is None:
         return tokenizer
-    chosen = Tokenizer(tokenizer.content, tokenizer.where, end_of_text)
-    if chosen.end_of_text != end_of_text:
+    settings = replace(tokenizer.settings, values={**tokenizer.settings.values, "eos_token": end_of_text})
+    try:
+        return Tokenizer(tokenizer.content, tokenizer.where, settings=settings)
+    except DataError:
         raise ConfigError(
             f"the tokenizer has no token '{end_of_text}'",
             where="--end-of-text",
             fix=f"its special tokens: {', '.join(tokenizer.special_tokens)}",
-        )
-    return chosen
+        ) from None
 
 
 def _named_tokenizer(sources: Sequence[ImportSource]) -> Path:

@@ -14,6 +14,7 @@ from headway.config.data import DataConfig
 from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files import atomic_write, canonical_json, fingerprint
+from headway.core.foreign import read_text
 from headway.core.format import format_bytes
 from headway.data.preparing.inputs import InputHashes, outlines_of
 from headway.data.preparing.records import WORK
@@ -21,13 +22,11 @@ from headway.data.preparing.units import units_of
 from headway.data.reading.places import SourceFile, open_file, stamp_of, unreadable
 from headway.data.reading.sources import Source
 from headway.data.store import TokenStore, file_problem
-from headway.data.tokenizing.spec import parse, vocabulary
+from headway.data.tokenizing.settings_files import LISTS
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_tokenizer
 
 #: What belongs to a vocabulary beside its tokenizer.json, and is none of ours to decide.
-_NAMED_TOKENS = ("bos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_LISTED_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _SETTINGS = ("chat_template", "model_max_length", "padding_side", "truncation_side", "model_input_names")
 #: How a store's vocabulary was trained.
 TRAINED = f"{WORK}/vocabulary"
@@ -125,25 +124,24 @@ def _settings_beside(tokenizer: Tokenizer) -> dict[str, Any]:
     Not its class, which could take a text apart otherwise than its tokenizer.json does, and no token without an id, for
     it would get one that the model's embedding lacks.
     """
-    file = Path(tokenizer.where)
-    said = _json_object(file.with_name("special_tokens_map.json"))
-    said |= {k: v for k, v in _json_object(file.with_name("tokenizer_config.json")).items() if v is not None}
-    settings = {key: said[key] for key in _SETTINGS if key in said}
-    named = {key: text for key in _NAMED_TOKENS if (text := _text(said.get(key))) is not None}
-    listed = {key: list(map(_text, said[key])) for key in _LISTED_TOKENS if isinstance(said.get(key), list)}
-    # To read the vocabulary once more takes as long as a thousand short documents, and few files name a token.
-    known = vocabulary(parse(tokenizer.content, tokenizer.where)) if named or listed else {}
-    settings |= {key: text for key, text in named.items() if text in known}
-    settings |= {key: [text for text in texts if text in known] for key, texts in listed.items()}
-    with suppress(OSError, ValueError):
-        settings["chat_template"] = file.with_name("chat_template.jinja").read_text("utf-8")
+    said = tokenizer.settings
+    settings = {key: said.values[key] for key in _SETTINGS if said.values.get(key) is not None}
+    settings |= {key: token for key, token in said.roles().items() if key not in tokenizer.unknown_roles}
+    settings |= {key: said.listed(key) for key in LISTS if isinstance(said.values.get(key), list)}
+    settings |= {key: said.values[key] for key in LISTS if isinstance(said.values.get(key), dict)}
+    if tokenizer.unknown_roles:
+        names = ", ".join(f"{key} ({token!r})" for key, token in tokenizer.unknown_roles.items())
+        notice(f"tokens that the files beside the tokenizer name and it does not have are left out: {names}")
+    template = Path(tokenizer.where).with_name("chat_template.jinja")
+    try:
+        settings["chat_template"] = read_text(template)
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        fix = "repair it, or take it away"
+        raise DataError(f"the chat template cannot be read: it {reason}", where=str(template), fix=fix) from None
     return settings
-
-
-def _text(token: Any) -> str | None:
-    """Of a token, which is given plain or as an object."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _begun(folder: Path, how: str, files: str, fresh: bool) -> Tokenizer | None:

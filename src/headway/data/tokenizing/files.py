@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from headway.core.errors import DataError
+from headway.data.tokenizing.settings_files import TokenizerSettings, read_settings
 
 # What a folder may hold, the first one counts.
 _NAMES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tekken.json", "*.model")
@@ -23,7 +22,9 @@ class FoundTokenizer:
     content: bytes
     """Of its tokenizer.json."""
     end_of_text: str | None
-    """The token that it, or the `tokenizer_config.json` beside it, says ends a text."""
+    """The token that it says ends a text."""
+    settings: TokenizerSettings
+    """Of the files beside it."""
 
 
 def read_tokenizer(path: Path, pattern: str | None = None) -> FoundTokenizer:
@@ -37,9 +38,7 @@ def read_tokenizer(path: Path, pattern: str | None = None) -> FoundTokenizer:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"no tokenizer can be read: {error.strerror}", where=str(path), fix=_FIX) from None
-    config = _config_beside(path)
-    content, end = _converted(path, data, config, pattern)
-    return FoundTokenizer(path, content, _content(config.get("eos_token")) or end)
+    return _converted(path, data, read_settings(path.parent), pattern)
 
 
 def _file_in(folder: Path) -> Path:
@@ -54,33 +53,20 @@ def _file_in(folder: Path) -> Path:
     return folder / _NAMES[0]
 
 
-def _converted(path: Path, data: bytes, config: dict[str, Any], pattern: str | None) -> tuple[bytes, str | None]:
-    """The tokenizer.json, and the token that ends a text where the format says so."""
+def _converted(path: Path, data: bytes, settings: TokenizerSettings, pattern: str | None) -> FoundTokenizer:
     start = data[:4096].lstrip()
     if start.startswith(b"{") and b'"token_bytes"' not in start:
-        return data, None
+        return FoundTokenizer(path, data, None, settings)
     from headway.data.tokenizing.sentencepiece_models import from_model, is_model
     from headway.data.tokenizing.tiktoken_files import from_rank_file, from_tekken, is_rank_file
 
+    content: bytes = data
+    end: str | None = None
     if start.startswith(b"{"):
-        return from_tekken(data, str(path))
-    if path.suffix != ".json" and is_rank_file(data):
-        return from_rank_file(data, path, config, pattern)
-    if is_model(data):
-        return from_model(data, str(path))
-    return data, None
-
-
-def _config_beside(path: Path) -> dict[str, Any]:
-    """The Hugging Face `tokenizer_config.json` beside a file; empty when there is none."""
-    try:
-        config = json.loads(path.with_name("tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _content(token: Any) -> str | None:
-    """A token's text: configs give it plain or as an object."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
+        content, end = from_tekken(data, str(path))
+    elif path.suffix != ".json" and is_rank_file(data):
+        settings = replace(settings, special_by_default=True)
+        content, end = from_rank_file(data, path, settings, pattern)
+    elif is_model(data):
+        content, end = from_model(data, str(path))
+    return FoundTokenizer(path, content, end, settings)

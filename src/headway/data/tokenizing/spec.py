@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from headway.core.errors import DataError
 from headway.data.tokenizing.preload import take_parsed
+
+_IDS_FIX = "give each token an id of its own, in the tokenizer's file and in added_tokens_decoder beside it"
 
 END_OF_TEXT = "<|endoftext|>"
 END_NAMES = (
@@ -69,6 +72,24 @@ def vocabulary(spec: dict[str, Any]) -> dict[str, int]:
     return ids | {token["content"]: token["id"] for token in added_tokens(spec)}
 
 
+def refuse_shared_ids(ids: Mapping[str, int], where: str) -> None:
+    """See that every token has an id of its own: one that stands for ordinary text too would end a document, or begin a
+    chat, in the middle of a text.
+
+    Raises:
+        DataError: two have the same, or one has none.
+    """
+    if not set(map(type, ids.values())) <= {int} or min(ids.values(), default=0) < 0:
+        raise DataError("a token's id is no whole number from 0 on", where=where, fix=_IDS_FIX)
+    if len(set(ids.values())) == len(ids):
+        return
+    token_of: dict[int, str] = {}
+    for token, number in ids.items():
+        other = token_of.setdefault(number, token)
+        if other != token:
+            raise DataError(f"two tokens have the id {number:,}: {other!r} and {token!r}", where=where, fix=_IDS_FIX)
+
+
 def added_tokens(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """The entries of `added_tokens`, in the order of their ids."""
     return sorted(spec.get("added_tokens") or [], key=lambda token: int(token["id"]))
@@ -82,15 +103,22 @@ def unknown_id(spec: dict[str, Any], ids: dict[str, int]) -> int | None:
     return number if isinstance(number, int) else ids.get(token) if isinstance(token, str) else None
 
 
-def end_of_text(ids: dict[str, int], configured: str | None, where: str) -> str:
-    """The token that ends a text: the configured one, or the first common name that is there.
+def end_of_text(ids: Mapping[str, int], configured: str | None, where: str) -> str:
+    """The token that ends a text: the configured one, or else the first common name that is there.
 
     Raises:
         DataError: there is none.
     """
-    for name in (configured, *END_NAMES):
+    if configured is not None and configured not in ids:
+        near = difflib.get_close_matches(configured, [name for name in END_NAMES if name in ids], 1, 0.5)
+        raise DataError(
+            f"{configured!r} is to end texts and is no token" + (f"; did you mean {near[0]!r}?" if near else ""),
+            where=where,
+            fix="repair eos_token in the tokenizer_config.json or special_tokens_map.json beside the tokenizer",
+        )
+    for name in END_NAMES if configured is None else (configured,):
         if name in ids:
-            return str(name)
+            return name
     raise DataError(
         f"the tokenizer has no end-of-text token: none of {', '.join(END_NAMES)}",
         where=where,

@@ -58,6 +58,8 @@ class SpecialInText:
     """Words may hold spaces, so one may be a hidden name."""
     unavoidable: frozenset[str] = frozenset()
     """Special tokens that some text can only be written with, as letters or halves of words, or as the unknown."""
+    beside: frozenset[str] = frozenset()
+    """Those of the special tokens that only files beside the tokenizer name, and that a text could become."""
     once: set[str] = field(default_factory=set)
     """By which of these ways, under their names in keys of stores, texts became special tokens at first."""
     changed: bool = False
@@ -108,8 +110,8 @@ class SpecialInText:
         """What tells the ids that texts have now from those that they had before the ways were known: for keys of what
         is kept. Nothing where they are the same."""
         if special_tokens_in_text:
-            return [*(self.once & {"as text"}), *(["named tokens"] if self.unlisted else [])]
-        return [*sorted(self.once), *(["no special tokens"] if self.changed else [])]
+            return [*(self.once & {"as text"}), *sorted(self.unlisted)]
+        return [*sorted(self.once), *(["no special tokens"] if self.changed else []), *sorted(self.beside)]
 
     def _mark(self, spec: dict[str, Any]) -> None:
         for token in spec.get("added_tokens") or []:
@@ -129,7 +131,6 @@ def special_in_text(spec: dict[str, Any], end: str, named: Iterable[str] = ()) -
     special = {end, *named} | marked
     unmarked = {token for token in special if not listed.get(token, True)}
     ways = SpecialInText(frozenset(special), frozenset(unmarked), frozenset(special - listed.keys()))
-    ways.changed = bool(unmarked - {end})
     model = spec["model"]
     if model.get("byte_fallback"):
         vocab = model["vocab"] if isinstance(model["vocab"], dict) else {piece for piece, _ in model["vocab"]}
@@ -142,7 +143,8 @@ def special_in_text(spec: dict[str, Any], end: str, named: Iterable[str] = ()) -
     else:
         _look_at_words(ways, spec, end, known)
     ways.isolates = bool(ways.hidden) and not _parts_spaces(spec)
-    ways.changed |= ways.isolates
+    ways.beside = frozenset(unmarked | (ways.unlisted & (ways.hidden.keys() | ways.unavoidable))) - {end}
+    ways.changed |= ways.isolates or bool(ways.beside)
     return ways
 
 

@@ -19,7 +19,8 @@ from typing import Any
 from headway.core.errors import DataError
 from headway.core.files import sha256_bytes
 from headway.data.tokenizing.patterns import PATTERNS, from_tiktoken, pre_tokenizer
-from headway.data.tokenizing.spec import END_OF_TEXT
+from headway.data.tokenizing.settings_files import TokenizerSettings
+from headway.data.tokenizing.spec import END_OF_TEXT, refuse_shared_ids
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _SPACES_BEHIND_BREAK = re.compile(rb"\s*[\r\n]\s*[^\S\r\n]")
@@ -84,7 +85,9 @@ def is_rank_file(data: bytes) -> bool:
     return _LINE.match(data) is not None
 
 
-def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str | None) -> tuple[bytes, str | None]:
+def from_rank_file(
+    data: bytes, path: Path, settings: TokenizerSettings, pattern: str | None
+) -> tuple[bytes, str | None]:
     """Turn a `.tiktoken` file into a tokenizer.json.
 
     The file does not say how text is split, nor which special tokens there are. OpenAI's are known by their SHA-256;
@@ -94,7 +97,7 @@ def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str
     Args:
         data: The file's bytes.
         path: The file, for messages.
-        config: The `tokenizer_config.json` beside it; may be empty.
+        settings: Of the files beside it.
         pattern: A name or a regular expression, for a file of which nothing else tells it.
 
     Returns:
@@ -105,7 +108,8 @@ def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str
     """
     hashed = sha256_bytes(data)
     known = next((encoding for encoding in _PUBLISHED.values() if encoding.sha256 == hashed), None)
-    pattern = (known.pattern if known else None) or config.get("pattern") or config.get("pat_str") or pattern
+    said = settings.values.get("pattern") or settings.values.get("pat_str")
+    pattern = (known.pattern if known else None) or said or pattern
     if not isinstance(pattern, str):
         raise DataError(
             "a .tiktoken file does not say how it splits text into words, and this one is not a published one",
@@ -113,9 +117,7 @@ def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str
             fix=f"set data.tokenizer.pattern (or pat_str in a tokenizer_config.json beside it) to one of"
             f" {', '.join(sorted(PATTERNS))}, or to its regular expression",
         )
-    special = _configured_special(config, path.with_name("tokenizer_config.json")) or (
-        dict(known.special) if known else {}
-    )
+    special = _special(settings) or (dict(known.special) if known else {})
     if not special:
         raise DataError(
             "a .tiktoken file does not name its special tokens, and this one is not a published one",
@@ -127,14 +129,16 @@ def from_rank_file(data: bytes, path: Path, config: dict[str, Any], pattern: str
     return content, END_OF_TEXT if END_OF_TEXT in special else None
 
 
-def _configured_special(config: dict[str, Any], where: Path) -> dict[str, int]:
-    decoder = config.get("added_tokens_decoder")
-    entries = decoder.items() if isinstance(decoder, dict) else []
-    try:
-        return {str(entry["content"]): int(number) for number, entry in entries if isinstance(entry, dict)}
-    except (KeyError, ValueError):
-        fix = 'write {"<id>": {"content": "<token>", "special": true}}'
-        raise DataError("added_tokens_decoder is not a token for each id", where=str(where), fix=fix) from None
+def _special(settings: TokenizerSettings) -> dict[str, int]:
+    special = {token.content: number for number, token in settings.added.items()}
+    for number, token in settings.added.items():
+        if special[token.content] != number:
+            raise _twice(token.content, number, special[token.content], str(settings.folder / token.file))
+    return special
+
+
+def _twice(token: str, first: int, second: int, where: str) -> DataError:
+    return DataError(f"{token!r} has two ids: {first:,} and {second:,}", where=where, fix="take one of them out")
 
 
 def from_tekken(data: bytes, where: str) -> tuple[bytes, str | None]:
@@ -150,7 +154,9 @@ def from_tekken(data: bytes, where: str) -> tuple[bytes, str | None]:
         config = spec["config"]
         reserved = int(config["default_num_special_tokens"])
         count = int(config["default_vocab_size"]) - reserved
-        ranks = {base64.b64decode(entry["token_bytes"]): int(entry["rank"]) for entry in spec["vocab"][:count]}
+        ranks: dict[bytes, int] = {}
+        for entry in spec["vocab"][:count]:
+            _keep(ranks, base64.b64decode(entry["token_bytes"]), int(entry["rank"]), where)
         listed = {entry["token_str"]: int(entry["rank"]) for entry in spec.get("special_tokens") or []}
         pattern = str(config["pattern"])
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
@@ -168,12 +174,17 @@ def _ranks(data: bytes, where: str) -> dict[bytes, int]:
             continue
         try:
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            _keep(ranks, base64.b64decode(token, validate=True), int(rank), f"{where}:{number}")
         except (ValueError, binascii.Error):
             raise DataError(
                 "not a token in base64 and its rank", where=f"{where}:{number}", fix="download it again"
             ) from None
     return ranks
+
+
+def _keep(ranks: dict[bytes, int], token: bytes, rank: int, where: str) -> None:
+    if ranks.setdefault(token, rank) != rank:
+        raise _twice(str(token), ranks[token], rank, where)
 
 
 def _tokenizer_json(
@@ -188,8 +199,12 @@ def _tokenizer_json(
     letters = byte_letters()
     spelled = {token: "".join([letters[byte] for byte in token]) for token in ranks}
     ordered = sorted(ranks, key=ranks.__getitem__)
-    ids = {spelled[token]: first + ranks[token] for token in ordered} | special
-    _refuse_shared_ids(ids, where)
+    ids = {spelled[token]: first + ranks[token] for token in ordered}
+    for token in special.keys() & ids.keys():
+        # It would take the id of what a word of ordinary text is.
+        raise _twice(token, ids[token], special[token], where)
+    ids |= special
+    refuse_shared_ids(ids, where)
     spec = {
         "version": "1.0",
         "truncation": None,
@@ -214,19 +229,6 @@ def _tokenizer_json(
         },
     }
     return orjson.dumps(spec)
-
-
-def _refuse_shared_ids(ids: dict[str, int], where: str) -> None:
-    """An id that stands for ordinary text too would end a document, or begin a chat, in the middle of a text."""
-    token_of: dict[int, str] = {}
-    for token, number in ids.items():
-        other = token_of.setdefault(number, token)
-        if other != token:
-            raise DataError(
-                f"two tokens have the id {number:,}: {other!r} and {token!r}",
-                where=where,
-                fix="check added_tokens_decoder in the tokenizer_config.json beside it",
-            )
 
 
 def _vocabulary(ids: dict[str, int]) -> dict[str, int]:

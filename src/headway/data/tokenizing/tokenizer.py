@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from headway.core.errors import DataError
 from headway.core.files import atomic_write, sha256_bytes, sync_folder, write_json
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.library import encode, numbers_of, open_library
+from headway.data.tokenizing.settings_files import TokenizerSettings
 from headway.data.tokenizing.special import special_in_text
 
 
@@ -29,30 +30,40 @@ class Tokenizer:
         end_of_text_id: The token that ends a document.
         end_of_text: Its text.
         fingerprint: Hex SHA-256 of `tokenizer.json`.
-        content: The bytes of `tokenizer.json`.
+        content: The bytes of `tokenizer.json`, with added tokens that only files beside it name.
         where: The file it comes from, for messages.
         special_tokens: Special tokens with their ids: those marked as such, the end of a text, and what the files
             beside the tokenizer give another part to play.
         unknown_id: The token that stands for what the vocabulary lacks; None when it lacks nothing.
         added_tokens: Texts of these and of the other added tokens, which are found in any text.
+        settings: What the files beside it say.
+        unknown_roles: Tokens that these give a part to play and that it does not have, by that part.
         special_in_text: By which ways a library would make special tokens of a text; `content_for` gives it none.
         forbidden_ids: Special tokens that no text is to become unless it is asked for: all but the unknown token.
         unavoidable_ids: Those of them that some text becomes all the same, so that it cannot be used.
         byte_names: Tokens that stand for single bytes of characters without a token, with their ids.
     """
 
-    def __init__(self, content: bytes, where: str, end_of_text: str | None = None, named: Collection[str] = ()) -> None:
-        self.content, self.where = content, where
-        self.fingerprint = sha256_bytes(content)
+    def __init__(
+        self, content: bytes, where: str, end_of_text: str | None = None, settings: TokenizerSettings | None = None
+    ) -> None:
+        self.where = where
+        self.settings = settings or TokenizerSettings(Path(where).parent)
         spec = specs.parse(content, where)
         try:
-            ids = specs.vocabulary(spec)
+            spec, content = self._completed(spec, content)
+            self.content, self.fingerprint = content, sha256_bytes(content)
+            ids, named = specs.vocabulary(spec), self.settings.named()
+            specs.refuse_shared_ids(ids, where)
             self.vocab_size = max(ids.values(), default=-1) + 1
+            end_of_text = self.settings.role("eos_token") or end_of_text
             self.end_of_text = specs.end_of_text(ids, end_of_text, where)
             self.end_of_text_id = ids[self.end_of_text]
             self.unknown_id = specs.unknown_id(spec, ids)
             self.added_tokens: list[str] = [token["content"] for token in specs.added_tokens(spec)]
-            self.special_in_text = ways = special_in_text(spec, self.end_of_text, [t for t in named if t in ids])
+            self.unknown_roles = {key: token for key, token in self.settings.roles().items() if token not in ids}
+            ways = special_in_text(spec, self.end_of_text, named & ids.keys())
+            self.special_in_text = ways
             self.special_tokens = {token: ids[token] for token in sorted(ways.special, key=ids.__getitem__)}
             self.unavoidable_ids = frozenset(ids[token] for token in ways.unavoidable)
             unknown = {self.unknown_id} - {self.end_of_text_id}
@@ -64,12 +75,22 @@ class Tokenizer:
             reason = f"its JSON is not laid out like a tokenizer.json ({type(error).__name__}: {error})"
             raise DataError(f"not a tokenizer: {reason}", where=where, fix="give a tokenizer.json") from None
 
+    def _completed(self, spec: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+        """The file, with what those beside it add to it."""
+        import orjson
+
+        if not self.settings.complete({"model": spec["model"], "added_tokens": spec.get("added_tokens")}):
+            return spec, content
+        spec = orjson.loads(content)  # which may be read only, and have merges in another form
+        self.settings.complete(spec)
+        return spec, orjson.dumps(spec)
+
     @classmethod
     def load(cls, path: Path | str, pattern: str | None = None) -> Tokenizer:
         """Load a `tokenizer.json`, a SentencePiece `.model`, a `.tiktoken` file or a `tekken.json`.
 
         A folder (a Hugging Face checkpoint, a token store) stands for the first of these in it. What is not a
-        tokenizer.json becomes one, with the same ids.
+        tokenizer.json becomes one, with the same ids; and tokens that only the files beside it name are added.
 
         Args:
             path: The file or folder.
@@ -77,12 +98,13 @@ class Tokenizer:
                 `tokenizer_patterns.PATTERNS`, or a regular expression.
 
         Raises:
-            DataError: there is none, it is no tokenizer, or it has no token that ends a text.
+            DataError: there is none, it is no tokenizer, it has no token that ends a text, or what the files beside it
+                say cannot be.
         """
         from headway.data.tokenizing.files import read_tokenizer
 
         found = read_tokenizer(Path(path), pattern)
-        return cls(found.content, str(found.path), found.end_of_text)
+        return cls(found.content, str(found.path), found.end_of_text, found.settings)
 
     @cached_property
     def _backend(self) -> Any:

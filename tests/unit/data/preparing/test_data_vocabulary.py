@@ -63,7 +63,7 @@ def test_what_belongs_to_a_given_tokenizer_comes_along(corpus: Path, tmp_path: P
         "pad_token": None,
         "unk_token": "<not in the vocabulary>",
         "eos_token": bare.manifest["tokenizer"]["end_of_text"],
-        "additional_special_tokens": ["<|user|>", "<neither this>"],
+        "additional_special_tokens": ["<|user|>"],
         "model_max_length": 4096,
     }
     (given / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -97,7 +97,8 @@ def test_shards_whose_text_has_become_special_tokens_are_made_anew(
     jsonl(tmp_path / "a.jsonl", ["a </s> a"])
     data = config("a.jsonl", tokenizer={"path": "given"})
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizer_module, "special_in_text", lambda spec, end: SpecialInText(None, (), {}))
+        nothing = SpecialInText(*[frozenset()] * 3)
+        patch.setattr(tokenizer_module, "special_in_text", lambda *_: nothing)
         prepare(data, workers=1)
     assert TokenStore.open(data.store).read("train", "a", 0, 4).tolist() == [2, 1, 2, 1]
     assert not prepare(data, workers=1).up_to_date

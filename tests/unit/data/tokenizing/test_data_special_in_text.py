@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from headway.core.errors import DataError
 from headway.data.tokenizing.encoders import ENCODERS, REFERENCE, choose_encoder, open_encoder
+from headway.data.tokenizing.settings_files import TokenizerSettings
 from headway.data.tokenizing.special import BYTES, SpecialInText, special_in_text
 from headway.data.tokenizing.tokenizer import Tokenizer
 
@@ -31,7 +32,8 @@ def of_model(
     ids = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
     added = [{"id": ids[end], "content": end, "special": True, **FLAGS, **flags}]
     spec = {"version": "1.0", "added_tokens": added, "pre_tokenizer": pre, "model": model}
-    return Tokenizer(json.dumps(spec).encode(), "here", end, named)
+    beside = TokenizerSettings(Path(), {f"{number}_token": token for number, token in enumerate(named)})
+    return Tokenizer(json.dumps(spec).encode(), "here", end, beside)
 
 
 def of_words(kind: str, end: str = "</s>", pre: dict[str, Any] | None = None) -> Tokenizer:
@@ -279,4 +281,7 @@ def test_stores_are_made_anew_only_where_some_ids_are_others() -> None:
     assert marks(of_words("WordLevel"), asked=True) == []
     assert marks(of_merges("<end>", ["< e", "n d", "<e nd", "<end >"])) == ["words as text"]
     assert marks(of_letters(True, ["a b"])) == []
+    model = {"type": "WordLevel", "vocab": {"</s>": 0, "<pad>": 1, "<unk>": 2}, "unk_token": "<unk>"}
+    assert marks(of_model(model, "</s>", named=("<pad>",))) == ["words as text", "no special tokens", "<pad>"]
+    assert marks(of_model(model, "</s>", named=("<pad>",)), asked=True) == ["<pad>"]
     assert marks(VOCABULARIES["bytes by merges"]) == ["no special tokens"]
