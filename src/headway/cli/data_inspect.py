@@ -56,7 +56,8 @@ def inspect(
         return
     vocabulary = facts["tokenizer"]
     print(f"{facts['store']}: {vocabulary['vocab_size']:,} token ids as {facts['dtype']},", end=" ")
-    print(f"documents end with {vocabulary['end_of_text']}, encoded by {facts['encoder'] or 'n/a'},", end=" ")
+    begin = f"begin with {' '.join(vocabulary['begin_of_text'])} and " if "begin_of_text" in vocabulary else ""
+    print(f"documents {begin}end with {vocabulary['end_of_text']}, encoded by {facts['encoder'] or 'n/a'},", end=" ")
     print(f"fingerprint {facts['fingerprint'][:16]}\n")
     _print_sources(facts["sources"])
     _print_removed(facts["sources"], facts["duplicates"])

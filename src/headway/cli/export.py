@@ -35,12 +35,12 @@ def export(
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")] = "fp32",
 ) -> None:
     """The verb."""
-    from headway.models.huggingface import export_model
-    from headway.training.inference import load_trained
+    from headway.training.inference import export_trained, load_trained
 
     trained = load_trained(run, step=step)
     folder = output or run / "export"
     with writing(folder):
-        export_model(trained.model, folder, trained.tokenizer_folder, dtype=dtype)
+        export_trained(trained, folder, dtype)
     at = "" if trained.step is None else f" at step {trained.step:,}"
-    notice(f"exported {run}{at} to {folder}")
+    begin = f"; texts begin with {' '.join(trained.begin_of_text)}" if trained.begin_of_text else ""
+    notice(f"exported {run}{at} to {folder}{begin}")

@@ -89,8 +89,7 @@ def _without_bf16() -> list[str]:
 
 def _after_training(config: Config) -> None:
     from headway.launch.api import leave_report
-    from headway.models.huggingface import export_model
-    from headway.training.inference import continue_text, evaluate_trained, load_trained
+    from headway.training.inference import continue_text, evaluate_trained, export_trained, load_trained
 
     run = config.run_directory
     _stage(3, "evaluating")
@@ -108,7 +107,7 @@ def _after_training(config: Config) -> None:
     (run / "samples.txt").write_text(text + "\n", encoding="utf-8")
     notice(text)
     _stage(5, "exporting to Hugging Face format")
-    export_model(trained.model, run / "export", trained.tokenizer_folder)
+    export_trained(trained, run / "export")
     notice(f"{run / 'export'}")
     _stage(6, "writing the report")
     leave_report(run)

@@ -220,6 +220,7 @@ def _facts(loaded: Tokenizer, where: str) -> dict[str, Any]:
     return {
         "tokenizer": where,
         "vocab_size": loaded.vocab_size,
+        "begin_of_text": list(loaded.begin_of_text()),
         "end_of_text": loaded.end_of_text,
         "special_tokens": loaded.special_tokens,
         "fingerprint": loaded.fingerprint,
@@ -237,6 +238,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
     more = f", and {len(special) - 10:,} more" if len(special) > 10 else ""
     print(f"tokenizer        {facts['tokenizer']}")
     print(f"vocabulary       {facts['vocab_size']:,} token ids")
+    print(f"begin of text    {' '.join(facts['begin_of_text']) or 'none'}")
     print(f"end of text      {facts['end_of_text']}")
     print(f"special tokens   {', '.join(special[:10]) or 'none'}{more}")
     print(f"fingerprint      {facts['fingerprint']}")

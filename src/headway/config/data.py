@@ -221,6 +221,9 @@ class DataConfig(Section):
     clean: Annotated[list[CleanStep], BeforeValidator(step_list)] = []
     """Steps that every document goes through, in this order; each is counted (`headway data inspect`)."""
     dedup: DedupConfig = DedupConfig()
+    begin_of_text: Literal["auto", "always", "never"] = "auto"
+    """Whether every document begins with the tokenizer's begin-of-text token. `auto`: where its template puts one
+    before a text. Evaluation, generation and exports do as the store does."""
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of documents held out, chosen by a hash of the text, so equal documents are never on both sides."""
     shard_bytes: Bytes = 128 * 2**20
@@ -235,6 +238,12 @@ class DataConfig(Section):
     row. `pad`: one document (or part of a longer one) per row."""
     document_mask: bool = False
     """No token attends to another document of its row, and positions start anew with each."""
+
+    @model_validator(mode="after")
+    def _begin_of_text_is_there(self) -> Self:
+        if self.begin_of_text == "always" and self.tokenizer.path is None and self.remote is None:
+            raise conflict("a tokenizer that is trained has no begin-of-text token", "begin_of_text", "tokenizer.path")
+        return self
 
     @model_validator(mode="after")
     def _weights_are_whole(self) -> Self:

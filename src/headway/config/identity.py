@@ -18,6 +18,7 @@ _INCIDENTAL = (
     "data.cache_bytes",
     "data.workers",
     "data.shard_bytes",
+    "data.begin_of_text",
     "model.preset",
     "train.tokens",
     "train.device",

@@ -103,8 +103,8 @@ def fertility(store: TokenStore, split: str, source: str) -> float | None:
 
 
 def _sample_documents(store: TokenStore, split: str, source: str) -> Iterator[NDArray[np.integer[Any]]]:
-    """The beginnings of documents, the end-of-text token left out, spread evenly over the shards."""
-    shards = store.shards(split, source)
+    """The beginnings of documents, without what all begin and end with, spread evenly over the shards."""
+    shards, begin = store.shards(split, source), len(store.begin_of_text)
     quota = max(1, _FERTILITY_TOKENS // min(len(shards), 50))
     for number in np.unique(np.linspace(0, len(shards) - 1, 50).astype(int)).tolist():
         bounds = store.shard_documents(split, source, number).astype(np.int64)
@@ -112,7 +112,8 @@ def _sample_documents(store: TokenStore, split: str, source: str) -> Iterator[ND
         for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             if left <= 0:
                 break
-            count = min(end - start - 1, left)
+            start += begin
+            count = max(0, min(end - start - 1, left))
             left -= count
             yield store.read(split, source, start, count)
 

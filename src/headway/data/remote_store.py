@@ -129,7 +129,8 @@ class RemoteTokenStore(TokenStore):
         content, where = _read_small(self.copies, _TOKENIZER), self.copies.url_of(_TOKENIZER)
         if sha256_bytes(content) != self.tokenizer_fingerprint:
             raise _wrong(where, "its SHA-256 is not the manifest's")
-        Tokenizer(content, where, self.manifest["tokenizer"]["end_of_text"]).save(self.tokenizer_folder)
+        tokenizer = Tokenizer(content, where, self.manifest["tokenizer"]["end_of_text"])
+        tokenizer.save(self.tokenizer_folder, begin=self.begin_of_text)
 
     def _refuse_change(self, before: str) -> None:
         if before != self.fingerprint:

@@ -134,6 +134,12 @@ class TokenStore:
         return int(self.manifest["tokenizer"]["end_of_text_id"])
 
     @property
+    def begin_of_text(self) -> dict[str, int]:
+        """The tokens that every document begins with, if there are any, with their ids."""
+        tokenizer = self.manifest["tokenizer"]
+        return dict(zip(tokenizer.get("begin_of_text", []), tokenizer.get("begin_of_text_ids", []), strict=True))
+
+    @property
     def tokenizer_folder(self) -> Path:
         """Folder with `tokenizer.json`; transformers' AutoTokenizer loads it."""
         return self.path / "tokenizer"

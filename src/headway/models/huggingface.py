@@ -183,6 +183,7 @@ def export_model(
     *,
     dtype: Literal["fp32", "bf16"] = "fp32",
     max_shard_bytes: int = 5 * 10**9,
+    tokenizer_json: bytes | None = None,
 ) -> None:
     """Write a decoder as a Hugging Face checkpoint that transformers loads by itself.
 
@@ -195,6 +196,7 @@ def export_model(
         tokenizer_folder: With `tokenizer.json`; its files are copied, and its special tokens named in `config.json`.
         dtype: Of the weights in the files.
         max_shard_bytes: Weights are split into files of at most this size (one tensor may be larger).
+        tokenizer_json: Takes the place of the file in the tokenizer's folder.
 
     Raises:
         ConfigError: the folder holds something else than an earlier export or cannot be replaced, there is no tokenizer
@@ -210,6 +212,8 @@ def export_model(
         write_json(building / "generation_config.json", {"_from_model_config": True, **special_ids})
         if tokenizer_folder is not None:
             _copy_tokenizer(tokenizer_folder, building, model.config.max_sequence_length)
+            if tokenizer_json is not None:
+                (building / "tokenizer.json").write_bytes(tokenizer_json)
         tensors = dict(to_huggingface_tensors(model.config, model.state_dict()))
         _write_weights(tensors, building, _DTYPES[dtype], max_shard_bytes)
         mark(building)
@@ -258,8 +262,12 @@ def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
         )
     tokenizer = _read_json(tokenizer_folder / "tokenizer.json")
     vocabulary: dict[Any, int] = _vocabulary(tokenizer)
-    settings_file = tokenizer_folder / "tokenizer_config.json"
-    settings = _read_json(settings_file) if settings_file.is_file() else {}
+    config, names = (
+        _read_json(file) if (file := tokenizer_folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
+    # As transformers does: the latter is of older files, and goes before where the former has not all.
+    settings = {**names, **config} if "added_tokens_decoder" in config else {**config, **names}
     for kind in ("bos", "eos", "pad"):
         token = settings.get(f"{kind}_token")
         ids[f"{kind}_token_id"] = vocabulary.get(token.get("content") if isinstance(token, dict) else token)

@@ -174,10 +174,16 @@ def _tokenizer(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     tokenizer = facts["tokenizer"]
     return [
         ("Vocabulary", f"{tokenizer['vocab_size']:,} token ids, stored as {facts['dtype']}"),
+        ("Documents begin with", _begin(tokenizer)),
         ("Documents end with", f"{tokenizer['end_of_text']} ({tokenizer['end_of_text_id']})"),
         ("Encoded by", facts.get("encoder") or UNKNOWN),
         ("Fingerprint", tokenizer["fingerprint"]),
     ]
+
+
+def _begin(tokenizer: Mapping[str, Any]) -> str:
+    ids = tokenizer.get("begin_of_text_ids", [])
+    return ", ".join(f"{t} ({n})" for t, n in zip(tokenizer.get("begin_of_text", []), ids, strict=True)) or "no token"
 
 
 def _count(value: Any) -> str:

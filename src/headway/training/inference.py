@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -19,9 +19,10 @@ from headway.data.feeding.feed import EvaluationFeed
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
 from headway.data.store import TokenStore
+from headway.data.tokenizing.begin_of_text import is_same_but_for_template, with_tokens_before
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_model
-from headway.models.huggingface import import_model
+from headway.models.huggingface import export_model, import_model
 from headway.parallel.world import World, pick_device
 from headway.training.evaluate import evaluate
 from headway.training.generation import generate, stream_text
@@ -40,6 +41,8 @@ class TrainedModel:
     model: Decoder
     tokenizer: Tokenizer
     tokenizer_folder: Path
+    begin_of_text: Mapping[str, int]
+    """What every text begins with, as in training, with ids."""
     step: int | None
     """Training step of the weights; None when they come from a Hugging Face folder."""
     config: Config | None
@@ -81,7 +84,8 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
             initialize=False,
         )
         model.load_state_dict(tensors)
-        return TrainedModel(model.to(device).eval(), Tokenizer.load(path), path, None, None)
+        tokenizer = Tokenizer.load(path)
+        return TrainedModel(model.to(device).eval(), tokenizer, path, tokenizer.begin_of_text(), None, None)
     raise ConfigError(
         "neither a run directory nor a Hugging Face folder",
         where=str(path),
@@ -115,7 +119,8 @@ def _from_run(path: Path, step: int | None, device: torch.device) -> TrainedMode
     saved = store.load(info)
     for name, tensor in tensors.items():
         tensor.copy_(saved[name])
-    return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, info.step, config)
+    begin = tokenizer.saved_begin_of_text()
+    return TrainedModel(model.to(device).eval(), tokenizer, tokenizer_folder, begin, info.step, config)
 
 
 def _tokenizer_folder(run: Path, config: Config, info: CheckpointInfo) -> Path:
@@ -149,9 +154,9 @@ def _is_tokenizer(folder: Path, fingerprint: str | None) -> bool:
 def continue_text(
     trained: TrainedModel, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int
 ) -> Iterator[str]:
-    """The continuation of a prompt, in pieces as they are sampled. An empty prompt begins a new document."""
-    tokenizer = trained.tokenizer
-    ids = tokenizer.encode_batch([prompt])[0] if prompt else [tokenizer.end_of_text_id]
+    """The continuation of a prompt, in pieces as they are sampled. It begins a new document, as an empty one does."""
+    tokenizer, begin = trained.tokenizer, list(trained.begin_of_text.values())
+    ids = begin + tokenizer.encode_batch([prompt])[0] if prompt else begin or [tokenizer.end_of_text_id]
     new_ids = generate(
         trained.model,
         ids,
@@ -170,6 +175,42 @@ def _told(ids: Iterator[int]) -> Iterator[int]:
         yield from ids
 
 
+def export_trained(trained: TrainedModel, folder: Path, dtype: Literal["fp32", "bf16"] = "fp32") -> None:
+    """Write a trained model as a Hugging Face folder, whose tokenizer begins texts as those in training began.
+
+    Raises:
+        ConfigError, OSError: as `export_model`.
+    """
+    content = with_tokens_before(trained.tokenizer.content, trained.begin_of_text)
+    export_model(trained.model, folder, trained.tokenizer_folder, dtype=dtype, tokenizer_json=content)
+
+
+def _refuse_other_tokens(store: TokenStore, trained: TrainedModel) -> None:
+    """See that ids mean in a store what they mean to a model, and that documents begin alike.
+
+    Raises:
+        DataError: they do not.
+    """
+    ours = trained.tokenizer
+    if store.tokenizer_fingerprint != ours.fingerprint:
+        # An export's may say otherwise what stands before a text, and the store says that itself.
+        file = store.tokenizer_folder / "tokenizer.json"
+        contents = [ours.content, file.read_bytes() if file.is_file() else b"{}"]
+        if not is_same_but_for_template(*contents):
+            raise DataError(
+                "the store was written with another tokenizer than the model's",
+                where=str(store.path),
+                fix="give a store that was prepared with data.tokenizer.path set to the model's folder",
+            )
+    if list(store.begin_of_text.values()) != list(trained.begin_of_text.values()):
+        theirs, mine = (" ".join(tokens) or "no token" for tokens in (store.begin_of_text, trained.begin_of_text))
+        raise DataError(
+            f"documents of the store begin with {theirs}, those that the model was trained on with {mine}",
+            where=str(store.path),
+            fix=f"prepare one with data.begin_of_text={'always' if trained.begin_of_text else 'never'}",
+        )
+
+
 @_full_gpu_told()
 def evaluate_trained(
     path: Path,
@@ -184,19 +225,14 @@ def evaluate_trained(
 
     Raises:
         ConfigError: the model is no run and no store is given, or the device's memory ran out.
-        DataError: the store's vocabulary is not the model's.
+        DataError: the store's vocabulary is not the model's, or its documents begin otherwise.
     """
     trained = load_trained(path, step=step, device=pick_device("auto"))
     config = trained.config or Config()
     if store_path is None and trained.config is None:
         raise ConfigError("an exported model does not say where its data is", where=str(path), fix="--store FOLDER")
     store = TokenStore.open(store_path) if store_path else open_store(config.data)
-    if store.tokenizer_fingerprint != trained.tokenizer.fingerprint:
-        raise DataError(
-            "the store was written with another tokenizer than the model's",
-            where=str(store.path),
-            fix="give a store that was prepared with data.tokenizer.path set to the model's folder",
-        )
+    _refuse_other_tokens(store, trained)
     length = sequence_length or min(config.train.sequence_length, trained.model.config.max_sequence_length)
     feed = EvaluationFeed(
         store,

@@ -29,6 +29,8 @@ class Counts:
     documents: int = 0
     tokens: int = 0
     """In the store, ends of documents included."""
+    begun: int = 0
+    """Documents that begin with the begin-of-text token."""
     ended: int = 0
     """Documents to which the end-of-text token was added."""
     empty: int = 0
@@ -81,12 +83,14 @@ class DocumentWriter:
         series: Where training and validation documents go.
         end: The end-of-text token.
         bound: Training documents whose hash is below it are held out.
+        begin: The begin-of-text token, if there is one.
         counts: What became of documents so far.
     """
 
     series: dict[str, ShardSeries]
     end: int
     bound: int
+    begin: int | None = None
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
@@ -123,6 +127,7 @@ class DocumentWriter:
         assert self._open is not None
         if split == "train" and self.bound:
             split = "validation" if self._hash(self._open[:DECIDING_TOKENS].astype("<u4")) < self.bound else split
+        self.counts.begun += int(self._open[0] == self.begin)
         self.series[split].append(self._open, np.empty(0, dtype=np.int64))
         self.counts.tokens += len(self._open)
         self._begun, self._last, self._open = split, int(self._open[-1]), None
@@ -177,6 +182,8 @@ class DocumentWriter:
             ids = np.insert(ids.astype(np.int64), ends[missing], self.end)
             ends = ends + np.cumsum(missing)
         self.series[split].append(ids, ends)
+        if self.begin is not None:
+            self.counts.begun += int((ids[np.concatenate([[0], ends[:-1]])] == self.begin).sum())
         self.counts.ended += count
         self.counts.documents += len(ends)
         self.counts.tokens += len(ids)

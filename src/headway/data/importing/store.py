@@ -299,7 +299,7 @@ def _build(plan: ImportPlan, folder: Path, shard_bytes: int) -> tuple[dict[str, 
         builder.run(settled)
     if plan.share and not total.smallest < settled:
         warning("one document cannot be split (nor can equal ones): nothing is held out for validation")
-    plan.tokenizer.save(folder / "tokenizer")
+    plan.tokenizer.save(folder / "tokenizer", begin=builder.begin)
     manifest = builder.manifest(settled)
     write_json(folder / MANIFEST, manifest)
     return manifest, builder.total
@@ -313,13 +313,20 @@ class _Builder:
         self._series: dict[str, dict[str, ShardSeries]] = {}
         self._counts: dict[str, Counts] = {}
         self._hashes: dict[Path, str] = {}
+        self._begins = plan.tokenizer.usual_begin()
+
+    @property
+    def begin(self) -> dict[str, int]:
+        """The begin-of-text token, if every document that was written begins with it."""
+        total = self.total
+        return self._begins if total.begun == total.documents else {}
 
     @property
     def total(self) -> Counts:
         """Counts over all sources."""
         total = Counts()
         for counts in self._counts.values():
-            for name in ("documents", "tokens", "ended", "empty"):
+            for name in ("documents", "tokens", "begun", "ended", "empty"):
                 setattr(total, name, getattr(total, name) + getattr(counts, name))
             total.smallest = min(total.smallest, counts.smallest)
             total.largest = max(total.largest, counts.largest)
@@ -339,7 +346,7 @@ class _Builder:
             split: ShardSeries(self._folder / split / source.name, tokenizer.dtype, self._shard_bytes)
             for split in _SPLITS
         }
-        writer = DocumentWriter(series, tokenizer.end_of_text_id, bound)
+        writer = DocumentWriter(series, tokenizer.end_of_text_id, bound, begin=next(iter(self._begins.values()), None))
         for split, files in source.splits.items():
             for file in files:
                 fault_point("import.file")
@@ -357,7 +364,7 @@ class _Builder:
     def manifest(self, bound: int) -> dict[str, Any]:
         """The store's manifest."""
         return {
-            **head_json(self._plan.tokenizer),
+            **head_json(self._plan.tokenizer, self.begin),
             "settings": {"validation": self._plan.share},
             "split": {"rule": SPLIT_RULE, "bound": str(bound)},
             "imported": {"from": self._plan.kind, "files": [self._file(*found) for found in self._plan.files]},

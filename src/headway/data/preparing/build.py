@@ -211,8 +211,9 @@ class Builder:
         # A folder's tokenizer_config.json may name another end of text for the same tokenizer.json.
         vocabulary = (self._tokenizer.fingerprint, self._tokenizer.end_of_text_id)
         tokens = (*vocabulary, recipe.special_tokens_in_text, str(recipe.bound))
+        begin = [["begin", *recipe.begin]] if recipe.begin else []
         mended = self._tokenizer.special_in_text.key_marks(recipe.special_tokens_in_text)
-        return key_of("shards", _CODE, outcome.key, *tokens, *mended, _hash_of(verdict))
+        return key_of("shards", _CODE, outcome.key, *tokens, *mended, *begin, _hash_of(verdict))
 
     def _name(self, outcome: Outcome) -> str:
         return self._sources[outcome.unit.source].name

@@ -50,6 +50,8 @@ class Recipe:
     clean: tuple[CleanStep, ...] = ()
     fingerprints: DedupConfig | None = None
     """Take fingerprints of documents, for finding duplicates."""
+    begin: tuple[int, ...] = ()
+    """What every document begins with."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,9 @@ class SplitPart:
     """What a piece gives to one split."""
 
     tokens: NDArray[Any]
-    """Ids of all its documents, each ended by the end-of-text token, in the store's dtype."""
+    """Ids of all its documents, in the store's dtype: each begins and ends as documents do."""
     lengths: NDArray[np.int64]
-    """Tokens of each document, the end-of-text token included."""
+    """Tokens of each document, all included."""
 
 
 @dataclass
@@ -247,11 +249,12 @@ class PieceWorker:
             result.text_bytes += sum(map(text_size, texts))
         result.documents += len(texts)
         result.characters += sum(map(len, texts))
-        tokens = ended(ids, lengths, self._end)
-        border = int(lengths[: len(train)].sum()) + len(train)
+        tokens = framed(ids, lengths, self._end, self.recipe.begin)
+        lengths = lengths + (1 + len(self.recipe.begin))
+        border = int(lengths[: len(train)].sum())
         return [
-            ("train", SplitPart(tokens[:border], lengths[: len(train)] + 1)),
-            ("validation", SplitPart(tokens[border:], lengths[len(train) :] + 1)),
+            ("train", SplitPart(tokens[:border], lengths[: len(train)])),
+            ("validation", SplitPart(tokens[border:], lengths[len(train) :])),
         ]
 
 
@@ -268,14 +271,19 @@ def document_hashes(texts: Sequence[str], result: PieceResult) -> NDArray[np.uin
     return hashes
 
 
-def ended(ids: NDArray[Any], lengths: NDArray[np.int64], end: int) -> NDArray[Any]:
-    """The same ids with `end` after each document."""
-    ends = np.cumsum(lengths) + np.arange(len(lengths))
-    tokens = np.empty(len(ids) + len(lengths), dtype=ids.dtype)
+def framed(ids: NDArray[Any], lengths: NDArray[np.int64], end: int, begin: Sequence[int] = ()) -> NDArray[Any]:
+    """The same ids with `begin` before and `end` behind each document."""
+    more = 1 + len(begin)
+    ends = np.cumsum(lengths) + (np.arange(len(lengths)) * more + len(begin))
+    tokens = np.empty(len(ids) + len(lengths) * more, dtype=ids.dtype)
     inside = np.ones(len(tokens), dtype=bool)
     inside[ends] = False
-    tokens[inside] = ids
     tokens[ends] = end
+    for place, token in enumerate(begin):
+        starts = ends - lengths - (len(begin) - place)
+        inside[starts] = False
+        tokens[starts] = token
+    tokens[inside] = ids
     return tokens
 
 

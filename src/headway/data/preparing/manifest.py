@@ -5,7 +5,7 @@ Neither holds times, absolute paths or anything else that the same text on anoth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.config.data import DataConfig
@@ -50,6 +50,7 @@ def manifest_json(
     sources: Sequence[Source],
     outcomes: Sequence[Outcome],
     inputs: bytes,
+    begin: Mapping[str, int],
 ) -> dict[str, Any]:
     """Everything that training needs to know of the store."""
     summaries = []
@@ -59,7 +60,7 @@ def manifest_json(
         size = sum(file["bytes"] for outcome in mine for file in outcome.inputs)
         summaries.append({"name": source.name, "files": len(files), "input_bytes": size, **_counts(mine)})
     return {
-        **head_json(tokenizer),
+        **head_json(tokenizer, begin),
         "settings": settings,
         "split": {"rule": "the first 64 bits of SHA-256(text) < bound: validation", "bound": str(bound)},
         "inputs_sha256": sha256_bytes(inputs),
@@ -100,8 +101,13 @@ def part_json(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def head_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What every manifest begins with: the format, and what ids mean."""
+def head_json(tokenizer: Tokenizer, begin: Mapping[str, int]) -> dict[str, Any]:
+    """What every manifest begins with: the format, and what ids mean.
+
+    Args:
+        tokenizer: The vocabulary.
+        begin: What every document begins with.
+    """
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -111,5 +117,6 @@ def head_json(tokenizer: Tokenizer) -> dict[str, Any]:
             "vocab_size": tokenizer.vocab_size,
             "end_of_text": tokenizer.end_of_text,
             "end_of_text_id": tokenizer.end_of_text_id,
+            **({"begin_of_text": list(begin), "begin_of_text_ids": list(begin.values())} if begin else {}),
         },
     }

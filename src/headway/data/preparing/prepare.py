@@ -148,6 +148,7 @@ def prepare(
         _begin_hashing(hashes, data, sources)
         open_tables(sources)  # what is wrong with one is told before hours of reading
         tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
+        begin = tokenizer.begin_of_text(data.begin_of_text)
         encoder = choose_encoder(
             tokenizer,
             data.tokenizer.encoder,
@@ -163,6 +164,7 @@ def prepare(
             holds_out=data.validation > 0,
             skip_bad=data.bad_documents == "skip",
             clean=tuple(data.clean),
+            begin=tuple(begin.values()),
         )
         records = Records(folder, path, tokenizer.dtype.itemsize, fresh=force, hashed=repair)
         builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count)
@@ -170,7 +172,7 @@ def prepare(
         _warn_of_cut_files(outcomes)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
-        manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs)
+        manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs, begin)
         up_to_date = present is not None and not builder.processed and _is(present, manifest)
         hashes.save((path if up_to_date else folder) / _HASHES)
         if up_to_date:

@@ -43,6 +43,9 @@ def differing_keys(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
     found = [f"data.{_KEYS.get(key, key)}" for key in keys]
     if not _same_steps(data.clean, stored.get("clean", {}).get("steps", [])):
         found.append("data.clean")
+    # Whether `auto` begins documents with a token the tokenizer says, which is not looked at.
+    if data.begin_of_text == ("never" if "begin_of_text" in manifest["tokenizer"] else "always"):
+        found.append("data.begin_of_text")
     names = [source["name"] for source in manifest["sources"]]
     if names != stored_names(data.sources):
         found.append(f"data.sources (the store has {', '.join(names)})")

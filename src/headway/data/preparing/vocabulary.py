@@ -23,7 +23,7 @@ from headway.data.reading.places import SourceFile, open_file, stamp_of, unreada
 from headway.data.reading.sources import Source
 from headway.data.store import TokenStore, file_problem
 from headway.data.tokenizing.settings_files import LISTS
-from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.data.tokenizing.tokenizer import BeginOfText, Tokenizer
 from headway.data.tokenizing.train import train_tokenizer
 
 #: What belongs to a vocabulary beside its tokenizer.json, and is none of ours to decide.
@@ -55,11 +55,14 @@ def vocabulary_of(
     was killed).
 
     Raises:
+        ConfigError: documents are always to begin with a token, and the given tokenizer has none for that.
         DataError: the given tokenizer cannot be used, the store's is damaged, or there is no text to train one on.
     """
     if data.tokenizer.path is not None:
         tokenizer = Tokenizer.load(data.tokenizer.path, data.tokenizer.pattern)
-        tokenizer.save(folder / "tokenizer", _settings_beside(tokenizer))
+        begin = tokenizer.begin_of_text(data.begin_of_text)
+        _say_begin(tokenizer, data.begin_of_text, begin)
+        tokenizer.save(folder / "tokenizer", _settings_beside(tokenizer), begin)
         return tokenizer
     how, files = fingerprint(_how(data)), _files(sources)
     settings, why = data.tokenizer, "data.tokenizer, or all of the input or how it is read has changed"
@@ -80,6 +83,18 @@ def vocabulary_of(
     text = {"seen": seen, "input": _bytes(sources), "limits": _limits(sources)}
     _remember(folder, {"how": how, "files": files, "fingerprint": tokenizer.fingerprint, "kept": False, **text})
     return tokenizer
+
+
+def _say_begin(tokenizer: Tokenizer, wanted: BeginOfText, begin: Mapping[str, int]) -> None:
+    """Say what documents begin with, where that could be otherwise."""
+    if begin and wanted == "auto":
+        leave_out = "data.begin_of_text: never leaves it out"
+        notice(f"every document begins with {' '.join(begin)}, as the tokenizer's template says ({leave_out})")
+    elif begin:
+        notice(f"every document begins with {' '.join(begin)} (data.begin_of_text: {wanted})")
+    elif tokenizer.template_tokens:
+        tokens = " ".join(tokenizer.template_tokens)
+        notice(f"no document begins with {tokens}, though the tokenizer's template says so (data.begin_of_text: never)")
 
 
 def renew_settings(folder: Path, store: Path, data: DataConfig) -> None:

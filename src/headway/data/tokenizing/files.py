@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from headway.core.errors import DataError
-from headway.data.tokenizing.settings_files import TokenizerSettings, read_settings
+from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings, read_settings
 
 # What a folder may hold, the first one counts.
 _NAMES = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "tekken.json", "*.model")
@@ -60,6 +60,7 @@ def _converted(path: Path, data: bytes, settings: TokenizerSettings, pattern: st
     from headway.data.tokenizing.sentencepiece_models import from_model, is_model
     from headway.data.tokenizing.tiktoken_files import from_rank_file, from_tekken, is_rank_file
 
+    settings = replace(settings, adds_begin=settings.values.get(BEGINS) is True)
     content: bytes = data
     end: str | None = None
     if start.startswith(b"{"):

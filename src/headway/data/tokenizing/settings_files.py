@@ -19,6 +19,8 @@ from headway.data.tokenizing.spec import added_tokens, vocabulary
 
 CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 DECODER = "added_tokens_decoder"
+#: Whether the begin-of-text token stands before a text, where no template says so.
+BEGINS = "add_bos_token"
 #: Parts that one token each can play.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: Lists of further special tokens.
@@ -48,6 +50,8 @@ class TokenizerSettings:
     """Added tokens by id."""
     special_by_default: bool = False
     """Added tokens are special where nothing is said."""
+    adds_begin: bool = False
+    """`add_bos_token` counts: the tokenizer's format has no template that says what stands before a text."""
 
     def role(self, name: str) -> str | None:
         """The token that plays a part.

@@ -6,17 +6,21 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.errors import DataError
+from headway.core.errors import ConfigError, DataError
 from headway.core.files import atomic_write, sha256_bytes, sync_folder, write_json
 from headway.data.tokenizing import spec as specs
+from headway.data.tokenizing.begin_of_text import tokens_before
 from headway.data.tokenizing.library import encode, numbers_of, open_library
-from headway.data.tokenizing.settings_files import TokenizerSettings
+from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings
 from headway.data.tokenizing.special import special_in_text
+
+#: `data.begin_of_text`.
+BeginOfText = Literal["auto", "always", "never"]
 
 
 class Tokenizer:
@@ -38,6 +42,7 @@ class Tokenizer:
         added_tokens: Texts of these and of the other added tokens, which are found in any text.
         settings: What the files beside it say.
         unknown_roles: Tokens that these give a part to play and that it does not have, by that part.
+        template_tokens: What its template (of a format that has none, `add_bos_token`) puts before a text, with ids.
         special_in_text: By which ways a library would make special tokens of a text; `content_for` gives it none.
         forbidden_ids: Special tokens that no text is to become unless it is asked for: all but the unknown token.
         unavoidable_ids: Those of them that some text becomes all the same, so that it cannot be used.
@@ -61,6 +66,11 @@ class Tokenizer:
             self.end_of_text_id = ids[self.end_of_text]
             self.unknown_id = specs.unknown_id(spec, ids)
             self.added_tokens: list[str] = [token["content"] for token in specs.added_tokens(spec)]
+            role = self.settings.role("bos_token")
+            self._begin = {role: ids[role]} if role is not None and role in ids else {}
+            self.template_tokens = self._named(tokens_before(spec), ids)
+            if self.settings.adds_begin and not self.template_tokens:
+                self.template_tokens = self._begin
             self.unknown_roles = {key: token for key, token in self.settings.roles().items() if token not in ids}
             ways = special_in_text(spec, self.end_of_text, named & ids.keys())
             self.special_in_text = ways
@@ -105,6 +115,50 @@ class Tokenizer:
 
         found = read_tokenizer(Path(path), pattern)
         return cls(found.content, str(found.path), found.end_of_text, found.settings)
+
+    def _named(self, numbers: Sequence[int], ids: Mapping[str, int]) -> dict[str, int]:
+        """The tokens with some ids."""
+        if not numbers:
+            return {}
+        token_of = {number: token for token, number in ids.items()}
+        missing = [number for number in numbers if number not in token_of]
+        if missing:
+            raise DataError(
+                f"its template puts a token before texts that it does not have: {missing[0]:,}",
+                where=self.where,
+                fix="repair the post_processor of the tokenizer.json",
+            )
+        return {token_of[number]: number for number in numbers}
+
+    def begin_of_text(self, wanted: BeginOfText = "auto") -> dict[str, int]:
+        """What every document begins with, with ids: as a rule one token or none.
+
+        Args:
+            wanted: `data.begin_of_text`.
+
+        Raises:
+            ConfigError: there is always to be one, and nobody says which.
+        """
+        if wanted == "never" or (wanted == "auto" and not self.template_tokens):
+            return {}
+        if self.template_tokens:
+            return self.template_tokens
+        if not self._begin:
+            raise ConfigError(
+                "the tokenizer has no begin-of-text token",
+                where=f"data.begin_of_text, {self.where}",
+                fix="name one of its tokens as bos_token in the tokenizer_config.json beside it",
+            )
+        return self._begin
+
+    def usual_begin(self) -> dict[str, int]:
+        """The one token that documents of others begin with, if they do: of the template, or `bos_token`; or none."""
+        found = self.template_tokens or self._begin
+        return found if len(found) == 1 else {}
+
+    def saved_begin_of_text(self) -> dict[str, int]:
+        """The same of the store that this is the tokenizer of, which the settings beside it say."""
+        return self.begin_of_text("always" if self.settings.values.get(BEGINS) is True else "never")
 
     @cached_property
     def _backend(self) -> Any:
@@ -215,17 +269,24 @@ class Tokenizer:
         backend = self._backend if self._special_as_text is self._special_as_tokens else self._special_backend
         return str(backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
-    def save(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, folder: Path, settings: Mapping[str, Any] | None = None, begin: Mapping[str, int] | None = None
+    ) -> None:
         """Write `tokenizer.json` and the `tokenizer_config.json` with which transformers' AutoTokenizer loads it.
 
         Args:
             folder: To write to.
             settings: More for the latter.
+            begin: What documents of the store begin with, for `saved_begin_of_text`.
         """
+        begins: dict[str, Any] = {BEGINS: bool(begin)} if begin or self.template_tokens else {}
+        if begin and not self.template_tokens:
+            begins["bos_token"] = next(iter(begin))
         with atomic_write(folder / "tokenizer.json") as file:
             file.write(self.content)
         config = {
             **(settings or {}),
+            **begins,
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self.end_of_text,
             "clean_up_tokenization_spaces": False,

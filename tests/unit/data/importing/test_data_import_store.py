@@ -222,3 +222,22 @@ class TestCommand:
         result = headway("data", "import", "-h")
         assert result.returncode == 0
         assert result.stdout.count("headway data import") >= 6
+
+
+@pytest.mark.parametrize(("begun", "expected"), [(True, {"<|begin|>": 1}), (False, {})])
+def test_what_all_documents_begin_with_is_told(
+    tmp_path: Path, ids: Any, vocabulary: Path, begun: bool, expected: dict[str, int], imported: Any
+) -> None:
+    settings = vocabulary.with_name("tokenizer_config.json")
+    settings.write_text(json.dumps({"bos_token": "<|begin|>"}))
+    try:
+        documents = [[1, *document, 0] for document in ids[:20]]
+        if not begun:
+            documents[7] = documents[7][1:]
+        np.array([token for document in documents for token in document], dtype="<u2").tofile(tmp_path / "train.bin")
+        store, _ = imported("nanogpt", tmp_path / "train.bin")
+    finally:
+        settings.unlink()
+    assert store.begin_of_text == expected
+    saved = json.loads((store.tokenizer_folder / "tokenizer_config.json").read_text())
+    assert saved.get("add_bos_token", False) == begun

@@ -46,6 +46,12 @@ def test_only_what_differs_is_named(tmp_path: Path, asked: Callable[..., DataCon
     assert named(clean=[*steps[:2], {**steps[2], "ngram": 14}]) == ["data.clean"]
     assert named(clean=steps[:2]) == named(clean=[]) == named(clean=[*steps, "pii"]) == ["data.clean"]
     assert named(validation=0.1) == ["data.validation"]
+    assert named(begin_of_text="never") == []
+    beginning = {**manifest, "tokenizer": {**manifest["tokenizer"], "begin_of_text": ["<s>"]}}
+    given = asked(tokenizer={"path": "t.json"}, begin_of_text="always")
+    assert "data.begin_of_text" in differing_keys(given, manifest)
+    assert "data.begin_of_text" in differing_keys(asked(begin_of_text="never"), beginning)
+    assert differing_keys(asked(), beginning) == [], "the tokenizer decides"
     assert named(bad_documents="skip") == ["data.bad_documents"]
     assert named(dedup={}) == ["data.dedup"] == named(dedup={"documents": True, "near": True})
     assert named(tokenizer={"vocab_size": 400}) == ["data.tokenizer"]
