@@ -1,10 +1,11 @@
-"""How many rows each step has: constant, or fewer in the beginning (`train.batch_ramp`).
+"""How many rows each step has: constant, fewer in the beginning (`train.batch_ramp`), or others since a run was changed.
 
 Everything that asks where a step lies in the data, or which step an amount of tokens leads to, asks here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -70,16 +71,31 @@ class Batches:
     """First step and rows per step of each stretch, by step; the first begins at 0, the last has no end."""
     sequence_length: int = 1
     """Tokens per row."""
+    before: Batches | None = None
+    """Those of the steps before `begins`, which the run did with another config (`config.segments`)."""
+    begins: int = 0
+    """The step from which `parts` and `sequence_length` hold."""
 
     @classmethod
-    def planned(cls, stages: Sequence[BatchStage], last_rows: int, sequence_length: int) -> Batches:
-        """From the stages of a ramp, and the rows of the steps after it."""
+    def planned(
+        cls,
+        stages: Sequence[BatchStage],
+        last_rows: int,
+        sequence_length: int,
+        before: Batches | None = None,
+        begins: int = 0,
+    ) -> Batches:
+        """From the stages of a ramp, and the rows of the steps after it.
+
+        Args:
+            before: The batches of the steps before `begins`, where the run was changed there.
+        """
         starts, sizes = [0], [batch_rows(stage.global_batch, sequence_length) for stage in stages]
         for number, stage in enumerate(stages):
             # What comes later does not matter for where this stage ends.
-            so_far = cls(tuple(zip(starts, sizes, strict=False)), sequence_length)
+            so_far = cls(tuple(zip(starts, sizes, strict=False)), sequence_length, before, begins)
             end = so_far.steps_of(stage.until)
-            if end <= starts[-1]:
+            if end <= starts[-1] and end > begins:
                 raise conflict(
                     f"the batches of {sizes[number]} rows would end at step {end:,}, where they have not begun;"
                     " put the stages in their order, each at least one step long",
@@ -94,12 +110,13 @@ class Batches:
                 "batch_ramp",
                 "global_batch",
             )
-        return cls(tuple(zip(starts, [*sizes, last_rows], strict=True)), sequence_length)
+        return cls(tuple(zip(starts, [*sizes, last_rows], strict=True)), sequence_length, before, begins)
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of rows that steps have, each once."""
-        return list(dict.fromkeys(rows for _, rows in self.parts))
+        """The numbers of rows that steps from `begins` on have, each once."""
+        ends = [*(first for first, _ in self.parts[1:]), math.inf]
+        return list(dict.fromkeys(rows for (_, rows), end in zip(self.parts, ends, strict=True) if end > self.begins))
 
     @property
     def common_rows(self) -> int:
@@ -108,18 +125,33 @@ class Batches:
 
     def rows(self, step: int) -> int:
         """Rows of a step."""
+        if self.before is not None and step < self.begins:
+            return self.before.rows(step)
         return next(rows for first, rows in reversed(self.parts) if first <= step)
 
     def rows_before(self, step: int) -> int:
-        """Rows of all steps before one; the first row of that step."""
+        """Rows of all steps before one, whatever their length."""
         return sum((last - first) * rows for first, last, rows in self.stretches(0, step))
 
     def tokens_before(self, step: int) -> int:
         """Tokens of all steps before one: what has been trained on after so many steps."""
-        return self.rows_before(step) * self.sequence_length
+        if self.before is None:
+            return self.rows_before(step) * self.sequence_length
+        if step <= self.begins:
+            return self.before.tokens_before(step)
+        return self.before.tokens_before(self.begins) + self._own_rows(self.begins, step) * self.sequence_length
 
     def stretches(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Steps `first` to `last` (exclusive), cut where the rows per step change: (from, to, rows per step)."""
+        if self.before is not None:
+            yield from self.before.stretches(first, min(last, self.begins))
+            first = max(first, self.begins)
+        yield from self._own_stretches(first, last)
+
+    def _own_rows(self, first: int, last: int) -> int:
+        return sum((end - start) * rows for start, end, rows in self._own_stretches(first, last))
+
+    def _own_stretches(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         ends = [start for start, _ in self.parts[1:]]
         for (start, rows), end in zip(self.parts, [*ends, last], strict=True):
             a, b = max(first, start), min(last, end)
@@ -139,8 +171,10 @@ class Batches:
 
     def last_steps_of(self, interval: Interval, steps: int) -> int:
         """The same, counted back from the end of a run of `steps`."""
-        mirrored = [(steps - last, rows) for _, last, rows in self.stretches(0, steps)][::-1]
-        return Batches(tuple(mirrored), self.sequence_length).steps_of(interval)
+        stretches = list(self.stretches(0, steps))
+        per_step = [self.tokens_before(first + 1) - self.tokens_before(first) for first, _, _ in stretches]
+        mirrored = [(steps - last, tokens) for (_, last, _), tokens in zip(stretches, per_step, strict=True)][::-1]
+        return Batches(tuple(mirrored)).steps_of(interval)
 
     def is_due(self, interval: Interval | None, step: int) -> bool:
         """Whether what happens every so often happens after `step` finished steps; never when it goes by the clock.
@@ -167,7 +201,10 @@ class Batches:
         return ", ".join(f"{rows} rows from step {first:,}" for first, _, rows in self.stretches(0, steps))
 
     def _step_near(self, tokens: int, rounded: Callable[[int, int], int]) -> int:
+        if self.before is not None and tokens <= self.before.tokens_before(self.begins):
+            return self.before._step_near(tokens, rounded)
         for (first, rows), (end, _) in zip(self.parts, [*self.parts[1:], (None, 0)], strict=True):
-            if end is None or tokens <= self.tokens_before(end):
+            first = max(first, self.begins)
+            if end is None or (end > self.begins and tokens <= self.tokens_before(end)):
                 return first + rounded(tokens - self.tokens_before(first), rows * self.sequence_length)
         raise AssertionError("the last part has no end")

@@ -6,6 +6,7 @@ filled in by `Config.resolved`, so that a resolved config is complete: running i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     Field,
     PositiveInt,
+    PrivateAttr,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -22,11 +24,12 @@ from headway.config.base import LocalPath, Section, Share, conflict
 from headway.config.batches import Batches, BatchStage, batch_quantity, batch_rows
 from headway.config.checkpoint import CheckpointConfig
 from headway.config.checks import combined, find_problems
-from headway.config.data import DataConfig, named_sources
+from headway.config.data import DataConfig, SourceConfig, named_sources
 from headway.config.experts import resolved_balance, shape_problem
 from headway.config.health import HealthConfig
 from headway.config.parallel import ParallelConfig
 from headway.config.preemption import PreemptionConfig
+from headway.config.segments import Segment, batches_before
 from headway.config.shapes import SHAPES
 from headway.config.supervise import SuperviseConfig
 from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, Tokens, share_or_interval, written
@@ -180,10 +183,14 @@ class TrainConfig(Section):
         """Tokens in one optimizer step, after the ramp if there is one."""
         return self.global_batch_rows * self.sequence_length
 
+    _before: tuple[Batches, int] | None = PrivateAttr(default=None)
+    # The batches of the steps that were done with another config, and the step where they end: `Config.segments`.
+
     @property
     def batches(self) -> Batches:
         """The rows of every step."""
-        return Batches.planned(self.batch_ramp, self.global_batch_rows, self.sequence_length)
+        before, begins = self._before or (None, 0)
+        return Batches.planned(self.batch_ramp, self.global_batch_rows, self.sequence_length, before, begins)
 
     @model_validator(mode="after")
     def _length_is_given_once(self) -> Self:
@@ -307,6 +314,36 @@ class Config(Section):
     health: HealthConfig = HealthConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    segments: list[Segment] = []
+    """What the rows of the run's steps follow from, where it was changed on the way (`--accept-changes`); the last one
+    holds now. Written by Headway, never by hand ([changing-a-run.md](changing-a-run.md))."""
+
+    @model_validator(mode="after")
+    def _batches_know_earlier_segments(self) -> Self:
+        self.train._before = batches_before(self.segments)
+        return self
+
+    def with_segments(self, segments: Sequence[Segment]) -> Config:
+        """The same config as the last of these segments of a run; without segments, as one that was never changed."""
+        train = self.train.model_copy()
+        train._before = batches_before(segments)
+        return self.model_copy(update={"segments": list(segments), "train": train})
+
+    def of_segment(self, number: int) -> Config:
+        """A config that says of rows what one of the segments does; of all else, what this one does."""
+        segment = self.segments[number]
+        length = {
+            "steps": segment.steps,
+            "tokens": None,
+            "sequence_length": segment.sequence_length,
+            "global_batch": segment.global_batch,
+            "batch_ramp": segment.batch_ramp,
+        }
+        sources = [SourceConfig(path=source.name, **dict(source)) for source in segment.sources]
+        rows = {"packing": segment.packing, "document_mask": segment.document_mask, "mixture": segment.mixture}
+        data = self.data.model_copy(update={"sources": sources, **rows})
+        changed = {"seed": segment.seed, "train": self.train.model_copy(update=length), "data": data}
+        return self.model_copy(update=changed).with_segments(self.segments[: number + 1])
 
     @property
     def run_directory(self) -> Path:

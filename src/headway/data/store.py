@@ -6,12 +6,13 @@ import json
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import orjson
@@ -71,9 +72,10 @@ class TokenStore:
         path: Folder of the store.
         manifest: The parsed `manifest.json`.
         at_hand: Tokens are on this machine; where they are not, `want` brings those of many rows at once.
+        is_part: Some of another store's shards (`with_shards`).
     """
 
-    at_hand = True
+    at_hand, is_part = True, False
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
@@ -96,6 +98,43 @@ class TokenStore:
         if check:
             store.check()
         return store
+
+    def with_manifest(self, manifest: dict[str, Any]) -> Self:
+        """The store in the same place as another manifest describes it, for example that of an earlier preparation."""
+        store = copy(self)
+        store.manifest, store._streams = manifest, {}
+        return store
+
+    def with_shards(self, split: str, files: Mapping[str, Sequence[str]]) -> Self:
+        """Some of the shards as a store of their own, in the order in which they are named.
+
+        Args:
+            split: The split; the others are left out.
+            files: Names of shards, by source.
+
+        Raises:
+            DataError: a shard is not in the store.
+        """
+        part = {}
+        for source, names in files.items():
+            entry = self.manifest["splits"].get(split, {}).get(source, {})
+            known = {shard["file"]: shard for shard in entry.get("shards", ())}
+            if missing := [name for name in names if name not in known]:
+                raise DataError(
+                    f"the store has no longer all shards of source '{source}': {missing[0]} is not in it",
+                    where=str(self.path),
+                    fix="restore the token store",
+                )
+            shards = [known[name] for name in names]
+            totals = {key: sum(shard[key] for shard in shards) for key in ("tokens", "documents")}
+            part[source] = {**self.manifest["splits"][split][source], **totals, "shards": shards}
+        store = self.with_manifest({**self.manifest, "splits": {split: part}})
+        store.is_part = True
+        return store
+
+    def shard_names(self, split: str) -> dict[str, list[str]]:
+        """Names of the shards of every source in a split, in order."""
+        return {name: [shard["file"] for shard in self._part(split, name)["shards"]] for name in self.sources(split)}
 
     def check(self) -> None:
         """Look whether every shard is there in its full length.

@@ -168,10 +168,11 @@ class Trainer:
         def cut(grid: Any) -> tuple[Any, Any]:
             feed = DatasetFeed(
                 self.dataset,
-                seed=self.config.seed,
+                seed=config.seed,
                 lanes=grid.lanes,
                 micro_batch=grid.micro_batch,
-                batches=self.config.train.batches,
+                batches=config.train.batches,
+                plan=SegmentedPlan(config) if config.segments else None,
                 collate=self.collate,
             )
             if self.validation is None:

@@ -65,9 +65,10 @@ def count_by_looking(
     """
     by_range = [np.zeros(len(plan.sources), dtype=np.int64) for _ in ranges]
     epochs: list[EpochCount] = []
+    books: list[_Book] = []
     end = ranges[-1][1] if ranges else 0
     for first, last in plan.stretches(0, end):
-        books = [_Book(first, name, rows) for name, rows in zip(plan.sources, plan.epoch_rows(first), strict=True)]
+        books = _books_of(plan, first, books, epochs)
         for number, (start, stop) in enumerate(ranges):
             for picks in _picks(plan, max(first, start), min(last, stop)):
                 by_range[number] += np.bincount(picks.sources, minlength=len(books))
@@ -75,28 +76,46 @@ def count_by_looking(
                     of_source = picks.sources == source
                     book.add(picks.rows[of_source], picks.epochs[of_source])
                 advance(len(picks))
-        for book in books:
-            epochs += book.closed()
+    for book in books:
+        epochs += book.closed()
     return RowCount([counts.tolist() for counts in by_range], merged(epochs))
+
+
+def _books_of(plan: RowPlan, first: int, before: Sequence[_Book], epochs: list[EpochCount]) -> list[_Book]:
+    """A book for each source of a stretch; what is closed of those before joins `epochs`."""
+    label, rows = plan.begun(first), plan.epoch_rows(first)
+    books = [_Book(label, name, count) for name, count in zip(plan.sources, rows, strict=True)]
+    row_map = plan.row_maps[plan.number_at(first)] if isinstance(plan, SegmentedPlan) and first in plan.firsts else None
+    if row_map is None:
+        anew = isinstance(plan, SegmentedPlan) and first in plan.firsts
+        for book in before:
+            epochs += book.closed(on_purpose=anew)
+        return books
+    assert isinstance(plan, SegmentedPlan), "only these have maps"
+    # Which epoch of a source goes on; in a plain plan all are in the same.
+    goes_on = [int(value) for value in plan.epochs_begun(first)]
+    earlier = plan.sources_at(first - 1)
+    for number, source in enumerate(earlier):
+        book = before[source]
+        epochs += book.ended()
+        name = plan.sources[source]
+        target = plan.sources.index(name)
+        seen = book.seen
+        if book.is_over:
+            seen = np.zeros_like(seen)
+        books[target].take(goes_on[target], row_map.carried(number, seen)[1])
+    return books
 
 
 def count_by_plan(plan: RowPlan, ranges: Sequence[tuple[int, int]]) -> RowCount:
     """The same from the plan's counts. That an epoch has each row once then rests on its order being a bijection."""
     epochs: list[EpochCount] = []
     for first, last in plan.stretches(0, ranges[-1][1] if ranges else 0):
-        counts = plan.counts(first, last)
-        for name, rows, used, gone in zip(
-            plan.sources, plan.epoch_rows(first), counts, plan.epochs(last - 1), strict=True
-        ):
-            if not used:
-                continue
-            # In a plain plan all sources are in the same epoch, however many of its rows are theirs.
-            whole = min(int(gone), used // rows)
-            if whole:
-                epochs.append(EpochCount(first, name, 0, whole - 1, rows, rows))
-            if used > whole * rows:
-                epochs.append(EpochCount(first, name, whole, whole, rows, used - whole * rows))
-    return RowCount([plan.counts(first, last) for first, last in ranges], epochs)
+        label, rows = plan.begun(first), plan.epoch_rows(first)
+        for use in sorted(plan.by_epoch(first, last)):
+            name = plan.sources[use.source]
+            epochs.append(EpochCount(label, name, use.first, use.last, rows[use.source], use.rows))
+    return RowCount([plan.counts(first, last) for first, last in ranges], merged(epochs))
 
 
 def without(plan: RowPlan, counted: RowCount, ranges: Sequence[tuple[int, int]], left_out: Ranges) -> RowCount:

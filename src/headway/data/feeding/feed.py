@@ -8,6 +8,8 @@ micro-batches, nor on how far ahead batches are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -21,13 +23,19 @@ from headway.data.feeding.packing import PackingFigures
 from headway.data.feeding.plan import Picks, PlainPlan, RowPlan, plan_of
 from headway.data.feeding.prefetch import Prefetcher
 from headway.data.feeding.rows import RowBlock, micro_batch_of, padding_warning
+from headway.data.feeding.segmented import SegmentedPlan
 from headway.data.feeding.split import SplitRows
 from headway.data.store import TokenStore
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid
+    from headway.config.segments import Segment
 
 __all__ = ["TokenFeed", "EvaluationFeed", "DatasetFeed", "DatasetEvaluationFeed", "Prefetcher"]
+
+
+#: Name of the only source of a run on a map-style dataset.
+DATASET = "dataset"
 
 
 class _PlannedFeed:
@@ -51,7 +59,8 @@ class _PlannedFeed:
 
     def picks(self, step: int, lane: int) -> list[Picks]:
         """The rows of one lane of one step, by micro-batch."""
-        size = self._micro_tokens // self.plan.sequence_length(step)
+        # A step to which a run has gone back may have had longer rows than a micro-batch has tokens.
+        size = max(1, self._micro_tokens // self.plan.sequence_length(step))
         of_lane = self.plan.step_rows(step) // self._lanes
         picks = self.plan.picks(step, lane * of_lane, (lane + 1) * of_lane)
         return [picks[i : i + size] for i in range(0, len(picks), size)]
@@ -120,11 +129,14 @@ class TokenFeed(_PlannedFeed):
         """
         feed, rows = cls.__new__(cls), training_rows(config, store)
         feed._start(rows, plan_of(config, rows), grid.lanes, grid.micro_batch, config.train.sequence_length)
+        feed._earlier_rows = partial(earlier_rows, config, store)
         return feed
 
     def _start(self, rows: SplitRows, plan: RowPlan, lanes: int, micro_batch: int, length: int) -> None:
         super().__init__(plan, lanes, micro_batch, length)
         self._rows = rows
+        self._opened: dict[int, SplitRows] = {}
+        self._earlier_rows: Callable[[int], SplitRows] | None = None
 
     @property
     def too_short(self) -> tuple[str, ...]:
@@ -157,20 +169,87 @@ class TokenFeed(_PlannedFeed):
 
     def read(self, step: int, picks: Picks) -> RowBlock:
         """Some rows of a step."""
-        return self._rows.read(self.plan.sequence_length(step), picks.sources, picks.rows)
+        plan, length = self.plan, self.plan.sequence_length(step)
+        if not isinstance(plan, SegmentedPlan):
+            return self._rows.read(length, picks.sources, picks.rows)
+        return self._rows_of(plan.number_at(step)).read(length, plan.own_sources(step, picks.sources), picks.rows)
+
+    def _rows_of(self, segment: int) -> SplitRows:
+        """The rows of a segment; of an earlier one, to which the run has gone back, opened when one is read."""
+        assert isinstance(self.plan, SegmentedPlan) and self._earlier_rows is not None, "a run that was changed"
+        if segment == len(self.plan.plans) - 1:
+            return self._rows
+        if segment not in self._opened:
+            self._opened[segment] = self._earlier_rows(segment)
+        return self._opened[segment]
 
 
 def describe_rows(plan: RowPlan, rows: SplitRows, last_step: int) -> dict[str, Any]:
     """What `TokenFeed.describe` says."""
-    return {**plan.describe(last_step), "packing": rows.packing, "document_mask": rows.document_mask}
+    packing, document_mask = rows.packing, rows.document_mask
+    if isinstance(plan, SegmentedPlan):
+        segment = plan.segments[plan.number_at(max(0, last_step - 1))]
+        packing, document_mask = segment.packing, segment.document_mask
+    return {**plan.describe(last_step), "packing": packing, "document_mask": document_mask}
+
+
+def row_lengths(config: Config) -> list[int]:
+    """All lengths that rows of a resolved config have."""
+    stages = [stage.sequence_length for stage in config.data.mixture.stages]
+    return list(dict.fromkeys([config.train.sequence_length, *(length for length in stages if length)]))
 
 
 def training_rows(config: Config, store: TokenStore) -> SplitRows:
     """The training rows of a store, of all lengths that a resolved config has."""
-    stages = [stage.sequence_length for stage in config.data.mixture.stages]
-    lengths = dict.fromkeys([config.train.sequence_length, *(length for length in stages if length)])
-    data = config.data
+    parts: Sequence[TokenStore] = [store]
+    if config.segments:
+        parts = store_parts(store, config.segments[-1])
+    return _split_rows(config, parts)
+
+
+def earlier_rows(config: Config, store: TokenStore, number: int) -> SplitRows:
+    """The training rows of an earlier segment, as far as the store still has them.
+
+    Raises:
+        DataError: it does not.
+    """
+    segments = config.segments
+    parts = store_parts(store, segments[-1])
+    for earlier, later in reversed([*pairwise(segments[number:])]):
+        if earlier.data == later.data:
+            continue
+        if len(later.shards) <= len(earlier.shards):
+            raise DataError(
+                f"the data of the steps before {later.first_step:,} is not in the token store any more",
+                where=str(store.path),
+                fix="restore the token store that the run had then",
+            )
+        parts = parts[: len(earlier.shards) + 1]
+    return _split_rows(config.of_segment(number), parts)
+
+
+def _split_rows(config: Config, parts: Sequence[TokenStore]) -> SplitRows:
+    data, lengths = config.data, row_lengths(config)
+    store = parts[0] if len(parts) == 1 else parts
     return SplitRows(store, "train", *lengths, packing=data.packing, document_mask=data.document_mask)
+
+
+def store_parts(store: TokenStore, segment: Segment) -> list[TokenStore]:
+    """A segment's data, part by part in the order in which they joined.
+
+    Args:
+        store: The store, with the manifest that the segment was begun with.
+
+    Raises:
+        DataError: it lacks a shard.
+    """
+    if not segment.shards:
+        return [store]
+    names = store.shard_names("train")
+    known = {(source, file) for part in segment.shards for source, files in part.items() for file in files}
+    last = {source: [file for file in files if (source, file) not in known] for source, files in names.items()}
+    parts = [*segment.shards, {source: files for source, files in last.items() if files}]
+    return [store.with_shards("train", part) for part in parts]
 
 
 class EvaluationFeed:
@@ -248,6 +327,7 @@ class DatasetFeed(_PlannedFeed):
         lanes: Lanes of a step.
         micro_batch: Rows of a micro-batch.
         batches: Rows of every step.
+        plan: Which rows each step holds, where a run was changed on the way; all shuffled by the seed when not given.
         collate: Makes a micro-batch from a list of rows; torch's default when not given.
 
     Raises:
@@ -262,12 +342,13 @@ class DatasetFeed(_PlannedFeed):
         lanes: int,
         micro_batch: int,
         batches: Batches,
+        plan: RowPlan | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if not len(dataset):
             raise DataError("the dataset has no rows", where=type(dataset).__name__)
         self._dataset, self._collate = dataset, collate or default_collate
-        super().__init__(PlainPlan(["dataset"], [len(dataset)], seed, batches), lanes, micro_batch)
+        super().__init__(plan or PlainPlan([DATASET], [len(dataset)], seed, batches), lanes, micro_batch)
 
     def batch(self, step: int, lane: int) -> Sequence[Any]:
         """Micro-batches of one lane of one step, as `collate` makes them."""

@@ -64,11 +64,31 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Beginning:
+    """Where a mixture begins that follows on other steps of the run."""
+
+    step: int
+    phase: int
+    """Number of the first phase."""
+    used: tuple[int, ...]
+    """Position of each source in its sequence: rows of the first phase's length that count as used."""
+    epochs: tuple[Fraction, ...]
+    """How often each source was gone through in phases that are over."""
+
+
+@dataclass(frozen=True)
 class Mixture:
     """The segments of a run, in order and without gaps."""
 
     sources: tuple[str, ...]
     segments: tuple[Segment, ...]
+    epochs_before: tuple[Fraction, ...] = ()
+    """How often each source was gone through in phases that were over when the mixture began; zeros when not given."""
+
+    @property
+    def first_step(self) -> int:
+        """Where the plan begins."""
+        return self.segments[0].first_step
 
     @property
     def steps(self) -> int:
@@ -81,7 +101,7 @@ class Mixture:
         Raises:
             IndexError: the run has no such step.
         """
-        if not 0 <= step < self.steps:
+        if not self.first_step <= step < self.steps:
             raise IndexError(f"step {step} is not one of the {self.steps} of the mixture")
         return self.segments[bisect_right(self.segments, step, key=lambda segment: segment.first_step) - 1]
 
@@ -96,6 +116,22 @@ class Mixture:
         before = segment.counts(segment.first_step, step)
         return [used + more for used, more in zip(segment.used, before, strict=True)]
 
+    def used_after(self, step: int) -> list[int]:
+        """The same when the phase of `step` has used that step's rows, too."""
+        more = self.counts(step, step + 1)
+        return [used + taken for used, taken in zip(self.used(step), more, strict=True)]
+
+    def epochs_of_phases_before(self, step: int) -> list[Fraction]:
+        """How often each source was gone through in the phases that are over before that of `step`."""
+        epochs = list(self.epochs_before or [Fraction(0)] * len(self.sources))
+        phase = self.segment_at(step).phase.number
+        ends = {s.phase.number: s for s in self.segments if s.phase.number < phase}  # the last one of each phase
+        for end in ends.values():
+            used = self.used_after(end.last_step - 1)
+            for number, (rows, count) in enumerate(zip(used, end.phase.counts, strict=True)):
+                epochs[number] += Fraction(rows, count) if count else 0
+        return epochs
+
 
 def is_mixed(data: DataConfig) -> bool:
     """Whether anything is asked for but every row of every source equally often."""
@@ -108,7 +144,11 @@ def is_mixed(data: DataConfig) -> bool:
 
 
 def plan_mixture(
-    config: Config, sources: Sequence[str], rows_of: Callable[[int], Sequence[int]], where: str | None = None
+    config: Config,
+    sources: Sequence[str],
+    rows_of: Callable[[int], Sequence[int]],
+    where: str | None = None,
+    beginning: Beginning | None = None,
 ) -> Mixture:
     """Work out the segments of a run.
 
@@ -117,19 +157,36 @@ def plan_mixture(
         sources: The sources that the store has.
         rows_of: Rows of each of these, given the sequence length.
         where: The store's place, for messages.
+        beginning: Where the run comes to this mixture, if it does so in the middle.
 
     Raises:
         ConfigError: sources are used up before the last step, or the config and the store have other sources.
         DataError: a source that has a weight has no row.
     """
-    return _Planner(config, tuple(sources), rows_of, where).plan()
+    return _Planner(config, tuple(sources), rows_of, where, beginning).plan()
+
+
+def length_at(config: Config, step: int) -> int:
+    """Tokens per row that a resolved config's stages ask for in a step."""
+    train = config.train
+    assert train.steps is not None, "the config is resolved"
+    length = train.sequence_length
+    for stage in config.data.mixture.stages:
+        if stage.first_step(train.steps, train.batches) <= step:
+            length = stage.sequence_length or length
+    return length
 
 
 class _Planner:
     """Lays one segment after the other, keeping count of what each source has given."""
 
     def __init__(
-        self, config: Config, sources: tuple[str, ...], rows_of: Callable[[int], Sequence[int]], where: str | None
+        self,
+        config: Config,
+        sources: tuple[str, ...],
+        rows_of: Callable[[int], Sequence[int]],
+        where: str | None,
+        beginning: Beginning | None,
     ) -> None:
         assert config.train.steps is not None, "the config is resolved"
         self._config, self._sources, self._rows_of, self._where = config, sources, rows_of, where
@@ -141,13 +198,15 @@ class _Planner:
         self._check_sources()
         caps = [given[name].max_epochs if name in given else None for name in sources]
         self._caps = [None if cap is None else exact(cap) for cap in caps]
-        self._epochs = [Fraction(0)] * len(sources)  # in phases that are over
-        self._used = [0] * len(sources)  # rows of each, in the phase that goes on
+        nothing = Beginning(0, 0, (0,) * len(sources), (Fraction(0),) * len(sources))
+        self._begin = beginning or nothing
+        self._epochs = list(self._begin.epochs)  # in phases that are over
+        self._used = list(self._begin.used)  # rows of each, in the phase that goes on
         self._segments: list[Segment] = []
 
     def plan(self) -> Mixture:
         mixture = self._config.data.mixture
-        phase = self._phase(0, self._config.train.sequence_length)
+        phase = self._phase(self._begin.phase, self._config.train.sequence_length)
         weights, start = self._weights, 0
         starts = [stage.first_step(self._steps, self._batches) for stage in mixture.stages]
         for stage, first in zip(mixture.stages, starts, strict=True):
@@ -159,13 +218,14 @@ class _Planner:
                 weights = {self._stored.get(name, name): weight for name, weight in stage.weights.items()}
             length = stage.sequence_length or phase.sequence_length
             if length != phase.sequence_length:
-                phase = self._next_phase(phase, length) if first else self._phase(0, length)
+                begun = first > self._begin.step
+                phase = self._next_phase(phase, length) if begun else self._phase(self._begin.phase, length)
             ending = min([s for s in starts if s > first], default=self._steps)
             if stage.change == "linear":
                 start = min(ending, self._steps)
                 self._ramp(phase, first, start, self._shares(before, phase), self._shares(weights, phase))
         self._hold_weights(phase, start, self._steps, weights)
-        return Mixture(self._sources, tuple(self._segments))
+        return Mixture(self._sources, tuple(self._segments), self._begin.epochs)
 
     def _check_sources(self) -> None:
         unknown = sorted(set(self._sources) - set(self._stored.values()))
@@ -217,12 +277,12 @@ class _Planner:
             self._hold(phase, start, end, shares)
 
     def _hold_weights(self, phase: Phase, first: int, last: int, weights: Mapping[str, float] | None) -> None:
-        if first < last:  # weights that hold for no step need not have rows
+        if max(first, self._begin.step) < last:  # weights that hold for no step need not have rows
             self._hold(phase, first, last, self._shares(weights, phase))
 
     def _hold(self, phase: Phase, first: int, last: int, shares: Shares) -> None:
         """Go on with constant shares, and without the sources that are used up on the way."""
-        for start, end, rows in self._batches.stretches(first, last):
+        for start, end, rows in self._batches.stretches(max(first, self._begin.step), last):
             step_rows = rows * self._batches.sequence_length // phase.sequence_length
             self._hold_batch(phase, step_rows, start, end, shares)
 

@@ -8,6 +8,8 @@ memory and no generator to replay.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,6 +75,24 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
+class Opening(Protocol):
+    """The rows that are left of an epoch, where a run was changed in the middle of it."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many rows are left."""
+        ...
+
+    def rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row numbers of some of what is left, counted from 0 in an order that follows from the run's past; (n,)."""
+        ...
+
+
 class RowOrder:
     """Which row stands at which position of an endless sequence of epochs, each shuffled anew.
 
@@ -80,11 +100,19 @@ class RowOrder:
         rows: Rows in one epoch, at least 1.
         seed: Seed of the run.
         purpose: What else the order is for; sequences for different purposes are unrelated.
+        opening: What is left of the first epoch, shuffled anew; the sequence then begins at `start`. Without it, the
+            epochs before are what they would have been for all time.
     """
 
-    def __init__(self, rows: int, seed: int, *purpose: int | str) -> None:
+    def __init__(self, rows: int, seed: int, *purpose: int | str, opening: Opening | None = None) -> None:
         self.rows, self.seed, self._purpose = rows, seed, purpose
+        self.opening = opening
         self._kept: tuple[int, int, NDArray[np.int64]] | None = None
+
+    @property
+    def start(self) -> int:
+        """The first position: 0, or where what is left of the opening's epoch begins."""
+        return 0 if self.opening is None else (self.opening.epoch + 1) * self.rows - self.opening.count
 
     def at(self, position: int, count: int) -> NDArray[np.int64]:
         """Rows at `count` consecutive positions, int64 (count,); they may cross from one epoch into the next."""
@@ -97,22 +125,38 @@ class RowOrder:
                 parts.append(self._block(epoch, first)[start - first : start - first + length])
                 length = len(parts[-1])
             else:
-                parts.append(self._permuted(epoch, start, start + length))
+                parts.append(self._permuted(epoch, np.arange(start, start + length, dtype=np.int64)))
             position, count = position + length, count - length
         if not parts:
             return np.empty(0, dtype=np.int64)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def lookup(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows at any positions of one epoch, int64 (n,)."""
+        if not len(positions):
+            return np.empty(0, dtype=np.int64)
+        epoch = int(positions[0]) // self.rows
+        return self._permuted(epoch, positions - epoch * self.rows)
 
     def _block(self, epoch: int, first: int) -> NDArray[np.int64]:
         """Some rows from an aligned position on. The last ones are kept, since the next to be asked for are mostly
         among them, and a few rows take about as long to permute as all of these."""
         kept = self._kept  # read once: another thread may put another block there
         if kept is None or kept[:2] != (epoch, first):
-            rows = self._permuted(epoch, first, min(first + _BLOCK, self.rows))
+            rows = self._permuted(epoch, np.arange(first, min(first + _BLOCK, self.rows), dtype=np.int64))
             rows.setflags(write=False)
             self._kept = kept = (epoch, first, rows)
         return kept[2]
 
-    def _permuted(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        key = derive_seed(self.seed, "rows", *self._purpose, epoch)
-        return permute(np.arange(start, stop, dtype=np.int64), self.rows, key)
+    def _permuted(self, epoch: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows at some places of an epoch."""
+        opening = self.opening
+        if opening is None or epoch != opening.epoch:
+            return permute(index, self.rows, derive_seed(self.seed, "rows", *self._purpose, epoch))
+        # A block may begin before what is left; nobody asks for those places.
+        items = index - (self.rows - opening.count)
+        rows = np.full(len(items), -1, dtype=np.int64)
+        left = items >= 0
+        key = derive_seed(self.seed, "rest", *self._purpose, epoch, opening.count)
+        rows[left] = opening.rows(permute(items[left], opening.count, key))
+        return rows

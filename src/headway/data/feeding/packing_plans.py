@@ -67,7 +67,8 @@ def open_plan(
             if reasons:
                 notice(f"the packing of source '{source}' is kept in {root}, since {reasons[0]}")
             if root == own:
-                _remove_others(root / relative)
+                if not store.is_part:  # plans of the other parts are in use
+                    _remove_others(root / relative)
             else:
                 _remove_unused(root)
             return made
@@ -100,7 +101,8 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / _FIGURES, figures.to_json())
             if folder == own:
-                _remove_others(own)
+                if not store.is_part:
+                    _remove_others(own)
             else:
                 _remove_unused(user_cache() / PACKING)
             break

@@ -1,8 +1,9 @@
 """Which rows a step holds: a pure function of the step, whatever computes it and wherever one begins.
 
-There are two plans. In the plain one all rows of all sources are shuffled together, so each is used once per epoch. In
+There are two kinds of plan. In the plain one all rows of all sources are shuffled together, so each is used once per epoch. In
 a mixture every source goes through its own endless sequence of shuffled epochs, and shares say which of them is next;
-a source's sequence follows from the seed and its name, so other sources and other shares do not reshuffle it.
+a source's sequence follows from the seed and its name, so other sources and other shares do not reshuffle it. A run
+that was changed on the way has one plan after the other (`headway.data.feeding.segmented`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,12 +83,45 @@ class RowPlan(Protocol):
         ...
 
     def stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Steps `first` to `last` (exclusive), cut where the row length changes."""
+        """Steps `first` to `last` (exclusive), cut where the row length or the plan changes."""
+        ...
+
+    def begun(self, step: int) -> int:
+        """The step from which on epochs are counted as they are in `step`: where the row length last changed."""
+        ...
+
+    def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
+        """What steps `first` to `last` (exclusive), in which rows have one length, use of each epoch."""
         ...
 
     def describe(self, last: int) -> dict[str, Any]:
         """Plain JSON of all that the rows of the steps before `last` follow from, but the store."""
         ...
+
+
+class EpochUse(NamedTuple):
+    """Epochs of a source, each of which gave as many rows."""
+
+    source: int
+    first: int
+    last: int
+    """The last of the epochs."""
+    rows: int
+    """Rows that each of them gave."""
+
+
+def epochs_between(position: int, end: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
+    """Positions `position` to `end` (exclusive) of a sequence of epochs, cut where one ends; whole ones together.
+
+    Yields:
+        First epoch, last epoch, first position, and the one after the last.
+    """
+    while position < end:
+        epoch, start = divmod(position, rows)
+        whole = (end - position) // rows if start == 0 else 0
+        stop = position + whole * rows if whole else min(end, (epoch + 1) * rows)
+        yield epoch, epoch + max(whole, 1) - 1, position, stop
+        position = stop
 
 
 def plan_of(config: Config, rows: SplitRows) -> RowPlan:
@@ -97,6 +131,10 @@ def plan_of(config: Config, rows: SplitRows) -> RowPlan:
         ConfigError: sources are used up before the last step, or the config and the store have other sources.
         DataError: a source that has a weight has no row.
     """
+    if config.segments:
+        from headway.data.feeding.segmented import SegmentedPlan
+
+        return SegmentedPlan(config)
     if not is_mixed(config.data):
         length = config.train.sequence_length
         return PlainPlan(rows.sources, rows.counts(length), config.seed, config.train.batches, length)
@@ -112,15 +150,31 @@ class PlainPlan:
         seed: Seed of the run.
         batches: Rows of every step.
         sequence_length: Tokens per row; 1 for rows that are not tokens.
+        order: The sequence, where it goes on with one that the run had before.
+        start: First step and its position in the sequence, where the run comes to this plan in the middle.
     """
 
     def __init__(
-        self, sources: Sequence[str], counts: Sequence[int], seed: int, batches: Batches, sequence_length: int = 1
+        self,
+        sources: Sequence[str],
+        counts: Sequence[int],
+        seed: int,
+        batches: Batches,
+        sequence_length: int = 1,
+        *,
+        order: RowOrder | None = None,
+        start: tuple[int, int] = (0, 0),
     ) -> None:
         self.sources, self._counts = tuple(sources), list(counts)
         self._starts = np.array([*accumulate(counts, initial=0)], dtype=np.int64)
-        self._order = RowOrder(sum(counts), seed)
+        self.order = order or RowOrder(sum(counts), seed)
         self._batches, self._length = batches, sequence_length
+        self._start = start
+
+    def position(self, step: int) -> int:
+        """Where a step begins in the sequence of all rows."""
+        first, position = self._start
+        return position + self._batches.rows_before(step) - self._batches.rows_before(first)
 
     def sequence_length(self, step: int) -> int:
         """Tokens per row in a step."""
@@ -132,34 +186,51 @@ class PlainPlan:
 
     def picks(self, step: int, start: int, stop: int) -> Picks:
         """Rows `start` to `stop` (exclusive) of a step."""
-        position, count = self._batches.rows_before(step) + start, stop - start
-        rows = self._order.at(position, count)
+        position, count = self.position(step) + start, stop - start
+        sources, rows = self.located(self.order.at(position, count))
+        epochs = np.arange(position, position + count, dtype=np.int64) // self.order.rows
+        return Picks(sources, rows, epochs)
+
+    def located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Sources, and numbers within them, of rows that are numbered over all sources, (n,)."""
         sources = self._source_of(rows)
-        epochs = np.arange(position, position + count, dtype=np.int64) // self._order.rows
-        return Picks(sources, rows - self._starts[sources], epochs)
+        return sources, rows - self._starts[sources]
+
+    def numbered(self, sources: NDArray[np.intp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows as they are numbered over all sources, from sources and numbers within them, (n,)."""
+        return np.asarray(self._starts[sources] + rows, dtype=np.int64)
 
     def counts(self, first: int, last: int) -> list[int]:
         """Rows of each source in steps `first` to `last` (exclusive); parts of epochs are looked at row by row."""
-        position, end = self._batches.rows_before(first), self._batches.rows_before(last)
+        counts = [0] * len(self.sources)
+        for use in self.by_epoch(first, last):
+            counts[use.source] += use.rows * (use.last - use.first + 1)
+        return counts
+
+    def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
+        """What steps use of each epoch; parts of epochs are looked at row by row."""
+        stretch = epochs_between(self.position(first), self.position(last), self.order.rows)
+        for first_epoch, last_epoch, position, end in stretch:
+            # Whole epochs have every row once: nothing to compute.
+            whole = (end - position) // (last_epoch - first_epoch + 1) == self.order.rows
+            counts = self._counts if whole else self._counted(position, end)
+            for source, rows in enumerate(counts):
+                if rows:
+                    yield EpochUse(source, first_epoch, last_epoch, rows)
+
+    def _counted(self, position: int, end: int) -> list[int]:
+        """Rows of each source at some positions of one epoch."""
         if len(self.sources) == 1:
             return [end - position]
-        counts, total = np.zeros(len(self.sources), dtype=np.int64), self._order.rows
-        while position < end:
-            left_in_epoch = total - position % total
-            if left_in_epoch == total and end - position >= total:
-                # Whole epochs have every row once: nothing to compute.
-                epochs = (end - position) // total
-                counts += epochs * np.array(self._counts, dtype=np.int64)
-                position += epochs * total
-                continue
-            count = min(left_in_epoch, end - position, _CHUNK)
-            counts += np.bincount(self._source_of(self._order.at(position, count)), minlength=len(counts))
-            position += count
+        counts = np.zeros(len(self.sources), dtype=np.int64)
+        for start in range(position, end, _CHUNK):
+            rows = self.order.at(start, min(_CHUNK, end - start))
+            counts += np.bincount(self._source_of(rows), minlength=len(counts))
         return [int(count) for count in counts]
 
     def epochs(self, step: int) -> list[float]:
         """How many times all rows were gone through by the end of a step: the same for each source."""
-        return [self._batches.rows_before(step + 1) / self._order.rows] * len(self.sources)
+        return [self.position(step + 1) / self.order.rows] * len(self.sources)
 
     def epoch_rows(self, step: int) -> list[int]:
         """Rows that each source has in an epoch."""
@@ -170,12 +241,16 @@ class PlainPlan:
         if first < last:
             yield first, last
 
+    def begun(self, step: int) -> int:
+        """Where the plan begins."""
+        return self._start[0]
+
     def describe(self, last: int) -> dict[str, Any]:
         """All that the rows follow from."""
         rows = dict(zip(self.sources, self._counts, strict=True))
         parts = [part for part in self._batches.parts if part[0] < max(1, last)]
         step_rows = parts[0][1] if len(parts) == 1 else list(map(list, parts))
-        return {"seed": self._order.seed, "rows": rows, "step_rows": step_rows, "length": self._length}
+        return {"seed": self.order.seed, "rows": rows, "step_rows": step_rows, "length": self._length}
 
     def _source_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]:
         if len(self.sources) == 1:
@@ -189,11 +264,13 @@ class MixedPlan:
     Args:
         mixture: The shares.
         seed: Seed of the run.
+        orders: The sequences of the first phase, where they go on with those that the run had before.
     """
 
-    def __init__(self, mixture: Mixture, seed: int) -> None:
+    def __init__(self, mixture: Mixture, seed: int, orders: Sequence[RowOrder | None] = ()) -> None:
         self.mixture, self._seed = mixture, seed
-        self._orders: dict[tuple[int, int], RowOrder] = {}
+        phase = mixture.segments[0].phase.number
+        self._orders = {(phase, number): order for number, order in enumerate(orders) if order is not None}
         self._kept: tuple[int, int, Picks] | None = None
 
     @property
@@ -234,9 +311,29 @@ class MixedPlan:
 
     def stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Steps `first` to `last` (exclusive), cut where the row length changes."""
-        starts = [s.first_step for s in self.mixture.segments if not any(s.used)]
-        cuts = [first, *(start for start in starts if first < start < last), last]
+        cuts = [first, *(start for start in self._phase_starts() if first < start < last), last]
         return ((a, b) for a, b in pairwise(cuts) if a < b)
+
+    def begun(self, step: int) -> int:
+        """The first step of the phase."""
+        return max(start for start in self._phase_starts() if start <= step)
+
+    def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
+        """What steps use of each epoch of each source."""
+        used, counts = self.mixture.used(first), self.mixture.counts(first, last)
+        for source, (position, more, rows) in enumerate(zip(used, counts, self.epoch_rows(first), strict=True)):
+            if more:
+                for first_epoch, last_epoch, start, end in epochs_between(position, position + more, rows):
+                    yield EpochUse(source, first_epoch, last_epoch, (end - start) // (last_epoch - first_epoch + 1))
+
+    def _phase_starts(self) -> list[int]:
+        numbers = [segment.phase.number for segment in self.mixture.segments]
+        before = [None, *numbers[:-1]]
+        return [
+            segment.first_step
+            for segment, number, last in zip(self.mixture.segments, numbers, before, strict=True)
+            if number != last
+        ]
 
     def describe(self, last: int) -> dict[str, Any]:
         """All that the rows of the steps before `last` follow from."""
@@ -267,12 +364,13 @@ class MixedPlan:
         for source, used in enumerate(self.mixture.used(first)):
             places = np.flatnonzero(sources == source)
             if len(places):
-                order = self._order(segment, source)
+                order = self.order(segment, source)
                 numbers[places] = order.at(used, len(places))
                 epochs[places] = np.arange(used, used + len(places), dtype=np.int64) // order.rows
         return first, last, Picks(sources, numbers, epochs)
 
-    def _order(self, segment: Segment, source: int) -> RowOrder:
+    def order(self, segment: Segment, source: int) -> RowOrder:
+        """The sequence of a source's rows in the phase of a segment."""
         key = (segment.phase.number, source)
         if key not in self._orders:
             rows = segment.phase.counts[source]

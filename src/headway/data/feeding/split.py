@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.data.feeding.packing import PackingFigures
+from headway.data.feeding.packing import PackingFigures, total_figures
 from headway.data.feeding.rows import RowBlock, SourceRows, join_blocks, open_rows
 from headway.data.store import TokenStore
+
+
+class PartedRows:
+    """The rows of a source whose parts are cut into rows by themselves: data that has joined does not move a row."""
+
+    def __init__(self, parts: Sequence[SourceRows]) -> None:
+        self._parts = parts
+        self._starts = np.cumsum([0, *(part.count for part in parts)])
+        self.count = int(self._starts[-1])
+
+    def read(self, rows: NDArray[np.int64]) -> RowBlock:
+        """Rows by number."""
+        numbers = np.searchsorted(self._starts, rows, side="right") - 1
+        found = np.unique(numbers)
+        places = [np.flatnonzero(numbers == number) for number in found]
+        blocks = [
+            self._parts[number].read(rows[place] - self._starts[number])
+            for number, place in zip(found.tolist(), places, strict=True)
+        ]
+        return join_blocks(blocks, places)
+
+    def figures(self) -> PackingFigures:
+        """Of all parts together."""
+        return total_figures([part.figures() for part in self._parts])
 
 
 class SplitRows:
     """Rows by source and number.
 
     Args:
-        store: The store.
+        store: The store, or its parts in the order in which they joined.
         split: Which split.
         lengths: Tokens per row, one length or several; sources that have no row of any of them are left out.
         packing: `data.packing`.
@@ -34,20 +59,26 @@ class SplitRows:
 
     def __init__(
         self,
-        store: TokenStore,
+        store: TokenStore | Sequence[TokenStore],
         split: str,
         *lengths: int,
         packing: Literal["concat", "best_fit", "pad"] = "concat",
         document_mask: bool = False,
     ) -> None:
-        self.where, self.packing, self.document_mask = str(store.path), packing, document_mask
-        opened = {
-            name: {length: open_rows(store, split, name, length, packing, document_mask) for length in lengths}
-            for name in store.sources(split)
-        }
+        parts = [store] if isinstance(store, TokenStore) else store
+        self.where, self.packing, self.document_mask = str(parts[-1].path), packing, document_mask
+        names = dict.fromkeys(name for part in parts for name in part.sources(split))
+
+        def rows_of(name: str, length: int) -> SourceRows:
+            having = [part for part in parts if name in part.sources(split)]
+            opened = [open_rows(part, split, name, length, packing, document_mask) for part in having]
+            return opened[0] if len(parts) == 1 else PartedRows(opened)
+
+        opened = {name: {length: rows_of(name, length) for length in lengths} for name in names}
+        tokens = {name: sum(p.tokens(split, name) for p in parts if name in p.sources(split)) for name in names}
         self._opened = {name: rows for name, rows in opened.items() if any(r.count for r in rows.values())}
         self.sources = tuple(self._opened)
-        self.too_short = {name: store.tokens(split, name) for name in opened if name not in self._opened}
+        self.too_short = {name: tokens[name] for name in opened if name not in self._opened}
         self._shortest = min(lengths)
         if not self.sources:
             longest = max(self.too_short.values(), default=0)

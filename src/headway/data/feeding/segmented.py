@@ -1,0 +1,512 @@
+"""The plan of a run that was changed on the way: one plan after the other, each of which goes on where the last ended.
+
+Where a segment begins, some rows of the epoch under way have been used and others have not. What is left of it comes
+first, together with the rows of data that has joined, shuffled anew; then whole epochs follow. So within an epoch no row
+is used twice and none is left out, whatever was changed. Where what was used cannot be told in the rows of the new
+segment, the change is refused, unless it begins an epoch anew (`Segment.new_epoch`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import ConfigError
+from headway.data.feeding.mixture import Beginning, is_mixed, length_at, plan_mixture
+from headway.data.feeding.order import RowOrder
+from headway.data.feeding.plan import EpochUse, MixedPlan, Picks, PlainPlan, RowPlan
+
+if TYPE_CHECKING:
+    from headway.config import Config
+    from headway.config.segments import Segment
+
+#: Name of the flag that begins an epoch anew on purpose.
+START_EPOCH = "--start-epoch"
+
+# Rows of an epoch that are looked at one by one where weights are given to a run that had none: 8 bytes each are kept.
+_LOOKED_AT = 100_000_000
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What a sequence still has of the epoch under way."""
+
+    epoch: int
+    count: int
+    """Rows left, at least 1."""
+    whole: bool
+    """Nothing of the epoch was used."""
+    locate: Callable[[NDArray[np.int64]], tuple[NDArray[np.intp], NDArray[np.int64]]]
+    """Numbers of what is left, from 0 on -> sources and rows within them, as the earlier plan numbers them; (n,)."""
+
+
+class RowMap:
+    """Which rows of a new segment hold the text of a row of the one before.
+
+    Args:
+        before: Rows of each part of the data that the earlier segment knows, by its sources in order.
+        after: The same of the new segment, whose first parts are those of the earlier one.
+        cut: Rows of the new segment that an earlier row is cut into.
+    """
+
+    def __init__(self, before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]], cut: int) -> None:
+        self.cut, self.names = cut, tuple(after)
+        self._numbers = np.array([self.names.index(name) for name in before], dtype=np.intp)
+        self._before = [np.array([*accumulate(parts, initial=0)], dtype=np.int64) for parts in before.values()]
+        self._after = {name: [*accumulate(parts, initial=0)] for name, parts in after.items()}
+        self._starts = [np.array(self._after[name][: len(parts)], dtype=np.int64) for name, parts in before.items()]
+        self.fresh = list(self._fresh(before, after))
+
+    def _fresh(
+        self, before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Rows that hold text of no earlier row: source, first row, and how many."""
+        for number, (name, parts) in enumerate(after.items()):
+            known = before.get(name, ())
+            for part, rows in enumerate(parts):
+                old = known[part] * self.cut if part < len(known) else 0
+                if rows > old:
+                    yield number, self._after[name][part] + old, rows - old
+
+    def __call__(
+        self, sources: NDArray[np.intp], rows: NDArray[np.int64], piece: NDArray[np.int64]
+    ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Sources and rows of the new segment.
+
+        Args:
+            sources: Numbers of sources in the earlier segment, (n,).
+            rows: Rows within them, (n,).
+            piece: Which of the `cut` rows that each becomes, from 0 on, (n,).
+        """
+        result = np.empty_like(rows)
+        for source in np.unique(sources).tolist():
+            places = sources == source
+            starts = self._before[source]
+            part = np.searchsorted(starts, rows[places], side="right") - 1
+            result[places] = self._starts[source][part] + (rows[places] - starts[part]) * self.cut + piece[places]
+        return self._numbers[sources], result
+
+    def carried(self, source: int, seen: NDArray[np.bool_]) -> tuple[int, NDArray[np.bool_]]:
+        """What is seen of a source's rows, in those of the new segment: (source there, (rows there,))."""
+        number = int(self._numbers[source])
+        result = np.zeros(self._after[self.names[number]][-1], dtype=np.bool_)
+        rows = np.flatnonzero(seen).astype(np.int64)
+        sources = np.full(len(rows), source, dtype=np.intp)
+        for piece in range(self.cut):
+            result[self(sources, rows, np.full(len(rows), piece, dtype=np.int64))[1]] = True
+        return number, result
+
+
+class Remainder:
+    """What is left of an epoch when a segment begins (`headway.data.feeding.order.Opening`).
+
+    Args:
+        epoch: Its number in the new sequence.
+        runs: What earlier sequences have left.
+        row_map: How earlier rows are found among the new ones.
+        fresh: Rows of the new segment that belong to no earlier one: source, first row, and how many.
+        numbered: Sources and rows within them -> numbers as the new sequence has them.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        runs: Sequence[Leftover],
+        row_map: RowMap,
+        fresh: Sequence[tuple[int, int, int]],
+        numbered: Callable[[NDArray[np.intp], NDArray[np.int64]], NDArray[np.int64]],
+    ) -> None:
+        self.epoch, self._runs, self._map, self._fresh, self._numbered = epoch, runs, row_map, fresh, numbered
+        sizes = [*(run.count * row_map.cut for run in runs), *(count for _, _, count in fresh)]
+        self._starts = np.array([*accumulate(sizes, initial=0)], dtype=np.int64)
+        self.count = int(self._starts[-1])
+
+    def rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row numbers of some of what is left, (n,)."""
+        result = np.empty(len(items), dtype=np.int64)
+        groups = np.searchsorted(self._starts, items, side="right") - 1
+        for group in np.unique(groups).tolist():
+            places = groups == group
+            inside = items[places] - self._starts[group]
+            if group < len(self._runs):
+                old, piece = inside // self._map.cut, inside % self._map.cut
+                sources, rows = self._map(*self._runs[group].locate(old), piece)
+            else:
+                source, first, _ = self._fresh[group - len(self._runs)]
+                sources, rows = np.full(len(inside), source, dtype=np.intp), first + inside
+            result[places] = self._numbered(sources, rows)
+        return result
+
+
+class SegmentedPlan:
+    """The plans of a run's segments, one after the other (`headway.data.feeding.plan.RowPlan`).
+
+    Args:
+        config: A resolved config with segments.
+
+    Raises:
+        ConfigError: a segment cannot go on where the one before ended.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.segments = config.segments
+        self.firsts = [segment.first_step for segment in self.segments]
+        self.plans: list[RowPlan] = []
+        #: How rows of the segment before are found in those of a segment; None for the first, and for a new epoch.
+        self.row_maps: list[RowMap | None] = []
+        for number in range(len(self.segments)):
+            plan, row_map = _plan_after(config, number, self.plans[-1] if self.plans else None)
+            self.plans.append(plan)
+            self.row_maps.append(row_map)
+        names = [name for plan in reversed(self.plans) for name in plan.sources]
+        self._names = tuple(dict.fromkeys(names))
+        self._numbers = [
+            np.array([self._names.index(name) for name in plan.sources], dtype=np.intp) for plan in self.plans
+        ]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Those of the last segment, then others of earlier ones."""
+        return self._names
+
+    def number_at(self, step: int) -> int:
+        """Which segment a step is in."""
+        return bisect_right(self.firsts, step) - 1
+
+    def own_sources(self, step: int, sources: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Numbers of sources as the segment of a step has them, (n,)."""
+        numbers = self._numbers[self.number_at(step)]
+        place = np.full(len(self._names), -1, dtype=np.intp)
+        place[numbers] = np.arange(len(numbers), dtype=np.intp)
+        return place[sources]
+
+    def plan_at(self, step: int) -> RowPlan:
+        """The plan of a step's segment."""
+        return self.plans[self.number_at(step)]
+
+    def sequence_length(self, step: int) -> int:
+        """Tokens per row in a step."""
+        return self.plan_at(step).sequence_length(step)
+
+    def step_rows(self, step: int) -> int:
+        """Rows of a step."""
+        return self.plan_at(step).step_rows(step)
+
+    def picks(self, step: int, start: int, stop: int) -> Picks:
+        """Rows `start` to `stop` (exclusive) of a step."""
+        picks = self.plan_at(step).picks(step, start, stop)
+        return Picks(self._numbers[self.number_at(step)][picks.sources], picks.rows, picks.epochs)
+
+    def counts(self, first: int, last: int) -> list[int]:
+        """Rows of each source in steps `first` to `last` (exclusive)."""
+        counts = [0] * len(self._names)
+        for number, start, end in self._parts(first, last):
+            for source, rows in zip(self._numbers[number], self.plans[number].counts(start, end), strict=True):
+                counts[source] += rows
+        return counts
+
+    def epochs(self, step: int) -> list[float]:
+        """How many times each source was gone through by the end of a step, since the row length last changed."""
+        return self._spread(step, self.plan_at(step).epochs(step), 0.0)
+
+    def epoch_rows(self, step: int) -> list[int]:
+        """Rows that each source has in an epoch, of the length of a step."""
+        return self._spread(step, self.plan_at(step).epoch_rows(step), 0)
+
+    def stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Steps `first` to `last` (exclusive), cut where the row length or the segment changes."""
+        for number, start, end in self._parts(first, last):
+            yield from self.plans[number].stretches(start, end)
+
+    def begun(self, step: int) -> int:
+        """The step from which on epochs are counted as they are in `step`."""
+        number = self.number_at(step)
+        begun, row_map = self.plans[number].begun(step), self.row_maps[number]
+        if begun == self.firsts[number] and row_map is not None and row_map.cut == 1:
+            return self.begun(begun - 1)
+        return begun
+
+    def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
+        """What steps `first` to `last` (exclusive), which are of one stretch, use of each epoch."""
+        number = self.number_at(first)
+        for use in self.plans[number].by_epoch(first, last):
+            yield use._replace(source=int(self._numbers[number][use.source]))
+
+    def describe(self, last: int) -> dict[str, Any]:
+        """All that the rows of the steps before `last` follow from, but the store; before the first change what it
+        would be without one."""
+        number = self.number_at(max(0, last - 1))
+        if number == 0:
+            return self.plans[0].describe(last)
+        segments = [
+            segment.model_dump(mode="json", exclude={"changes", "shards"}) for segment in self.segments[: number + 1]
+        ]
+        return {"segments": segments, "last": self.plans[number].describe(last)}
+
+    def _parts(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """The segments that steps are in: number, first step, and the one after the last."""
+        for number, start in enumerate(self.firsts):
+            end = self.firsts[number + 1] if number + 1 < len(self.firsts) else last
+            begin, end = max(first, start), min(last, end)
+            if begin < end:
+                yield number, begin, end
+
+    def _spread(self, step: int, values: Sequence[Any], missing: Any) -> list[Any]:
+        result = [missing] * len(self._names)
+        for source, value in zip(self._numbers[self.number_at(step)], values, strict=True):
+            result[source] = value
+        return result
+
+
+def _plan_after(config: Config, number: int, before: RowPlan | None) -> tuple[RowPlan, RowMap | None]:
+    """The plan of a segment, and how rows of the one before are found in its own."""
+    own, segment = config.of_segment(number), config.segments[number]
+    names, mixed = tuple(segment.rows), is_mixed(own.data)
+
+    def rows_of(length: int) -> list[int]:
+        return [sum(parts.get(length, ())) for parts in segment.rows.values()]
+
+    if before is None:
+        if mixed:
+            return MixedPlan(plan_mixture(own, names, rows_of), segment.seed), None
+        length = segment.sequence_length
+        return PlainPlan(names, rows_of(length), segment.seed, own.train.batches, length), None
+    step = segment.first_step
+    length = length_at(own, step) if mixed else segment.sequence_length
+    counts = rows_of(length)
+    row_map = None
+    if not segment.new_epoch:
+        row_map = _row_map(config.segments[number - 1], segment, before.sequence_length(step - 1), length)
+    carry = _Carry(before, step, counts, row_map, segment.seed)
+    if mixed:
+        orders, used = carry.by_source(names)
+        beginning = Beginning(step, carry.phase, tuple(used), tuple(carry.epochs_before(names)))
+        return MixedPlan(plan_mixture(own, names, rows_of, None, beginning), segment.seed, orders), row_map
+    plain = PlainPlan(names, counts, segment.seed, own.train.batches, length)
+    order, position = carry.together(plain)
+    start = (step, position)
+    return PlainPlan(names, counts, segment.seed, own.train.batches, length, order=order, start=start), row_map
+
+
+def _row_map(earlier: Segment, segment: Segment, length_before: int, length: int) -> RowMap:
+    """How rows are found again.
+
+    Raises:
+        ConfigError: what was used of the epoch cannot be told in the rows of the new segment.
+    """
+    where = f"step {segment.first_step:,} of the run"
+    if earlier.packing != segment.packing or (length != length_before and segment.packing != "concat"):
+        raise ConfigError(
+            f"rows packed by {earlier.packing} to {length_before:,} tokens cannot be found among rows packed by"
+            f" {segment.packing} to {length:,}, so which ones of the epoch were used cannot be told",
+            where=f"data.packing, train.sequence_length: {where}",
+            fix=f"{START_EPOCH} begins an epoch of all data anew",
+        )
+    if length_before % length:
+        divisors = [n for n in range(length_before, 0, -1) if length_before % n == 0 and n <= length]
+        raise ConfigError(
+            f"a row of {length:,} tokens holds parts of several rows of {length_before:,}, of which some were used in"
+            " this epoch and others were not",
+            where=f"train.sequence_length: {where}",
+            fix=f"{START_EPOCH} begins an epoch of all data anew; or a length that divides {length_before}, for example"
+            f" train.sequence_length={divisors[0]}",
+        )
+    before = {name: of.get(length_before, []) for name, of in earlier.rows.items()}
+    after = {name: of.get(length, []) for name, of in segment.rows.items()}
+    if lost := [name for name, parts in before.items() if len(after.get(name, ())) < len(parts)]:
+        raise ConfigError(
+            f"the data no longer has all that the run has used of {', '.join(lost)}",
+            where=where,
+            fix=f"restore it; or {START_EPOCH} begins an epoch of all data anew",
+        )
+    return RowMap(before, after, length_before // length)
+
+
+class _Carry:
+    """How sequences go on from one plan to the next.
+
+    Args:
+        before: The plan of the segment before.
+        step: The first step of the new one.
+        counts: Rows of its sources.
+        row_map: How earlier rows are found again; None begins an epoch anew.
+        seed: Of the new segment.
+    """
+
+    def __init__(self, before: RowPlan, step: int, counts: Sequence[int], row_map: RowMap | None, seed: int) -> None:
+        self._before = before
+        self._step, self._counts, self._map, self._seed = step, list(counts), row_map, seed
+        self.phase = 0
+        if isinstance(self._before, MixedPlan):
+            self.phase = self._before.mixture.segment_at(step - 1).phase.number
+
+    def epochs_before(self, names: Sequence[str]) -> list[Fraction]:
+        """How often each source was gone through in phases that are over."""
+        if not isinstance(self._before, MixedPlan):
+            return [Fraction(0)] * len(names)
+        known = dict(
+            zip(self._before.sources, self._before.mixture.epochs_of_phases_before(self._step - 1), strict=True)
+        )
+        return [known.get(name, Fraction(0)) for name in names]
+
+    def together(self, plain: PlainPlan) -> tuple[RowOrder | None, int]:
+        """The sequence of all rows of a plain plan, and the position in it; None for the plan's own."""
+        total, before = sum(self._counts), self._before
+        if self._map is None:
+            return None, (max(epoch for epoch, _, _, _ in self._sequences()) + 1) * total
+        if isinstance(before, PlainPlan):
+            runs = [_leftover_of_all(before, self._step)]
+            same = before.sources == plain.sources and before.epoch_rows(0) == self._counts
+            if same and self._map.cut == 1 and before.order.seed == self._seed:
+                return before.order, before.position(self._step)
+        else:
+            runs = [_leftover_of_one(*sequence, source) for source, sequence in self._by_number()]
+        epoch = max(run.epoch for run in runs)
+        if all(run.whole for run in runs):
+            return None, epoch * total
+        rest = Remainder(epoch, runs, self._map, self._map.fresh, plain.numbered)
+        order = RowOrder(total, self._seed, opening=rest)
+        return order, order.start
+
+    def by_source(self, names: Sequence[str]) -> tuple[list[RowOrder | None], list[int]]:
+        """The sequence of each source of a mixture, and the position in it."""
+        before = self._before
+        if self._map is None:
+            if isinstance(before, MixedPlan):
+                known = {before.sources[number]: sequence[0] for number, sequence in self._by_number()}
+            else:
+                known = dict.fromkeys(before.sources, next(self._sequences())[0])
+            pairs = zip(names, self._counts, strict=True)
+            return [None] * len(names), [(known[name] + 1) * count if name in known else 0 for name, count in pairs]
+        left: dict[str, tuple[Leftover, RowOrder | None, int]] = {}
+        if isinstance(before, MixedPlan):
+            for number, sequence in self._by_number():
+                _, order, position, _ = sequence
+                left[before.sources[number]] = _leftover_of_one(*sequence, number), order, position
+        else:
+            assert isinstance(before, PlainPlan), "there are two kinds"
+            for number, leftover in enumerate(_leftovers_by_source(before, self._step)):
+                if leftover is not None:
+                    left[before.sources[number]] = leftover, None, 0
+        orders: list[RowOrder | None] = []
+        positions: list[int] = []
+        for number, (name, count) in enumerate(zip(names, self._counts, strict=True)):
+            order, position = self._of_source(name, number, count, left.get(name))
+            orders.append(order)
+            positions.append(position)
+        return orders, positions
+
+    def _of_source(
+        self, name: str, number: int, count: int, left: tuple[Leftover, RowOrder | None, int] | None
+    ) -> tuple[RowOrder | None, int]:
+        if not count:
+            return None, 0
+        assert self._map is not None, "otherwise an epoch begins anew"
+        fresh = [entry for entry in self._map.fresh if entry[0] == number]
+        if left is None:
+            # Of a plain plan's source all rows of the epoch may be used: then the rest is what has joined.
+            used_up = isinstance(self._before, PlainPlan) and name in self._before.sources
+            if not used_up:
+                return None, 0
+            epoch = self._before.position(self._step) // self._before.order.rows
+            if not fresh:
+                return None, (epoch + 1) * count
+            rest = Remainder(epoch, [], self._map, fresh, _within_source)
+            order = RowOrder(count, self._seed, name, self.phase, opening=rest)
+            return order, order.start
+        leftover, order_before, position = left
+        if order_before is not None and order_before.seed == self._seed and not fresh and self._map.cut == 1:
+            return order_before, position
+        if leftover.whole:
+            return None, leftover.epoch * count
+        rest = Remainder(leftover.epoch, [leftover], self._map, fresh, _within_source)
+        order = RowOrder(count, self._seed, name, self.phase, opening=rest)
+        return order, order.start
+
+    def _sequences(self) -> Iterator[tuple[int, RowOrder, int, int]]:
+        """Of each sequence that the earlier plan has: epoch, order, position, rows."""
+        before = self._before
+        if isinstance(before, PlainPlan):
+            position = before.position(self._step)
+            yield position // before.order.rows, before.order, position, before.order.rows
+        else:
+            yield from (sequence for _, sequence in self._by_number())
+
+    def _by_number(self) -> Iterator[tuple[int, tuple[int, RowOrder, int, int]]]:
+        """The same of a mixture, with the number of the source."""
+        before = self._before
+        assert isinstance(before, MixedPlan), "a plain plan has one sequence"
+        segment = before.mixture.segment_at(self._step - 1)
+        for number, position in enumerate(before.mixture.used_after(self._step - 1)):
+            rows = segment.phase.counts[number]
+            if rows:
+                yield number, (position // rows, before.order(segment, number), position, rows)
+
+
+def _within_source(sources: NDArray[np.intp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A sequence of one source numbers its rows as they are."""
+    return rows
+
+
+def _leftover_of_all(plan: PlainPlan, step: int) -> Leftover:
+    position, rows = plan.position(step), plan.order.rows
+    used = position % rows
+
+    def locate(items: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        return plan.located(plan.order.lookup(position + items))
+
+    return Leftover(position // rows, rows - used, used == 0, locate)
+
+
+def _leftover_of_one(epoch: int, order: RowOrder, position: int, rows: int, source: int) -> Leftover:
+    used = position % rows
+
+    def locate(items: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        return np.full(len(items), source, dtype=np.intp), order.lookup(position + items)
+
+    return Leftover(epoch, rows - used, used == 0, locate)
+
+
+def _leftovers_by_source(plan: PlainPlan, step: int) -> list[Leftover | None]:
+    """What is left of each source of a plain plan, all of whose rows are looked at; None where nothing is.
+
+    Raises:
+        ConfigError: they are too many to be kept.
+    """
+    position, rows = plan.position(step), plan.order.rows
+    used = position % rows
+    if rows - used > _LOOKED_AT:
+        raise ConfigError(
+            f"weights cannot be given in the middle of an epoch with {rows - used:,} rows left: up to {_LOOKED_AT:,} of"
+            " them can be told apart by their source",
+            where=f"data.sources.*.weight, data.mixture: step {step:,} of the run",
+            fix=f"{START_EPOCH} begins an epoch of all data anew",
+        )
+    kept: list[list[NDArray[np.int64]]] = [[] for _ in plan.sources]
+    for start in range(position, position + rows - used, _CHUNK):
+        stop = min(start + _CHUNK, position + rows - used)
+        sources, numbers = plan.located(plan.order.lookup(np.arange(start, stop, dtype=np.int64)))
+        for source, found in enumerate(kept):
+            found.append(numbers[sources == source])
+    return [
+        _leftover_of_list(position // rows, source, np.concatenate(found), count)
+        for source, (found, count) in enumerate(zip(kept, plan.epoch_rows(step), strict=True))
+    ]
+
+
+def _leftover_of_list(epoch: int, source: int, left: NDArray[np.int64], count: int) -> Leftover | None:
+    if not len(left):
+        return None
+
+    def locate(items: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        return np.full(len(items), source, dtype=np.intp), left[items]
+
+    return Leftover(epoch, len(left), len(left) == count, locate)
