@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.feeding.plan import Picks, RowPlan
+from headway.data.feeding.segmented import SegmentedPlan
 
 #: First step and the one after the last, of several stretches of steps.
 Ranges = Sequence[tuple[int, int]]
@@ -37,6 +38,8 @@ class EpochCount:
     """Rows left out of an epoch that is over, in each of the epochs."""
     left_out: int = 0
     """Rows left out by a decision that the ledger names, in each of the epochs; they are not among those used."""
+    unused: int = 0
+    """Rows that the epoch still had when another was begun on purpose (`--start-epoch`)."""
 
     @property
     def sound(self) -> bool:
@@ -83,27 +86,25 @@ def count_by_looking(
 
 def _books_of(plan: RowPlan, first: int, before: Sequence[_Book], epochs: list[EpochCount]) -> list[_Book]:
     """A book for each source of a stretch; what is closed of those before joins `epochs`."""
-    label, rows = plan.begun(first), plan.epoch_rows(first)
-    books = [_Book(label, name, count) for name, count in zip(plan.sources, rows, strict=True)]
-    row_map = plan.row_maps[plan.number_at(first)] if isinstance(plan, SegmentedPlan) and first in plan.firsts else None
-    if row_map is None:
-        anew = isinstance(plan, SegmentedPlan) and first in plan.firsts
+    pairs = zip(plan.sources, plan.epoch_rows(first), strict=True)
+    books = [_Book(plan.begun(first), name, count) for name, count in pairs]
+    if not (before and isinstance(plan, SegmentedPlan) and first in plan.firsts):
         for book in before:
-            epochs += book.closed(on_purpose=anew)
+            epochs += book.closed()
         return books
-    assert isinstance(plan, SegmentedPlan), "only these have maps"
-    # Which epoch of a source goes on; in a plain plan all are in the same.
-    goes_on = [int(value) for value in plan.epochs_begun(first)]
-    earlier = plan.sources_at(first - 1)
-    for number, source in enumerate(earlier):
-        book = before[source]
-        epochs += book.ended()
-        name = plan.sources[source]
-        target = plan.sources.index(name)
-        seen = book.seen
-        if book.is_over:
-            seen = np.zeros_like(seen)
-        books[target].take(goes_on[target], row_map.carried(number, seen)[1])
+    border = plan.border(first)
+    for source, (epoch, _) in border.after.items():
+        books[source].begin(epoch)
+    for source, epoch in border.before.items():
+        before[source].go_to(epoch)
+        if border.row_map is not None and source in border.after:
+            row_map, name = border.row_map, plan.sources[source]
+            seen = row_map.carried(border.numbers[source], before[source].seen)
+            assert row_map.names[seen[0]] == name, "rows are found again in their source"
+            books[source].take(*border.after[source], seen[1])
+            epochs += before[source].ended()
+        else:
+            epochs += before[source].closed(on_purpose=True)
     return books
 
 
@@ -115,6 +116,8 @@ def count_by_plan(plan: RowPlan, ranges: Sequence[tuple[int, int]]) -> RowCount:
         for use in sorted(plan.by_epoch(first, last)):
             name = plan.sources[use.source]
             epochs.append(EpochCount(label, name, use.first, use.last, rows[use.source], use.rows))
+    order = [*plan.sources]
+    epochs.sort(key=lambda entry: (entry.first_step, order.index(entry.source)))
     return RowCount([plan.counts(first, last) for first, last in ranges], merged(epochs))
 
 
@@ -134,7 +137,8 @@ def without(plan: RowPlan, counted: RowCount, ranges: Sequence[tuple[int, int]],
             for picks in _picks(plan, max(start, stretch), min(stop, last_of_stretch)):
                 for source, epoch in set(zip(picks.sources.tolist(), picks.epochs.tolist(), strict=True)):
                     rows = int(((picks.sources == source) & (picks.epochs == epoch)).sum())
-                    epochs = [part for e in epochs for part in _less(e, stretch, plan.sources[source], epoch, rows)]
+                    begun, name = plan.begun(stretch), plan.sources[source]
+                    epochs = [part for e in epochs for part in _less(e, begun, name, epoch, rows)]
     for number, (first, last) in enumerate(ranges):
         for start, stop in left_out:
             start, stop = max(start, first), min(stop, last)
@@ -162,18 +166,25 @@ def merged(epochs: list[EpochCount]) -> list[EpochCount]:
     result: list[EpochCount] = []
     for epoch in epochs:
         before = result[-1] if result else None
-        if before and before.last_epoch + 1 == epoch.first_epoch and _went(before) == _went(epoch):
+        if before and _place(before) == _place(epoch) and before.last_epoch == epoch.first_epoch == epoch.last_epoch:
+            # One that goes on behind the border of a segment, with more rows where data has joined.
+            result[-1] = replace(before, rows=max(before.rows, epoch.rows), used=before.used + epoch.used)
+        elif before and before.last_epoch + 1 == epoch.first_epoch and _went(before) == _went(epoch):
             result[-1] = EpochCount(
                 *(epoch.first_step, epoch.source, before.first_epoch, epoch.last_epoch, epoch.rows),
-                *(epoch.used, epoch.twice, epoch.skipped),
+                *(epoch.used, epoch.twice, epoch.skipped, epoch.left_out, epoch.unused),
             )
         else:
             result.append(epoch)
     return result
 
 
+def _place(epoch: EpochCount) -> tuple[int, str]:
+    return epoch.first_step, epoch.source
+
+
 def _went(epoch: EpochCount) -> tuple[object, ...]:
-    return epoch.first_step, epoch.source, epoch.rows, epoch.used, epoch.twice, epoch.skipped
+    return *_place(epoch), epoch.rows, epoch.used, epoch.twice, epoch.skipped, epoch.unused
 
 
 def _picks(plan: RowPlan, first: int, last: int) -> Iterator[Picks]:
@@ -190,12 +201,12 @@ def _picks(plan: RowPlan, first: int, last: int) -> Iterator[Picks]:
 
 
 class _Book:
-    """Which rows of one source the epoch that goes on has used."""
+    """Which rows of one source the epoch that goes on has used (`seen`, (rows,))."""
 
     def __init__(self, first_step: int, source: str, rows: int) -> None:
         self._first_step, self._source, self._rows = first_step, source, rows
         self._epoch, self._uses = 0, 0
-        self._seen = np.zeros(rows, dtype=np.bool_)
+        self.seen = np.zeros(rows, dtype=np.bool_)
         self._closed: list[EpochCount] = []
 
     def add(self, rows: NDArray[np.int64], epochs: NDArray[np.int64]) -> None:
@@ -204,20 +215,50 @@ class _Book:
             return
         one = epochs.min() == epochs.max()  # mostly; looking which ones there are takes longer
         for epoch in [int(epochs[0])] if one else np.unique(epochs).tolist():
-            while self._epoch < epoch:
-                self._close(over=True)
+            self.go_to(epoch)
             of_epoch = rows if one else rows[epochs == epoch]
-            self._seen[of_epoch] = True
+            self.seen[of_epoch] = True
             self._uses += len(of_epoch)
 
-    def closed(self) -> list[EpochCount]:
-        """All epochs, the one that goes on last."""
+    def go_to(self, epoch: int) -> None:
+        """Close the epochs before one."""
+        while self._epoch < epoch:
+            self._close(over=True)
+
+    def begin(self, epoch: int) -> None:
+        """Begin with an epoch, of which nothing was used."""
+        self._epoch = epoch
+
+    def take(self, epoch: int, is_begun: bool, seen: NDArray[np.bool_]) -> None:
+        """Begin in the middle of the sequence, with rows that were seen in the epoch under way.
+
+        Args:
+            epoch: Which one goes on.
+            is_begun: Some of its rows were used before; otherwise what was seen is the whole epoch before it.
+            seen: The rows, (rows,).
+        """
+        self._epoch = epoch if is_begun or not seen.any() else epoch - 1
+        self.seen, self._uses = seen, int(seen.sum())
+        self.go_to(epoch)
+
+    def ended(self) -> list[EpochCount]:
+        """The epochs that are over."""
+        return self._closed
+
+    def closed(self, on_purpose: bool = False) -> list[EpochCount]:
+        """All epochs, the one that goes on last.
+
+        Args:
+            on_purpose: It does not go on: another epoch was begun in its place.
+        """
         if self._uses:
             self._close(over=False)
+            if on_purpose:
+                self._closed[-1] = replace(self._closed[-1], unused=self._rows - self._closed[-1].used)
         return self._closed
 
     def _close(self, over: bool) -> None:
-        used = int(self._seen.sum())
+        used = int(self.seen.sum())
         skipped = self._rows - used if over else 0
         self._closed.append(
             EpochCount(
@@ -226,4 +267,4 @@ class _Book:
             )
         )
         self._epoch, self._uses = self._epoch + 1, 0
-        self._seen[:] = False
+        self.seen = np.zeros(self._rows, dtype=np.bool_)

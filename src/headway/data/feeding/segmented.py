@@ -146,6 +146,20 @@ class Remainder:
         return result
 
 
+@dataclass(frozen=True)
+class Border:
+    """How epochs go on where a segment begins."""
+
+    row_map: RowMap | None
+    """None where epochs of all data begin anew."""
+    numbers: dict[int, int]
+    """Number that the earlier segment has of each source."""
+    before: dict[int, int]
+    """The epoch under way of each source of the earlier segment."""
+    after: dict[int, tuple[int, bool]]
+    """The epoch that the new segment goes on with, and whether some of it was used."""
+
+
 class SegmentedPlan:
     """The plans of a run's segments, one after the other (`headway.data.feeding.plan.RowPlan`).
 
@@ -230,15 +244,30 @@ class SegmentedPlan:
         """The step from which on epochs are counted as they are in `step`."""
         number = self.number_at(step)
         begun, row_map = self.plans[number].begun(step), self.row_maps[number]
-        if begun == self.firsts[number] and row_map is not None and row_map.cut == 1:
-            return self.begun(begun - 1)
-        return begun
+        carries = row_map is not None and row_map.cut == 1
+        return self.begun(begun - 1) if carries and begun == self.firsts[number] else begun
 
     def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
         """What steps `first` to `last` (exclusive), which are of one stretch, use of each epoch."""
         number = self.number_at(first)
         for use in self.plans[number].by_epoch(first, last):
             yield use._replace(source=int(self._numbers[number][use.source]))
+
+    def border(self, first: int) -> Border:
+        """How epochs go on at the first step of a segment but the first."""
+        number = self.firsts.index(first)
+        earlier, later = self._numbers[number - 1].tolist(), self._numbers[number].tolist()
+        ends = _positions(self.plans[number - 1], first - 1, after=True)
+        begins = _positions(self.plans[number], first, after=False)
+        return Border(
+            self.row_maps[number],
+            {source: place for place, source in enumerate(earlier)},
+            {source: at // rows if rows else 0 for source, (at, rows) in zip(earlier, ends, strict=True)},
+            {
+                source: (at // rows, at % rows > 0) if rows else (0, False)
+                for source, (at, rows) in zip(later, begins, strict=True)
+            },
+        )
 
     def describe(self, last: int) -> dict[str, Any]:
         """All that the rows of the steps before `last` follow from, but the store; before the first change what it
@@ -264,6 +293,15 @@ class SegmentedPlan:
         for source, value in zip(self._numbers[self.number_at(step)], values, strict=True):
             result[source] = value
         return result
+
+
+def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:
+    """Of each source the position in its sequence before (or after) a step, and the rows of an epoch of the sequence."""
+    if isinstance(plan, PlainPlan):
+        return [(plan.position(step + after), plan.order.rows)] * len(plan.sources)
+    assert isinstance(plan, MixedPlan), "there are two kinds"
+    used = plan.mixture.used_after(step) if after else plan.mixture.used(step)
+    return list(zip(used, plan.epoch_rows(step), strict=True))
 
 
 def _plan_after(config: Config, number: int, before: RowPlan | None) -> tuple[RowPlan, RowMap | None]:

@@ -2,89 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.config import Config
-from headway.config.segments import Segment
 from headway.core.errors import ConfigError
-from headway.data.feeding.mixture import is_mixed
 from headway.data.feeding.plan import PlainPlan
-from headway.data.feeding.segmented import SegmentedPlan
-
-UNIT = 4  # tokens of the shortest row
-
-
-def config_of(**values: Any) -> Config:
-    sources = values.pop("sources", {"a": {}})
-    train = {"steps": 40, "sequence_length": 16, "global_batch": 4, **values.pop("train", {})}
-    data = {"sources": [{"path": name, "name": name, **of} for name, of in sources.items()], **values.pop("data", {})}
-    return Config.model_validate({"train": train, "data": data, "model": {"preset": "1m"}, **values}).resolved()
-
-
-def rows_of(config: Config, tokens: dict[str, list[int]]) -> dict[str, dict[int, list[int]]]:
-    """What `concat` makes of sources with so many tokens in each part."""
-    lengths = {config.train.sequence_length, *(s.sequence_length or 0 for s in config.data.mixture.stages)} - {0}
-    return {name: {n: [max(0, p - 1) // n for p in parts] for n in lengths} for name, parts in tokens.items()}
-
-
-class Run:
-    """A run that is changed, and the text that its steps have used, counted by content."""
-
-    def __init__(self, config: Config, tokens: dict[str, list[int]]) -> None:
-        self.tokens = {name: list(parts) for name, parts in tokens.items()}
-        self.segments = [Segment.of(config, 0, "data-0", rows_of(config, self.tokens))]
-        self.history = [copy.deepcopy(self.tokens)]
-        self.config = config
-
-    def change(self, step: int, config: Config, grown: dict[str, int] | None = None, new_epoch: bool = False) -> None:
-        if grown:
-            parts = max(map(len, self.tokens.values()))
-            for name, count in grown.items():
-                self.tokens.setdefault(name, [0] * parts)
-            for name, of in self.tokens.items():
-                of.append(grown.get(name, 0))
-        before = [segment for segment in self.segments if segment.first_step < step]
-        self.history = [*self.history[: len(before)], copy.deepcopy(self.tokens)]
-        data = f"data-{sum(map(len, self.tokens.values()))}"
-        self.segments = [*before, Segment.of(config, step, data, rows_of(config, self.tokens), new_epoch=new_epoch)]
-        self.config = config
-
-    @property
-    def plan(self) -> SegmentedPlan:
-        return SegmentedPlan(self.config.with_segments(self.segments))
-
-    def uses(self, first: int, last: int) -> Counter[tuple[str, int, int]]:
-        """How often each smallest piece of text was used: (source, part, piece)."""
-        plan, found = self.plan, Counter[tuple[str, int, int]]()
-        for step in range(first, last):
-            length = plan.sequence_length(step)
-            segment = plan.segments[plan.number_at(step)]
-            picks = plan.picks(step, 0, plan.step_rows(step))
-            for source, row in zip(picks.sources.tolist(), picks.rows.tolist(), strict=True):
-                name = plan.sources[source]
-                for part, count in enumerate(segment.rows[name][length]):  # noqa: B007
-                    if row < count:
-                        break
-                    row -= count
-                for piece in range(row * length // UNIT, (row + 1) * length // UNIT):
-                    found[name, part, piece] += 1
-        return found
-
-
-def pieces(tokens: dict[str, list[int]], length: int) -> set[tuple[str, int, int]]:
-    """All text that rows of a length hold."""
-    return {
-        (name, part, piece)
-        for name, parts in tokens.items()
-        for part, count in enumerate(parts)
-        for piece in range(max(0, count - 1) // length * (length // UNIT))
-    }
+from headway.supervise.row_count import count_by_looking, count_by_plan
+from support_segments import CHANGES, Run, changed_run, config_of, pieces
 
 
 def test_a_changed_batch_goes_on_in_the_same_sequence() -> None:
@@ -146,10 +73,14 @@ def test_weights_given_and_taken_on_the_way() -> None:
         assert max(used) - min(used) <= 1, "no row is used again before all others were"
     run.change(20, config_of(sources={"a": {}, "b": {}}))
     before, plan = run.uses(0, 20), run.plan
-    left = sum(
-        max(n for (s, _, _), n in before.items() if s == name) * 50 * 4 - sum(n for (s, _, _), n in before.items() if s == name)
-        for name in "ab"
-    ) // 4
+    left = (
+        sum(
+            max(n for (s, _, _), n in before.items() if s == name) * 50 * 4
+            - sum(n for (s, _, _), n in before.items() if s == name)
+            for name in "ab"
+        )
+        // 4
+    )
     after = run.uses(20, 20 + left // 4)
     assert set(after.values()) == {1}
     total = before + after
@@ -177,20 +108,11 @@ def test_limits_on_epochs_count_what_was_used_before() -> None:
     assert set(n for (name, _, _), n in run.uses(0, 40).items() if name == "a") == {1}
 
 
-CHANGES = st.fixed_dictionaries(
-    {
-        "after": st.integers(1, 12),
-        "batch": st.sampled_from([2, 4, 8]),
-        "length": st.sampled_from([16, 8, 4]),
-        "seed": st.integers(0, 2),
-        "mixed": st.booleans(),
-        "grown": st.dictionaries(st.sampled_from("abc"), st.integers(0, 400), max_size=2),
-    }
-)
-
-
 @settings(max_examples=80, deadline=None)
-@given(tokens=st.dictionaries(st.sampled_from("abc"), st.integers(50, 900), min_size=1), changes=st.lists(CHANGES, max_size=5))
+@given(
+    tokens=st.dictionaries(st.sampled_from("abc"), st.integers(50, 900), min_size=1),
+    changes=st.lists(CHANGES, max_size=5),
+)
 def test_whatever_is_changed_no_text_is_used_again_before_all_of_its_source(
     tokens: dict[str, int], changes: list[dict[str, Any]]
 ) -> None:
@@ -198,29 +120,17 @@ def test_whatever_is_changed_no_text_is_used_again_before_all_of_its_source(
 
     And between two borders of a plain plan no row comes twice in an epoch.
     """
-    run = Run(config_of(sources={name: {} for name in tokens}), {name: [count] for name, count in tokens.items()})
-    step, length = 0, 16
-    for change in changes:
-        step += change["after"]
-        length = change["length"] if length % change["length"] == 0 else length
-        names = dict.fromkeys([*run.tokens, *change["grown"]])
-        weights = {name: {"weight": 1 + number} if change["mixed"] else {} for number, name in enumerate(names)}
-        config = config_of(
-            sources=weights, seed=change["seed"],
-            train={"global_batch": change["batch"], "sequence_length": length, "steps": 500},
-        )
-        assert is_mixed(config.data) == change["mixed"]
-        grown = {name: count for name, count in change["grown"].items()} or None
-        try:
-            run.change(step, config, grown)
-            _ = run.plan
-        except Exception as error:
-            if "has the weight" in str(error):  # a source that is too small for a row
-                return
-            raise
+    changed = changed_run(tokens, changes)
+    if changed is None:
+        return
+    run, step = changed
     last = step + 25
     plan = run.plan
     assert sum(plan.counts(0, last)) == sum(plan.step_rows(s) for s in range(last))
+    ranges = [(0, step), (step, last)] if step else [(0, last)]
+    looked = count_by_looking(plan, ranges)
+    assert all(epoch.sound for epoch in looked.epochs), looked.epochs
+    assert looked.by_range == count_by_plan(plan, ranges).by_range == [plan.counts(*steps) for steps in ranges]
     uses = run.uses(0, last)
     joined: dict[tuple[str, int, int], int] = {}
     for number, segment in enumerate(run.segments):  # shorter rows hold the end of a source, too

@@ -1,0 +1,93 @@
+"""The very data that a run began with, in a store that has been prepared again since.
+
+A shard's name is a hash of all that it depends on, so a store that grew still has the shards that it had. A run keeps
+the manifest that it reads them by in its own directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import DataError
+from headway.core.files import atomic_write, fingerprint
+from headway.data.remote_store import open_store
+from headway.data.store import MANIFEST, TokenStore, parse_manifest, read_manifest
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+#: Folder of a run directory with the manifests of its data.
+FOLDER = "data"
+
+
+def manifest_path(run: Path, data: str) -> Path:
+    """Where a run keeps the manifest of the data with a fingerprint."""
+    return run / FOLDER / f"manifest-{data[:16]}.json"
+
+
+def keep_manifest(run: Path, store: Path, data: str) -> None:
+    """Keep the manifest of a store in a run directory, if it is the one with the fingerprint `data`."""
+    kept = manifest_path(run, data)
+    if kept.exists():
+        return
+    content = (store / MANIFEST).read_bytes()
+    if fingerprint(parse_manifest(content, str(store / MANIFEST))) == data:
+        kept.parent.mkdir(exist_ok=True)
+        with atomic_write(kept) as file:
+            file.write(content)
+
+
+def kept_manifest(run: Path, data: str) -> dict[str, Any] | None:
+    """The manifest that a run has kept of its data; None when it has not, or not whole."""
+    path = manifest_path(run, data)
+    if not path.is_file():
+        return None
+    try:
+        manifest = parse_manifest(path.read_bytes(), str(path))
+    except (DataError, OSError):
+        return None
+    return manifest if fingerprint(manifest) == data else None
+
+
+def pinned(store: TokenStore, run: Path, data: str) -> TokenStore:
+    """A store as the run knows it, with the data of a fingerprint.
+
+    Raises:
+        DataError: the run has not kept the manifest, or the store lacks shards of it.
+    """
+    if store.fingerprint == data:
+        return store
+    manifest = kept_manifest(run, data)
+    if manifest is None:
+        raise DataError(
+            f"the data fingerprint is {store.fingerprint[:12]}, but the run's is {data[:12]}, of which it has no"
+            " manifest here",
+            where=f"{store.path}, {manifest_path(run, data)}",
+            fix="restore the token store that the run had, or choose another name=... for a new run",
+        )
+    known = store.with_manifest(manifest)
+    known.check()
+    return known
+
+
+def open_run_store(config: Config, **options: Any) -> TokenStore:
+    """The store of a run's config, with the data of its last segment.
+
+    Args:
+        options: For `open_store`.
+
+    Raises:
+        DataError: as `open_store` and `pinned` do.
+    """
+    store = open_store(config.data, **options)
+    return pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
+
+
+def read_run_manifest(run: Path, store: Path, data: str) -> dict[str, Any] | None:
+    """The manifest with a fingerprint, from the store or from what a run has kept; None when neither has it."""
+    try:
+        manifest = read_manifest(store)
+    except DataError:
+        manifest = {}
+    return manifest if manifest and fingerprint(manifest) == data else kept_manifest(run, data)
