@@ -40,7 +40,7 @@ class Run:
     def change(self, step: int, config: Config, grown: dict[str, int] | None = None, new_epoch: bool = False) -> None:
         if grown:
             parts = max(map(len, self.tokens.values()))
-            for name, count in grown.items():
+            for name in grown:
                 self.tokens.setdefault(name, [0] * parts)
             for name, of in self.tokens.items():
                 of.append(grown.get(name, 0))
@@ -108,7 +108,7 @@ def changed_run(tokens: dict[str, int], changes: list[dict[str, Any]]) -> tuple[
             seed=change["seed"],
             train={"global_batch": change["batch"], "sequence_length": length, "steps": 500},
         )
-        grown = {name: count for name, count in change["grown"].items()} or None
+        grown = change["grown"] or None
         try:
             run.change(step, config, grown)
             _ = run.plan

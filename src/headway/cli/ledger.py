@@ -70,6 +70,8 @@ def _print(proof: LedgerProof) -> None:
         several = any(epoch.first_step for epoch in proof.epochs)
         headers = ["SOURCE", *(["FROM STEP"] if several else []), "EPOCHS", "ROWS IN PLAN", "USED", "TWICE", "SKIPPED"]
         headers += ["LEFT OUT"] if proof.left_out else []
+        ended = any(epoch.unused for epoch in proof.epochs)
+        headers += ["NOT USED"] if ended else []
         rows = [
             [
                 epoch.source,
@@ -82,10 +84,14 @@ def _print(proof: LedgerProof) -> None:
                 f"{epoch.twice:,}",
                 f"{epoch.skipped:,}",
                 *([f"{epoch.left_out:,}"] if proof.left_out else []),
+                *([f"{epoch.unused:,}"] if ended else []),
             ]
             for epoch in proof.epochs
         ]
         print_table(headers, rows, numeric=range(1, len(headers)))
+    for start in proof.segments:
+        changes = "; ".join(start.segment.get("changes", ())) or "as the run began"
+        print(f"segment from step {start.first_step:,} on: {changes}")
     for rollback in proof.rollbacks:
         for commit in rollback.struck:
             steps = f"{_steps(commit.first_step, commit.last_step)} of attempt {commit.attempt}"
@@ -119,5 +125,6 @@ def _plain(proof: LedgerProof) -> dict[str, Any]:
         "epochs": [{**asdict(epoch), "sound": epoch.sound} for epoch in proof.epochs],
         "commits": [asdict(commit) for commit in proof.commits],
         "decisions": [asdict(decision) for decision in proof.decisions],
+        "segments": [asdict(start) for start in proof.segments],
         "rollbacks": [asdict(rollback) for rollback in proof.rollbacks],
     }

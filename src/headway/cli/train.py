@@ -48,7 +48,11 @@ def train(
         bool, typer.Option("--restart", help="Move an earlier run of this name aside and start from step 0.")
     ] = False,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on although the config differs from the run's.")
+        bool,
+        typer.Option("--accept-changes", help="Go on from here with a config, or data, that differ from the run's."),
+    ] = False,
+    start_epoch: Annotated[
+        bool, typer.Option("--start-epoch", help="Begin an epoch of all data where the run goes on.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would run.")] = False,
 ) -> None:
@@ -61,8 +65,8 @@ def train(
         from headway.launch.attempt import Wishes
         from headway.launch.preview import preview
 
-        print(preview(loaded, Wishes(restart, accept_changes)))
+        print(preview(loaded, Wishes(restart, accept_changes, start_epoch)))
         return
     from headway.launch.api import train as run
 
-    run(loaded, restart=restart, accept_changes=accept_changes, own_process=True)
+    run(loaded, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch, own_process=True)

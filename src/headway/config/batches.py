@@ -1,4 +1,4 @@
-"""How many rows each step has: constant, fewer in the beginning (`train.batch_ramp`), or others since a run was changed.
+"""How many rows each step has: constant, fewer in the beginning (`train.batch_ramp`), or changed on the way.
 
 Everything that asks where a step lies in the data, or which step an amount of tokens leads to, asks here.
 """

@@ -34,6 +34,7 @@ _INCIDENTAL = (
     "health.watch_seconds",
     "preemption",
     "telemetry",
+    "segments",
 )
 
 

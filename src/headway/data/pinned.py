@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import DataError
 from headway.core.files import atomic_write, fingerprint
 from headway.data.remote_store import open_store
-from headway.data.store import MANIFEST, TokenStore, parse_manifest, read_manifest
+from headway.data.store import MANIFEST, TokenStore, parse_manifest
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -50,8 +50,14 @@ def kept_manifest(run: Path, data: str) -> dict[str, Any] | None:
     return manifest if fingerprint(manifest) == data else None
 
 
-def pinned(store: TokenStore, run: Path, data: str) -> TokenStore:
+def pinned(store: TokenStore, run: Path, data: str, check: bool = True) -> TokenStore:
     """A store as the run knows it, with the data of a fingerprint.
+
+    Args:
+        store: The store, by the manifest that it has now.
+        run: The run directory.
+        data: The fingerprint.
+        check: Look whether all its shards are there.
 
     Raises:
         DataError: the run has not kept the manifest, or the store lacks shards of it.
@@ -67,7 +73,8 @@ def pinned(store: TokenStore, run: Path, data: str) -> TokenStore:
             fix="restore the token store that the run had, or choose another name=... for a new run",
         )
     known = store.with_manifest(manifest)
-    known.check()
+    if check:
+        known.check()
     return known
 
 
@@ -82,12 +89,3 @@ def open_run_store(config: Config, **options: Any) -> TokenStore:
     """
     store = open_store(config.data, **options)
     return pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
-
-
-def read_run_manifest(run: Path, store: Path, data: str) -> dict[str, Any] | None:
-    """The manifest with a fingerprint, from the store or from what a run has kept; None when neither has it."""
-    try:
-        manifest = read_manifest(store)
-    except DataError:
-        manifest = {}
-    return manifest if manifest and fingerprint(manifest) == data else kept_manifest(run, data)

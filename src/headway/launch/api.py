@@ -58,7 +58,14 @@ class Run:
         return self.metrics.last("evaluation/loss")
 
 
-def train(config: Config, *, restart: bool = False, accept_changes: bool = False, own_process: bool = False) -> Run:
+def train(
+    config: Config,
+    *,
+    restart: bool = False,
+    accept_changes: bool = False,
+    start_epoch: bool = False,
+    own_process: bool = False,
+) -> Run:
     """Train a language model as `config` says, or go on with a run that was interrupted.
 
     One worker trains in this process. With `parallel.workers` > 1 worker processes are started on this machine,
@@ -67,7 +74,8 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
     Args:
         config: From `load_config`.
         restart: Move an earlier run of this name aside and start from step 0.
-        accept_changes: Go on although the config differs from the run's.
+        accept_changes: Go on although the config, or the data, differ from the run's.
+        start_epoch: Begin an epoch of all data where the run goes on.
         own_process: This process does nothing else, as the command line's: one worker has a process of its own too, and
             all children of this process belong to the run.
 
@@ -77,7 +85,7 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
     config = config.resolved()
     from headway.launch.attempt import Wishes, preemptible
 
-    wishes = Wishes(restart, accept_changes, leave_finished=True)
+    wishes = Wishes(restart, accept_changes, start_epoch, leave_finished=True)
     several = config.parallel.workers > 1
     alone = world_size_from_environment() is None
     if alone and several and not config.supervise.enabled:
@@ -99,11 +107,13 @@ def train(config: Config, *, restart: bool = False, accept_changes: bool = False
 
 
 def _train(config: Config, wishes: Wishes, own_process: bool) -> None:
-    config, _ = completed(config)
+    config, store = completed(config)
     from headway.launch.caller import left_as_it_was
+    from headway.launch.changes import StoreData, settle_segments
     from headway.launch.session import run_in_this_process
     from headway.training.task import language_model_task
 
+    config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
     with nullcontext() if own_process else left_as_it_was():
         run_in_this_process(config, language_model_task, wishes, own_process=own_process)
 
@@ -139,7 +149,7 @@ class Trainer:
         self.model, self.dataset, self.loss, self.config = model, dataset, loss, config.resolved()
         self.validation, self.collate, self.callbacks = validation, collate, callbacks
 
-    def fit(self, *, restart: bool = False, accept_changes: bool = False) -> Run:
+    def fit(self, *, restart: bool = False, accept_changes: bool = False, start_epoch: bool = False) -> Run:
         """Train to the last step, going on from the newest checkpoint of the run directory if there is one.
 
         Raises:
@@ -147,7 +157,10 @@ class Trainer:
         """
         from headway.launch.attempt import Wishes, preemptible
         from headway.launch.caller import left_as_it_was
+        from headway.launch.changes import DatasetData, settle_segments
         from headway.launch.session import run_in_this_process
+        from headway.supervise.ledger import Ledger
+        from headway.supervise.run_directory import RunDirectory
 
         if world_size_from_environment() is None and self.config.parallel.workers > 1:
             raise ConfigError(
@@ -155,14 +168,18 @@ class Trainer:
                 where="parallel.workers",
                 fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
             )
-        wishes = Wishes(restart, accept_changes)
+        wishes = Wishes(restart, accept_changes, start_epoch)
+        ledger = Ledger(RunDirectory(self.config.run_directory).ledger_path)
+        data = DatasetData(len(self.dataset), _rows_fingerprint(len(self.dataset)), _rows_fingerprint, ledger)
         with preemptible():
+            config = settle_segments(self.config, data, wishes)
             with left_as_it_was():
-                run_in_this_process(self.config, lambda _, grid, *__: self._task(grid), wishes, self.callbacks)
+                run_in_this_process(config, lambda config, grid, *_: self._task(config, grid), wishes, self.callbacks)
             return _finished(self.config)
 
-    def _task(self, grid: Any) -> Task:
+    def _task(self, config: Config, grid: Any) -> Task:
         from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed
+        from headway.data.feeding.segmented import SegmentedPlan
         from headway.training.task import Objective, Task
 
         def cut(grid: Any) -> tuple[Any, Any]:
@@ -188,9 +205,14 @@ class Trainer:
             feed=feed,
             objective=Objective(lambda model, batch: self.loss(model, batch) * count_samples(batch), count_samples),
             evaluation=evaluation,
-            fingerprints={"data": fingerprint({"rows": len(self.dataset)})},  # the order of rows follows from it
+            fingerprints={"data": _rows_fingerprint(len(self.dataset))},
             recut=cut,
         )
+
+
+def _rows_fingerprint(rows: int) -> str:
+    """What the order of a dataset's rows follows from."""
+    return fingerprint({"rows": rows})
 
 
 def _refuse_random_samples(dataset: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -34,9 +35,12 @@ from headway.supervise.notices import watching_for
 from headway.supervise.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.supervise.run_directory import Attempt, RunDirectory, command_line
 from headway.telemetry.provenance import provenance
+from headway.training.schedule import learning_rate
 
 #: Set by the local launcher for its workers: the number of the attempt that it owns.
 ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
+#: The flag that lets a run go on with what has changed.
+ACCEPT = "--accept-changes"
 #: In an attempt's record: what its machines cost. A later one may have other machines.
 PRICE_KEY = "usd_per_hour"
 
@@ -56,7 +60,9 @@ class Wishes:
     restart: bool = False
     """Move it aside and start from step 0."""
     accept_changes: bool = False
-    """Go on although the config now says something else about the mathematics."""
+    """Go on although the config now says something else about the mathematics, or the data are others."""
+    start_epoch: bool = False
+    """Begin an epoch of all data where the run goes on."""
     leave_finished: bool = False
     """Make no attempt at a run that is finished: the run is wanted, and not a model in memory."""
 
@@ -75,7 +81,7 @@ def make_way(config: Config, wishes: Wishes) -> RunDirectory:
         moved = run.archive()
         if moved:
             notice(f"the earlier run is kept in {moved}")
-    _refuse_changes(run, config, wishes)
+    tell_changes(run, config, wishes)
     return run
 
 
@@ -117,7 +123,7 @@ def refuse_run(config: Config, wishes: Wishes) -> None:
     if (run.path / OWNER_FILE).exists():
         OwnerLock.take(run.path).release()
     if not wishes.restart:
-        _refuse_changes(run, config, wishes)
+        check_changes(run, config, wishes)
 
 
 def refuse_unusable_remote(config: Config, wishes: Wishes) -> None:
@@ -161,35 +167,22 @@ def refuse_missing_keys(config: Config) -> None:
         key_to_encrypt_with("checkpoint.remote.encrypt")
 
 
-def refuse_other_data(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> None:
-    """Refuse data that the newest checkpoint here was not made with, before an attempt writes down its own config: what
-    is refused must leave the run as it was.
-
-    Raises:
-        DataError: the data or the tokenizer are others.
-    """
-    if wishes.restart:
-        return
-    for folder in reversed(CheckpointStore(RunDirectory(config.run_directory).checkpoints).folders()):
-        with suppress(CheckpointError):  # what cannot be read is passed over, and said, when the attempt begins
-            check_data(fingerprints, CheckpointInfo(folder, read_manifest(folder)))
-            return
-
-
-def check_data(fingerprints: Mapping[str, str], start: CheckpointInfo) -> None:
+def check_data(config: Config, fingerprints: Mapping[str, str], start: CheckpointInfo) -> None:
     """Compare the fingerprints of data and tokenizer with those that a checkpoint was made with.
 
     Raises:
-        DataError: they differ.
+        DataError: they differ, and no segment of the run accounts for that.
     """
+    known = {segment.data for segment in config.segments}
     for kind, value in fingerprints.items():
         before = start.context.get(kind)
-        if before is not None and before != value:
-            raise DataError(
-                f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
-                where=str(start.path),
-                fix="restore the token store it was made with, or choose another name=... for a new run",
-            )
+        if before in (None, value) or (kind == "data" and before in known):
+            continue
+        raise DataError(
+            f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
+            where=str(start.path),
+            fix="restore the token store it was made with, or choose another name=... for a new run",
+        )
 
 
 def note_restart(run: Path, config: Config, wishes: Wishes) -> None:
@@ -211,10 +204,12 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
         write_json(folder / "run.json", record)
     if "tokenizer" in fingerprints:
         # The store may be prepared with another one, or go, while the run's checkpoints are still to be exported.
+        from headway.data.pinned import keep_manifest
         from headway.data.remote_store import tokenizer_folder
         from headway.data.tokenizing.tokenizer import keep_copy
 
         keep_copy(tokenizer_folder(config.data), attempt.run / "tokenizer", fingerprints["tokenizer"])
+        keep_manifest(attempt.run, config.data.store, fingerprints["data"])
 
 
 def write_config(config: Config, *folders: Path) -> None:
@@ -227,7 +222,6 @@ def write_config(config: Config, *folders: Path) -> None:
 
 def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
     """Take ownership of the run directory and write down what is about to run."""
-    refuse_other_data(config, fingerprints, wishes)
     price = {PRICE_KEY: config.telemetry.usd_per_hour}
     attempt = make_way(config, wishes).begin_attempt(command_line(), None, None, **price)
     try:
@@ -347,22 +341,60 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes)
     return True
 
 
-def _refuse_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
-    """A run goes on with the mathematics it began with, unless its owner says otherwise, or it has not begun."""
-    if not run.config_path.exists():
-        return
+def check_changes(run: RunDirectory, config: Config, wishes: Wishes) -> list[str]:
+    """What differs between a run's config and the one that it is to go on with, in words.
+
+    Raises:
+        ConfigError: something does, the run has begun, and it was not accepted; or the run has done more steps.
+    """
+    if not run.config_path.exists() or not run.has_begun():
+        return []
     differences = changes(load_resolved(run.config_path), config)
-    if differences and not run.has_begun():
-        notice(f"{run.path} has no step yet: its config is replaced by this one")
-        return
     if differences and not wishes.accept_changes:
         raise ConfigError(
             "the config differs from the one this run was made with: " + "; ".join(differences),
             where=str(run.config_path),
-            fix="choose another name=..., or go on with the new values with --accept-changes",
+            fix=f"choose another name=..., or go on with the new values with {ACCEPT}",
         )
+    newest, last = newest_manifest(run), config.train.steps or 0
+    done = newest[0] if newest else 0
+    if last < done:
+        raise ConfigError(
+            f"the run has done {done:,} steps; train.steps={last:,} is fewer",
+            where=str(run.config_path),
+            fix=f"train.steps={done} or more; or go back first: headway checkpoints restore {run.path} --step {last}",
+        )
+    return differences
+
+
+def newest_manifest(run: RunDirectory) -> tuple[int, Mapping[str, Any]] | None:
+    """Step and context of the newest checkpoint here whose manifest can be read."""
+    for folder in reversed(CheckpointStore(run.checkpoints).folders()):
+        with suppress(CheckpointError):  # what cannot be read is passed over, and said, when the attempt begins
+            manifest = read_manifest(folder)
+            return manifest.step, manifest.context
+    return None
+
+
+def tell_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
+    """Say what a run goes on with that differs from before, and how the learning rate jumps by it.
+
+    Raises:
+        ConfigError: as `check_changes` does.
+    """
+    differences = check_changes(run, config, wishes)
+    if not differences:
+        if run.config_path.exists() and changes(load_resolved(run.config_path), config):
+            notice(f"{run.path} has no step yet: its config is replaced by this one")
+        return
     for difference in differences:
         warning(f"the run goes on with a changed config: {difference}")
+    newest, old = newest_manifest(run), load_resolved(run.config_path)
+    done = newest[0] if newest else 0
+    if 0 < done < (config.train.steps or 0):
+        before, after = learning_rate(old, done - 1), learning_rate(config, done)
+        if not math.isclose(learning_rate(old, done), after, rel_tol=1e-6):
+            warning(f"the learning rate was {before:.3g} in step {done:,} and is {after:.3g} in step {done + 1:,}")
 
 
 @contextmanager

@@ -8,27 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from headway.checkpoint.format import read_manifest
-from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, changes, load_resolved
 from headway.config.segments import PartRows, Segment
 from headway.core.console import notice, warning
-from headway.core.errors import CheckpointError, ConfigError, DataError
+from headway.core.errors import DataError
 from headway.data.feeding.feed import DATASET, row_lengths, store_parts
 from headway.data.feeding.segmented import START_EPOCH, SegmentedPlan
 from headway.data.feeding.split import SplitRows
 from headway.data.pinned import kept_manifest, pinned
+from headway.launch.attempt import ACCEPT, Wishes, check_changes, newest_manifest
 from headway.supervise.ledger import Ledger
 from headway.supervise.run_directory import RunDirectory
-from headway.training.schedule import learning_rate
 
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
-    from headway.launch.attempt import Wishes
-
-ACCEPT = "--accept-changes"
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,9 @@ class StoreData:
             raise _lost(last, f"{', '.join(lost)} are not in the token store any more", str(self.store.path))
         names = self.store.shard_names("train")
         used = {(name, file) for part in parts for name, files in part.items() for file in files}
-        if all((name, file) in used for name, files in names.items() for file in files):
-            # Another split, order or record of the same training data: nothing joins.
-            shards = parts[:-1]
-        else:
-            shards = parts
+        # With another split, order or record of the same training data nothing joins.
+        joins = any((name, file) not in used for name, files in names.items() for file in files)
+        shards = parts if joins else parts[:-1]
         segment = last.model_copy(update={"shards": shards})
         rows = part_rows(config, store_parts(self.store, segment))
         return Joined(rows, shards, _joined(last, rows, config.train.sequence_length))
@@ -181,7 +174,9 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
         DataError: the same of the data.
     """
     run = RunDirectory(config.run_directory)
-    here = None if wishes.restart or not run.config_path.exists() else _newest(run)
+    if not wishes.restart:
+        check_changes(run, config, wishes)
+    here = None if wishes.restart or not run.config_path.exists() else newest_manifest(run)
     if here is None or not here[0]:
         return config.with_segments([])
     step, context = here
@@ -201,7 +196,12 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
         if rows is None:
             if began == data.fingerprint:
                 return config.with_segments([])
-            raise _lost_manifest(run, began, data.fingerprint)
+            raise DataError(
+                f"the data fingerprint is {data.fingerprint[:12]}, but the run was made with {began[:12]}, of which it"
+                " has kept no manifest",
+                where=str(run.path),
+                fix="restore the data that the run had, or choose another name=... for a new run",
+            )
         first = Segment.of(old, 0, began, rows)
         segments = [_as_dataset(first) if is_dataset else first]
     last, joins = segments[-1], data.fingerprint != segments[-1].data
@@ -220,13 +220,15 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
         )
         joins = False
     kept = [segment for segment in segments if segment.first_step < step]
-    wanted = _wanted(config.with_segments([*kept, last]), step, last, data, joins, wishes.start_epoch, is_dataset)
+    wanted = _wanted(config, step, last, data, joins, wishes.start_epoch, is_dataset)
     epoch_goes_on = last.new_epoch and not joins and _same_epoch(config, segments, step)
     if wishes.start_epoch and epoch_goes_on:
         notice(f"the epoch that {START_EPOCH} began at step {last.first_step:,} goes on")
     begins = wishes.start_epoch and not epoch_goes_on
     if not joins and not begins and wanted.plans_as(last):
-        return _unchanged(config, segments, old)
+        if not old.segments and last.data == data.fingerprint:
+            return config.with_segments([])
+        return config.with_segments([*segments[:-1], last.model_copy(update={"steps": wanted.steps})])
     if not joins and not begins and kept and wanted.plans_as(kept[-1]):
         return config.with_segments([*kept[:-1], kept[-1].model_copy(update={"steps": wanted.steps})])
     said = [*changes(old, config), *([wanted.changes[0]] if joins else [])]
@@ -236,15 +238,6 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
     plan = SegmentedPlan(result)  # refuses what cannot go on
     notice(_told(plan, step, joins))
     return result
-
-
-def _newest(run: RunDirectory) -> tuple[int, Mapping[str, Any]] | None:
-    """Step and context of the newest checkpoint here whose manifest can be read."""
-    for folder in reversed(CheckpointStore(run.checkpoints).folders()):
-        with suppress(CheckpointError):  # what cannot be read is passed over, and said, when the attempt begins
-            manifest = read_manifest(folder)
-            return manifest.step, manifest.context
-    return None
 
 
 def _as_dataset(segment: Segment) -> Segment:
@@ -267,7 +260,9 @@ def _wanted(
         if not new_epoch or rows_anew is None:
             raise
         joined = Joined(rows_anew, (), "other data")
-    words = f"data was {last.data[:12]} and is now {data.fingerprint[:12]}" + (f": {joined.words}" if joined.words else "")
+    words = f"data was {last.data[:12]} and is now {data.fingerprint[:12]}" + (
+        f": {joined.words}" if joined.words else ""
+    )
     segment = Segment.of(config, step, data.fingerprint, joined.rows, joined.shards, changes=[words])
     return _as_dataset(segment) if is_dataset else segment
 
@@ -286,22 +281,6 @@ def _same_epoch(config: Config, segments: Sequence[Segment], step: int) -> bool:
     plan = SegmentedPlan(config.with_segments(segments))
     first = segments[-1].first_step
     return step <= first or int(max(plan.epochs(step - 1))) == int(max(plan.epochs(first)))
-
-
-def _unchanged(config: Config, segments: Sequence[Segment], old: Config) -> Config:
-    """A run without segments stays one where its data is what is there."""
-    if not old.segments and segments[-1].data == _data_of(config, segments):
-        return config.with_segments([])
-    return config.with_segments([*segments[:-1], segments[-1].model_copy(update={"steps": config.train.steps})])
-
-
-def _data_of(config: Config, segments: Sequence[Segment]) -> str:
-    from headway.data.pinned import read_run_manifest
-
-    if DATASET in segments[-1].rows and config.data.store is None:
-        return segments[-1].data
-    manifest = read_run_manifest(config.run_directory, config.data.store, segments[-1].data)
-    return segments[-1].data if manifest is None else ""
 
 
 def _joined(last: Segment, rows: PartRows, length: int) -> str:

@@ -23,7 +23,7 @@ from headway.core.errors import INTERRUPTED, HeadwayError, Preempted
 from headway.core.leaving import leave
 from headway.core.signals import held
 from headway.launch.agent import run_agent
-from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, refuse_other_data, told_as_preempted
+from headway.launch.attempt import Wishes, WorkerDied, describe, preemptible, told_as_preempted
 from headway.launch.completed import completed
 from headway.launch.local_workers import ONE_THREAD
 from headway.launch.worker import begin_process, error_record, report_to
@@ -108,6 +108,9 @@ def _again(config: Config, wishes: Wishes, attempt: Attempt) -> None:
 
 def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
     config, store = completed(config)
+    from headway.launch.changes import StoreData, settle_segments  # loads NumPy, which a supervisor must not
+
+    config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
     if config.parallel.workers == 1:
         from headway.launch.session import run_in_this_process
         from headway.training.task import language_model_task
@@ -119,17 +122,16 @@ def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
     from headway.models.facts import count_parameters
 
     facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
-    fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
+    data = config.segments[-1].data if config.segments else store.fingerprint
+    fingerprints = {"data": data, "tokenizer": store.tokenizer_fingerprint}
     if check_local(config, fingerprints, wishes):
-        run_agent(config, _begun(channel, config, fingerprints, facts, wishes))
+        run_agent(config, _begun(channel, config, fingerprints, facts))
 
 
-def _begun(
-    channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
-) -> Attempt:
-    """The attempt, which the supervisor begins, if the data are those of the run."""
-    refuse_other_data(config, fingerprints, wishes)
-    channel.say("ready", model=config.model.model_dump(mode="json"))
+def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> Attempt:
+    """The attempt, which the supervisor begins."""
+    segments = [segment.model_dump(mode="json") for segment in config.segments]
+    channel.say("ready", model=config.model.model_dump(mode="json"), segments=segments)
     answer = channel.hear()
     if answer is None:
         raise Preempted("the supervisor is gone", where=str(config.run_directory), fix="run the same command again")
@@ -143,7 +145,7 @@ def _begun(
 def _only_worker(
     channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
 ) -> Iterator[Attempt]:
-    with _watched(config, _begun(channel, config, fingerprints, facts, wishes)) as attempt:
+    with _watched(config, _begun(channel, config, fingerprints, facts)) as attempt:
         yield attempt
 
 

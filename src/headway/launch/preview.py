@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
@@ -11,13 +9,14 @@ from headway.core.cores import usable_cores
 from headway.core.format import counted, format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
+from headway.data.pinned import pinned
 from headway.launch.attempt import (
     Wishes,
     refuse_missing_keys,
-    refuse_other_data,
     refuse_run,
     refuse_unusable_remote,
 )
+from headway.launch.changes import StoreData, settle_segments
 from headway.launch.completed import completed
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
@@ -42,6 +41,9 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     assert train.steps is not None
     grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
     config, store = completed(config)
+    if wishes is not None:
+        config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
+        store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
     device = pick_device(train.device)
     refuse_unavailable(config, device)
     for short in shortfalls(config, device):
@@ -56,7 +58,7 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     return "\n".join(
         [
-            *_run(config, {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}, wishes),
+            *_run(config, wishes),
             f"model      {format_count(parameters.total)} parameters{active},"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
             f"data       {config.data.store}: {format_count(feed.rows)} rows of {length} tokens",
@@ -75,12 +77,11 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     )
 
 
-def _run(config: Config, fingerprints: Mapping[str, str], wishes: Wishes | None) -> list[str]:
+def _run(config: Config, wishes: Wishes | None) -> list[str]:
     """Where the run is, and how it stands; nothing without wishes about it."""
     if wishes is None:
         return []
     refuse_run(config, wishes)
-    refuse_other_data(config, fingerprints, wishes)
     refuse_unusable_remote(config, wishes)
     where = config.run_directory
     if not is_run(where):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from math import gcd
 
 import torch
 
@@ -33,6 +34,7 @@ from headway.config import (
     resolve_lanes,
     resolve_mesh,
 )
+from headway.config.segments import SEGMENTS, Segment
 from headway.core.alerts import alerting
 from headway.core.console import log_to, notice, warning
 from headway.core.errors import ConfigError
@@ -51,6 +53,7 @@ from headway.launch.attempt import (
     not_yet_granted,
     own_attempt,
     refuse_missing_keys,
+    write_config,
 )
 from headway.launch.compiled import settle_compiled
 from headway.launch.grid import common_threads, settle_micro_batch
@@ -108,7 +111,7 @@ def run_in_this_process(
         ):
             if alerts is not None:
                 alerts.open_file()
-            _train(config, task, world, grid, attempt, callbacks, own_process)
+            _train(config, task, make_task, world, grid, attempt, callbacks, own_process)
 
 
 def _is_finished(config: Config, task: Task, world: World, wishes: Wishes) -> bool:
@@ -152,6 +155,7 @@ def _joined_attempt(
 def _train(
     config: Config,
     task: Task,
+    make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
     world: World,
     grid: LaneGrid,
     attempt: Attempt,
@@ -164,6 +168,8 @@ def _train(
     began = time.monotonic()
     start = _find_start(config, run, store, world, attempt)
     load_seconds = time.monotonic() - began
+    config, task = _with_segments_of(start, config, task, make_task, grid, world, run)
+    _check_rows(config, grid, start)
     threads = _threads(config, world, grid, start)
     torch.set_num_threads(threads)
 
@@ -171,7 +177,7 @@ def _train(
     state, strategy = assemble(config, task, world, threads, fresh=start is None)
     resume_collection()
     if start is not None:
-        check_data(task.fingerprints, start)
+        check_data(config, task.fingerprints, start)
         began = time.monotonic()
         blocks = state.prepare_to_load()
         refuse_other_bytes(start, blocks, world.rank, world.gather_json)
@@ -207,6 +213,7 @@ def _train(
         PARENT: parent_record(start.manifest) if start else None,
         "headway": __version__,
         "torch": torch.__version__,
+        **({SEGMENTS: [s.model_dump(mode="json") for s in config.segments]} if config.segments else {}),
         **left_out,
     }
     notices, remote = NoticeReader(attempt.directory), config.checkpoint.remote
@@ -242,6 +249,41 @@ def _train(
     )
     _announce(job, start, parameters)
     train_loop(job)
+
+
+def _with_segments_of(
+    start: CheckpointInfo | None,
+    config: Config,
+    task: Task,
+    make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
+    grid: LaneGrid,
+    world: World,
+    run: RunDirectory,
+) -> tuple[Config, Task]:
+    """Take up the segments of a checkpoint that came without its run directory, as after the loss of a disk."""
+    known = start.context.get(SEGMENTS) if start is not None else None
+    if not known or config.segments:
+        return config, task
+    config = config.with_segments([Segment.model_validate(segment) for segment in known])
+    if world.is_first:
+        write_config(config, run.path)
+    return config, make_task(config, grid, world.mesh, world.rank)
+
+
+def _check_rows(config: Config, grid: LaneGrid, start: CheckpointInfo | None) -> None:
+    """Refuse to go back into an earlier segment whose steps cannot be cut into the lanes of the last one.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    batches = config.train.batches
+    for first, _, rows in batches.stretches(start.step if start is not None else 0, batches.begins):
+        if rows % grid.lanes:
+            raise ConfigError(
+                f"the run goes back to step {first:,}, whose {rows} rows cannot be cut into {grid.lanes} lanes",
+                where="train.lanes",
+                fix=f"train.lanes={gcd(rows, grid.lanes)}",
+            )
 
 
 def _try_memory(

@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.checkpoint.writers import wait_for_writers
 from headway.config import Config
+from headway.config.segments import Segment
 from headway.core.console import alert, clear_line, notice, warning
 from headway.core.errors import INTERRUPTED, CheckpointError
 from headway.core.faults import RESTARTS_VARIABLE
@@ -225,7 +226,8 @@ class WatchedAttempt:
             self._told = dict(message)
         elif message["kind"] == "ready":
             model = type(self.config.model).model_validate(message["model"])
-            self.config = self.config.model_copy(update={"model": model})
+            segments = [Segment.model_validate(segment) for segment in message["segments"]]
+            self.config = self.config.model_copy(update={"model": model}).with_segments(segments)
             leader.channel.say("begin", attempt=self.begin(lock, leader.started).number)
 
     def _look(self) -> None:

@@ -56,6 +56,19 @@ class LedgerDecision:
     reason: str
 
 
+@dataclass(frozen=True)
+class SegmentStart:
+    """A segment of the run (`headway.config.segments`) that an attempt has begun."""
+
+    attempt: int
+    segment: dict[str, Any]
+
+    @property
+    def first_step(self) -> int:
+        """Where it begins."""
+        return int(self.segment["first_step"])
+
+
 class UnwritableLedger(CheckpointError):
     """A line cannot be written, since the disk is full for example, or it cannot be read what it is to follow."""
 
@@ -91,7 +104,7 @@ class Ledger:
                 if record["kind"] == "decision":
                     _decision_of(record)
                     continue
-                if record["kind"] == "goodput":
+                if record["kind"] in ("goodput", "segment"):
                     continue
                 if record["kind"] == "rollback":
                     struck = tuple(commit for commit in commits if commit.last_step > record["to_step"])
@@ -122,6 +135,31 @@ class Ledger:
                     raise self._broken(f"holds a line that is no decision: {record}") from None
                 found.setdefault((decision.first_step, decision.last_step, decision.action), decision)
         return list(found.values())
+
+    def segments(self) -> list[SegmentStart]:
+        """The segments in force: one that begins at a step takes the place of all from there on.
+
+        Raises:
+            CheckpointError: a line tells nothing certain.
+        """
+        found: list[SegmentStart] = []
+        for record in read_json_lines(self.path):
+            if record.get("kind") == "segment":
+                try:
+                    start = SegmentStart(int(record["attempt"]), dict(record["segment"]))
+                    found = [earlier for earlier in found if earlier.first_step < start.first_step]
+                except (KeyError, TypeError, ValueError):
+                    raise self._broken(f"holds a line that is no segment: {record}") from None
+                found.append(start)
+        return found
+
+    def begin_segment(self, attempt: int, segment: Mapping[str, Any]) -> None:
+        """Record a segment, which takes the place of all from its first step on.
+
+        Raises:
+            UnwritableLedger: the line cannot be written.
+        """
+        self._append({"kind": "segment", "attempt": attempt, "segment": dict(segment)})
 
     @property
     def committed_step(self) -> int:

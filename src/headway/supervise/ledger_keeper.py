@@ -43,6 +43,7 @@ class LedgerKeeper(Callback):
         """Bring the ledger to the step that the attempt starts from."""
         self._may_write()
         step = job.state.cursor.step
+        self._note_segments(job)
         self._decide_as_before(job, step)
         if self._ledger.committed_step > step:
             self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
@@ -77,6 +78,18 @@ class LedgerKeeper(Callback):
         if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
             self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
             self._catch_up(job, decision.to_step)
+
+    def _note_segments(self, job: Job) -> None:
+        """Record the segments that the run has by now, where the ledger has others."""
+        wanted = [segment.model_dump(mode="json") for segment in job.config.segments]
+        known = [start.segment for start in self._ledger.segments()]
+        if wanted == known:
+            return
+        same = 0
+        while same < min(len(wanted), len(known)) and wanted[same] == known[same]:
+            same += 1
+        for segment in wanted[min(same, len(wanted) - 1) :]:
+            self._ledger.begin_segment(self._attempt, segment)
 
     def _decide_as_before(self, job: Job, step: int) -> None:
         """What only the checkpoint says to be left out was decided where this ledger is not."""

@@ -8,7 +8,7 @@ says; and within every epoch of every source none may be used twice or be left o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from headway.config import Config, load_resolved
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.format import plural
-from headway.data.feeding.feed import describe_rows, training_rows
+from headway.data.feeding.feed import DATASET, describe_rows, training_rows
 from headway.data.feeding.plan import PlainPlan, RowPlan, plan_of
+from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.pinned import pinned
 from headway.data.remote_store import open_store
 from headway.supervise.ledger import (
     TAKEN_OVER,
@@ -26,6 +28,7 @@ from headway.supervise.ledger import (
     Ledger,
     LedgerDecision,
     Rollback,
+    SegmentStart,
     merged_ranges,
     plan_fingerprint,
 )
@@ -34,6 +37,8 @@ from headway.telemetry.record import Attempt, Run, as_int, dig, open_run, read_j
 
 #: Rows of a run, and of its sources together, up to which every single one is looked at unless asked otherwise.
 LOOK_AT = 100_000_000
+
+_BY_SEGMENT = "the rows of every segment are those of its own plan, and epochs go on across its border"
 
 
 @dataclass
@@ -45,6 +50,8 @@ class LedgerProof:
     rollbacks: list[Rollback] = field(default_factory=list)
     decisions: list[LedgerDecision] = field(default_factory=list)
     """On steps that were not well; those that name rows to be left out are part of what is proven."""
+    segments: list[SegmentStart] = field(default_factory=list)
+    """What the rows follow from where the run was changed on the way; each with the rows that its own plan has."""
     taken_over: list[Commit] = field(default_factory=list)
     """Those of the commits whose steps were done elsewhere: the run goes on here from a checkpoint of another disk."""
     checkpoint_step: int | None = None
@@ -85,6 +92,11 @@ class LedgerProof:
             "commits join from step 0 to the newest checkpoint, each by an attempt that did its steps",
             *(self._taken_over(commit) for commit in self.taken_over),
             "the rows of each source in every commit are as many as the plan has, recomputed",
+            *(
+                ["rows are those of each segment's own plan, and epochs go on across its border"]
+                if self.segments
+                else []
+            ),
             looked if self.looked_at else not_looked,
             *([self._without_update()] if self.not_updated else []),
         ]
@@ -121,6 +133,7 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         ledger = Ledger(run / "ledger.jsonl")
         proof.commits, proof.rollbacks = ledger.history()
         proof.decisions = ledger.decisions()
+        proof.segments = ledger.segments()
     except CheckpointError as error:
         proof.problems.append(error.what)
         return proof
@@ -136,7 +149,8 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
     if not proof.commits:
         return proof
     try:
-        plan, data, extra = _plan(record, proof.commits, store)
+        config = load_resolved(record.path / "config.yaml")
+        plan, describe = _plan(config, record, proof.commits, store)
         ranges = [(commit.first_step, commit.last_step) for commit in proof.commits]
         counted = without(plan, _counted(plan, ranges, every_row, proof), ranges, proof.left_out)
     except (HeadwayError, IndexError) as error:
@@ -145,8 +159,8 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         return proof
     proof.epochs = counted.epochs
     proof.problems += [
-        *_data_problems(record, data),
-        *_plan_problems(proof.commits, plan, data, extra),
+        *_segment_problems(proof, config),
+        *_plan_problems(proof.commits, describe),
         *_count_problems(proof.commits, plan, counted),
         *_epoch_problems(counted),
     ]
@@ -237,24 +251,35 @@ def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, A
 
 
 def _plan(
-    record: Run, commits: list[Commit], store: Path | None
-) -> tuple[RowPlan, Mapping[str, str], Mapping[str, Any]]:
-    """The plan, fingerprints of the data, and what else the description of the plan holds."""
-    config = load_resolved(record.path / "config.yaml")
-    recorded = dig(record.facts, "fingerprints", "data")
-    if dig(record.facts, "fingerprints", "tokenizer") is None:
-        # A run of `Trainer`: the ledger alone knows how long its dataset is.
+    config: Config, record: Run, commits: list[Commit], store: Path | None
+) -> tuple[RowPlan, Callable[[int], str]]:
+    """The plan, and the fingerprint that a commit up to a step has by it."""
+    recorded = str(dig(record.facts, "fingerprints", "data"))
+    tokenizer = dig(record.facts, "fingerprints", "tokenizer")
+    if tokenizer is None:
+        # A run of `Trainer`: without segments the ledger alone knows how long its dataset is.
         rows = next((commit.epoch_rows for commit in commits if commit.epoch_rows), None)
         if rows is None:
             raise CheckpointError("the ledger does not say how many rows the dataset has")
-        plan: RowPlan = PlainPlan(["dataset"], [rows], config.seed, config.train.batches)
-        return plan, {"data": str(recorded)}, {}
+        plain = PlainPlan([DATASET], [rows], config.seed, config.train.batches)
+        plan: RowPlan = SegmentedPlan(config) if config.segments else plain
+        return plan, lambda step: plan_fingerprint({"data": _data_at(plan, step, recorded)}, plan.describe(step))
     place = {"store": _store_path(config, record, store), "remote": None if store else config.data.remote}
     opened = open_store(config.data.model_copy(update=place), check=False)
+    opened = pinned(opened, record.path, config.segments[-1].data if config.segments else recorded, check=False)
     split = training_rows(config, opened)
-    plan, data = plan_of(config, split), {"data": opened.fingerprint, "tokenizer": opened.tokenizer_fingerprint}
-    described = describe_rows(plan, split, 0)
-    return plan, data, {key: value for key, value in described.items() if key not in plan.describe(0)}
+    plan = plan_of(config, split)
+
+    def fingerprint(step: int) -> str:
+        data = {"data": _data_at(plan, step, opened.fingerprint), "tokenizer": opened.tokenizer_fingerprint}
+        return plan_fingerprint(data, describe_rows(plan, split, step))
+
+    return plan, fingerprint
+
+
+def _data_at(plan: RowPlan, step: int, data: str) -> str:
+    """Fingerprint of the data of the steps before one."""
+    return plan.segments[plan.number_at(max(0, step - 1))].data if isinstance(plan, SegmentedPlan) else data
 
 
 def _store_path(config: Config, record: Run, store: Path | None) -> Path:
@@ -278,21 +303,18 @@ def _counted(plan: RowPlan, ranges: list[tuple[int, int]], every_row: bool | Non
     return counted
 
 
-def _data_problems(record: Run, data: Mapping[str, str]) -> Iterator[str]:
-    recorded = dig(record.facts, "fingerprints", "data")
-    if recorded is not None and recorded != data["data"]:
-        yield f"the token store is another one: its fingerprint is {data['data'][:12]}, the run's is {recorded[:12]}"
+def _segment_problems(proof: LedgerProof, config: Config) -> Iterator[str]:
+    wanted = [segment.model_dump(mode="json") for segment in config.segments]
+    if wanted and wanted != [start.segment for start in proof.segments]:
+        yield "the ledger has other segments than the run's config"
 
 
-def _plan_problems(
-    commits: list[Commit], plan: RowPlan, data: Mapping[str, str], extra: Mapping[str, Any]
-) -> Iterator[str]:
+def _plan_problems(commits: list[Commit], describe: Callable[[int], str]) -> Iterator[str]:
     for commit in commits:
-        now = plan_fingerprint(data, {**plan.describe(commit.last_step), **extra})
-        if commit.plan is not None and commit.plan != now:
+        if commit.plan is not None and commit.plan != describe(commit.last_step):
             yield (
                 f"steps {commit.first_step:,} to {commit.last_step - 1:,} were done with another plan of rows"
-                " (another seed, batch, mixture or store than the run's config has now)"
+                " (another seed, batch, mixture or store than the run's config has for them)"
             )
 
 

@@ -137,12 +137,12 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     from headway.data.feeding.feed import EvaluationFeed, TokenFeed
     from headway.data.feeding.packing import total_figures
     from headway.data.feeding.rows import packing_notice
-    from headway.data.remote_store import open_store
+    from headway.data.pinned import open_run_store
     from headway.models.facts import flops_per_token
 
     assert config.train.steps is not None, "the config is resolved"
     # Patience ends before a supervisor would take a worker that waits for one that hangs.
-    store = open_store(config.data, patience_seconds=0.8 * config.supervise.data_seconds)
+    store = open_run_store(config, patience_seconds=0.8 * config.supervise.data_seconds)
 
     def cut(grid: LaneGrid) -> tuple[TokenFeed, EvaluationFeed | None]:
         evaluation = None

@@ -1,9 +1,9 @@
 """Which rows a step holds: a pure function of the step, whatever computes it and wherever one begins.
 
-There are two kinds of plan. In the plain one all rows of all sources are shuffled together, so each is used once per epoch. In
-a mixture every source goes through its own endless sequence of shuffled epochs, and shares say which of them is next;
-a source's sequence follows from the seed and its name, so other sources and other shares do not reshuffle it. A run
-that was changed on the way has one plan after the other (`headway.data.feeding.segmented`).
+There are two kinds of plan. In the plain one all rows of all sources are shuffled together, so each is used once per
+epoch. In a mixture every source goes through its own endless sequence of shuffled epochs, and shares say which of them
+is next; a source's sequence follows from the seed and its name, so other sources and other shares do not reshuffle it.
+A run that was changed on the way has one plan after the other (`headway.data.feeding.segmented`).
 """
 
 from __future__ import annotations

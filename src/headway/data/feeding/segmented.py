@@ -1,8 +1,8 @@
 """The plan of a run that was changed on the way: one plan after the other, each of which goes on where the last ended.
 
 Where a segment begins, some rows of the epoch under way have been used and others have not. What is left of it comes
-first, together with the rows of data that has joined, shuffled anew; then whole epochs follow. So within an epoch no row
-is used twice and none is left out, whatever was changed. Where what was used cannot be told in the rows of the new
+first, together with the rows of data that has joined, shuffled anew; then whole epochs follow. So within an epoch no
+row is used twice and none is left out, whatever was changed. Where what was used cannot be told in the rows of the new
 segment, the change is refused, unless it begins an epoch anew (`Segment.new_epoch`).
 """
 
@@ -77,15 +77,15 @@ class RowMap:
                     yield number, self._after[name][part] + old, rows - old
 
     def __call__(
-        self, sources: NDArray[np.intp], rows: NDArray[np.int64], piece: NDArray[np.int64]
+        self, found: tuple[NDArray[np.intp], NDArray[np.int64]], piece: NDArray[np.int64]
     ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Sources and rows of the new segment.
 
         Args:
-            sources: Numbers of sources in the earlier segment, (n,).
-            rows: Rows within them, (n,).
+            found: Numbers of sources in the earlier segment, and rows within them, (n,).
             piece: Which of the `cut` rows that each becomes, from 0 on, (n,).
         """
+        sources, rows = found
         result = np.empty_like(rows)
         for source in np.unique(sources).tolist():
             places = sources == source
@@ -101,7 +101,7 @@ class RowMap:
         rows = np.flatnonzero(seen).astype(np.int64)
         sources = np.full(len(rows), source, dtype=np.intp)
         for piece in range(self.cut):
-            result[self(sources, rows, np.full(len(rows), piece, dtype=np.int64))[1]] = True
+            result[self((sources, rows), np.full(len(rows), piece, dtype=np.int64))[1]] = True
         return number, result
 
 
@@ -138,7 +138,7 @@ class Remainder:
             inside = items[places] - self._starts[group]
             if group < len(self._runs):
                 old, piece = inside // self._map.cut, inside % self._map.cut
-                sources, rows = self._map(*self._runs[group].locate(old), piece)
+                sources, rows = self._map(self._runs[group].locate(old), piece)
             else:
                 source, first, _ = self._fresh[group - len(self._runs)]
                 sources, rows = np.full(len(inside), source, dtype=np.intp), first + inside
@@ -275,9 +275,10 @@ class SegmentedPlan:
         number = self.number_at(max(0, last - 1))
         if number == 0:
             return self.plans[0].describe(last)
-        segments = [
-            segment.model_dump(mode="json", exclude={"changes", "shards"}) for segment in self.segments[: number + 1]
-        ]
+        # Of the last one the plan itself tells what follows from `steps`; a longer run may have the same rows.
+        beside = [*({"changes", "shards"} for _ in range(number)), {"changes", "shards", "steps"}]
+        pairs = zip(self.segments, beside, strict=False)
+        segments = [segment.model_dump(mode="json", exclude=left) for segment, left in pairs]
         return {"segments": segments, "last": self.plans[number].describe(last)}
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
@@ -296,7 +297,7 @@ class SegmentedPlan:
 
 
 def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:
-    """Of each source the position in its sequence before (or after) a step, and the rows of an epoch of the sequence."""
+    """Of each source: its sequence's position before (or after) a step, and the rows of an epoch of that sequence."""
     if isinstance(plan, PlainPlan):
         return [(plan.position(step + after), plan.order.rows)] * len(plan.sources)
     assert isinstance(plan, MixedPlan), "there are two kinds"
@@ -449,23 +450,22 @@ class _Carry:
             return None, 0
         assert self._map is not None, "otherwise an epoch begins anew"
         fresh = [entry for entry in self._map.fresh if entry[0] == number]
-        if left is None:
-            # Of a plain plan's source all rows of the epoch may be used: then the rest is what has joined.
-            used_up = isinstance(self._before, PlainPlan) and name in self._before.sources
-            if not used_up:
-                return None, 0
+        runs: list[Leftover] = []
+        if left is not None:
+            leftover, order_before, position = left
+            if order_before is not None and order_before.seed == self._seed and not fresh and self._map.cut == 1:
+                return order_before, position
+            if leftover.whole:
+                return None, leftover.epoch * count
+            epoch, runs = leftover.epoch, [leftover]
+        elif isinstance(self._before, PlainPlan) and name in self._before.sources:
+            # All rows that it had in this epoch are used: what is left is what has joined.
             epoch = self._before.position(self._step) // self._before.order.rows
             if not fresh:
                 return None, (epoch + 1) * count
-            rest = Remainder(epoch, [], self._map, fresh, _within_source)
-            order = RowOrder(count, self._seed, name, self.phase, opening=rest)
-            return order, order.start
-        leftover, order_before, position = left
-        if order_before is not None and order_before.seed == self._seed and not fresh and self._map.cut == 1:
-            return order_before, position
-        if leftover.whole:
-            return None, leftover.epoch * count
-        rest = Remainder(leftover.epoch, [leftover], self._map, fresh, _within_source)
+        else:
+            return None, 0
+        rest = Remainder(epoch, runs, self._map, fresh, _within_source)
         order = RowOrder(count, self._seed, name, self.phase, opening=rest)
         return order, order.start
 

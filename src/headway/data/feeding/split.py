@@ -15,11 +15,19 @@ from headway.data.store import TokenStore
 
 
 class PartedRows:
-    """The rows of a source whose parts are cut into rows by themselves: data that has joined does not move a row."""
+    """The rows of a source whose parts are cut into rows by themselves: data that has joined does not move a row.
 
-    def __init__(self, parts: Sequence[SourceRows]) -> None:
-        self._parts = parts
-        self._starts = np.cumsum([0, *(part.count for part in parts)])
+    Args:
+        parts: Rows of every part of the data; None for one that has nothing of the source.
+
+    Attributes:
+        counts: Rows of each part.
+    """
+
+    def __init__(self, parts: Sequence[SourceRows | None]) -> None:
+        self.counts = [0 if part is None else part.count for part in parts]
+        self._parts = [part for part in parts if part is not None]
+        self._starts = np.cumsum([0, *(part.count for part in self._parts)])
         self.count = int(self._starts[-1])
 
     def read(self, rows: NDArray[np.int64]) -> RowBlock:
@@ -70,9 +78,11 @@ class SplitRows:
         names = dict.fromkeys(name for part in parts for name in part.sources(split))
 
         def rows_of(name: str, length: int) -> SourceRows:
-            having = [part for part in parts if name in part.sources(split)]
-            opened = [open_rows(part, split, name, length, packing, document_mask) for part in having]
-            return opened[0] if len(parts) == 1 else PartedRows(opened)
+            opened = [
+                open_rows(part, split, name, length, packing, document_mask) if name in part.sources(split) else None
+                for part in parts
+            ]
+            return opened[0] if len(opened) == 1 and opened[0] is not None else PartedRows(opened)
 
         opened = {name: {length: rows_of(name, length) for length in lengths} for name in names}
         tokens = {name: sum(p.tokens(split, name) for p in parts if name in p.sources(split)) for name in names}
@@ -99,6 +109,11 @@ class SplitRows:
     def counts(self, length: int) -> list[int]:
         """Rows of this length that each source has."""
         return [rows[length].count for rows in self._opened.values()]
+
+    def counts_by_part(self, source: str, length: int) -> list[int]:
+        """Rows of this length that each part of the data has of one source."""
+        rows = self._opened[source][length]
+        return list(rows.counts) if isinstance(rows, PartedRows) else [rows.count]
 
     def figures(self, length: int) -> dict[str, PackingFigures]:
         """How each source's documents fill rows of this length."""

@@ -54,7 +54,7 @@ def test_what_was_used_must_be_told() -> None:
     ):
         run = Run(config_of(), {"a": [1601]})
         run.change(10, config_of(**changed))
-        with pytest.raises(ConfigError, match="row|packed") as error:
+        with pytest.raises(ConfigError, match=r"row|packed") as error:
             _ = run.plan
         assert "--start-epoch" in (error.value.fix or "")
         run.change(10, config_of(**changed), new_epoch=True)
@@ -105,7 +105,7 @@ def test_limits_on_epochs_count_what_was_used_before() -> None:
     run = Run(config_of(sources=sources), {"a": [801], "b": [8001]})  # 50 rows of 'a'
     run.change(10, config_of(sources=sources, train={"global_batch": 8}))  # 20 of them are used
     assert run.plan.counts(0, 40)[0] == 50
-    assert set(n for (name, _, _), n in run.uses(0, 40).items() if name == "a") == {1}
+    assert {n for (name, _, _), n in run.uses(0, 40).items() if name == "a"} == {1}
 
 
 @settings(max_examples=80, deadline=None)
