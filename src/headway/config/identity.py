@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from headway.config.schema import Config
@@ -55,10 +57,32 @@ def changes(old: Config, new: Config) -> list[str]:
     """What differs in the identities of two configs, in words."""
     before, after = identity(old), identity(new)
     return [
-        f"{key} was {_shown(before.get(key))} and is now {_shown(after.get(key))}"
+        text
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
+        for text in _change(key, before.get(key), after.get(key))
     ]
+
+
+def _change(key: str, before: Any, after: Any) -> Iterator[str]:
+    """What differs in one value; of lists of sections, such as sources, item by item."""
+    lists = [before or [], after or []]
+    if not all(isinstance(value, list) and all(isinstance(item, dict) for item in value) for value in lists):
+        yield f"{key} was {_shown(before)} and is now {_shown(after)}"
+        return
+    for number, (old, new) in enumerate(zip_longest(*lists)):
+        where = f"{key}.{number}"
+        if old is None or new is None:
+            yield f"{where} ({_named(old or new)}) {'is new' if old is None else 'is gone'}"
+            continue
+        for name in [*old, *(name for name in new if name not in old)]:
+            if old.get(name) != new.get(name):
+                yield f"{where}.{name} was {_shown(old.get(name))} and is now {_shown(new.get(name))}"
+
+
+def _named(item: dict[str, Any]) -> str:
+    """A section of a list in a few words."""
+    return str(next((item[name] for name in ("name", "path", "step", "start") if item.get(name) is not None), "..."))
 
 
 def _flatten(value: Any, path: str) -> list[tuple[str, Any]]:

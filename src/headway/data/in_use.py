@@ -3,14 +3,16 @@
 A training maps shards as it comes to them, and can only be resumed with the very store that it has. So for as long as a
 run goes on, its supervisor (or its only process) shares a lock (`flock`) on the store's manifest, which the system
 releases with the last process that has it open, however that ends; who puts another store in its place needs that lock
-alone. Where the file system has no locks, nobody is kept out.
+alone, or keeps what those who share it read (`headway.data.used_by`). Where the file system has no locks, nobody is
+kept out.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -54,27 +56,35 @@ def _share(manifest: Path) -> int | None:
     return None
 
 
-def refuse_in_use(store: Path) -> None:
+def refuse_in_use(store: Path, keeps_for: Collection[int] = ()) -> None:
     """Refuse to begin what would put another store in the place of one that a training reads.
 
+    Args:
+        store: The folder.
+        keeps_for: Processes of trainings whose shards will still be there.
+
     Raises:
-        DataError: a training reads it.
+        DataError: another training reads it.
     """
-    with replacing(store):
+    with replacing(store, keeps_for):
         pass
 
 
 @contextmanager
-def replacing(store: Path) -> Iterator[None]:
+def replacing(store: Path, keeps_for: Collection[int] = ()) -> Iterator[None]:
     """Let no training begin to read the store in folder `store` for the length of a block, in which it is replaced.
 
+    Args:
+        store: The folder.
+        keeps_for: Processes of trainings whose shards will still be there; these may go on.
+
     Raises:
-        DataError: a training reads it.
+        DataError: another training reads it.
     """
     descriptor = _opened(store / _MANIFEST)
     try:
         if descriptor is not None:
-            _lock_alone(descriptor, store)
+            _lock_alone(descriptor, store, keeps_for)
         yield
     finally:
         if descriptor is not None:
@@ -89,10 +99,13 @@ def _opened(manifest: Path) -> int | None:
     return None
 
 
-def _lock_alone(descriptor: int, store: Path) -> None:
+def _lock_alone(descriptor: int, store: Path, keeps_for: Collection[int]) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        holders = _lock_holders(os.fstat(descriptor).st_ino)
+        if holders and holders <= set(keeps_for):
+            return
         raise DataError(
             "a training reads this token store, and goes on with no other",
             where=str(store),
@@ -100,3 +113,15 @@ def _lock_alone(descriptor: int, store: Path) -> None:
         ) from None
     except OSError:  # a file system without locks
         return
+
+
+def _lock_holders(inode: int) -> set[int] | None:
+    """Processes that hold a lock on a file, by the system's table; None where there is none to ask."""
+    if sys.platform != "linux":
+        return None
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    fields = (line.split() for line in lines if "->" not in line)
+    return {int(f[4]) for f in fields if len(f) > 5 and f[1] == "FLOCK" and f[5].rpartition(":")[2] == str(inode)}

@@ -23,7 +23,7 @@ from headway.core.format import format_bytes
 from headway.core.launched import workers_of_this_machine, world_size_from_environment
 from headway.data.reading import remote
 from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
-from headway.data.store import MANIFEST, Shard, ShardStream, TokenStore, file_problem, parse_manifest
+from headway.data.store import MANIFEST, Shard, ShardStream, TokenStore, file_problem, own_tokens, parse_manifest
 
 _SOURCE = f"{KEEPING}/source.json"
 _TOKENIZER = "tokenizer/tokenizer.json"
@@ -138,7 +138,8 @@ class RemoteTokenStore(TokenStore):
                 f"the remote store has changed: its fingerprint is {self.fingerprint[:12]}, that of the copies in"
                 f" {self.path} is {before[:12]}",
                 where=self.copies.url,
-                fix=f"restore the remote store; or, for new runs, take another data.store, or remove {self.path}",
+                fix=f"restore the remote store; or take another data.store: a new run, and with --accept-changes the"
+                f" one under way, uses what is there now (or remove {self.path}, which no run needs then)",
             )
 
     def _refuse_small_cache(self, processes: int, limit: int) -> None:
@@ -242,7 +243,7 @@ class RemoteTokenStore(TokenStore):
     def _make_stream(self, split: str, source: str) -> ShardStream:
         def map_shard(shard: dict[str, Any]) -> NDArray[np.integer[Any]]:
             part = _token_part(split, source, shard, self.dtype)
-            return self._explained(lambda: self.copies.map(part, self.dtype))
+            return own_tokens(self._explained(lambda: self.copies.map(part, self.dtype)), shard)
 
         return ShardStream(self._part(split, source), map_shard, keep=0)
 
@@ -271,11 +272,12 @@ class RemoteTokenStore(TokenStore):
 
 
 def _token_part(split: str, source: str, shard: dict[str, Any], dtype: np.dtype[Any]) -> RemotePart:
-    return RemotePart(f"{split}/{source}/{shard['file']}", shard["tokens"] * dtype.itemsize, shard["sha256"])
+    tokens = shard.get("file_tokens", shard["tokens"])
+    return RemotePart(f"{split}/{source}/{shard['file']}", tokens * dtype.itemsize, shard["sha256"])
 
 
 def _index_part(split: str, source: str, shard: Shard) -> RemotePart:
-    return RemotePart(f"{split}/{source}/{shard.index}", (shard.documents + 1) * 8, shard.index_sha256)
+    return RemotePart(f"{split}/{source}/{shard.index}", shard.index_bytes, shard.index_sha256)
 
 
 def _read_small(copies: Copies, name: str) -> bytes:

@@ -53,11 +53,22 @@ class Shard:
     first_document: int
     sha256: str
     index_sha256: str
+    skip_tokens: int = 0
+    """Tokens of the file before these, of which the store knows nothing (`TokenStore.with_shards`)."""
+    skip_documents: int = 0
+    file_tokens: int | None = None
+    """Tokens of the whole file, where these are some of them."""
+    file_documents: int | None = None
 
     @property
     def index(self) -> str:
         """Name of the file that says where documents start."""
         return self.file.removesuffix(TOKENS) + INDEX
+
+    @property
+    def index_bytes(self) -> int:
+        """Length of that file."""
+        return ((self.documents if self.file_documents is None else self.file_documents) + 1) * 8
 
 
 PREPARE = "headway data prepare CONFIG"
@@ -110,31 +121,44 @@ class TokenStore:
 
         Args:
             split: The split; the others are left out.
-            files: Names of shards, by source.
+            files: References to shards (`reference`), by source.
 
         Raises:
             DataError: a shard is not in the store.
         """
         part = {}
         for source, names in files.items():
-            entry = self.manifest["splits"].get(split, {}).get(source, {})
-            known = {shard["file"]: shard for shard in entry.get("shards", ())}
-            if missing := [name for name in names if name not in known]:
+            numbers = {shard["file"]: number for number, shard in enumerate(self.shard_entries(split, source))}
+            if missing := [name for name in names if name.split(":")[0] not in numbers]:
                 raise DataError(
                     f"the store has no longer all shards of source '{source}': {missing[0]} is not in it",
                     where=str(self.path),
                     fix="restore the token store",
                 )
-            shards = [known[name] for name in names]
+            shards = [self._referred(split, source, numbers[name.split(":")[0]], name) for name in names]
             totals = {key: sum(shard[key] for shard in shards) for key in ("tokens", "documents")}
             part[source] = {**self.manifest["splits"][split][source], **totals, "shards": shards}
         store = self.with_manifest({**self.manifest, "splits": {split: part}})
         store.is_part = True
         return store
 
-    def shard_names(self, split: str) -> dict[str, list[str]]:
-        """Names of the shards of every source in a split, in order."""
-        return {name: [shard["file"] for shard in self._part(split, name)["shards"]] for name in self.sources(split)}
+    def _referred(self, split: str, source: str, number: int, name: str) -> dict[str, Any]:
+        """The entry of a shard, or of some documents of it."""
+        entry: dict[str, Any] = self.shard_entries(split, source)[number]
+        documents = name.split(":")[1:]
+        if not documents:
+            return entry
+        first, last = map(int, documents)
+        starts = self.shard_documents(split, source, number)
+        begin, end = (int(starts[place] - starts[0]) for place in (first, last))
+        skipped = {"skip_tokens": begin, "skip_documents": first}
+        whole = {"file_tokens": entry["tokens"], "file_documents": entry["documents"]}
+        return {**entry, "tokens": end - begin, "documents": last - first, **skipped, **whole}
+
+    def shard_entries(self, split: str, source: str) -> list[dict[str, Any]]:
+        """The manifest's entries of a source's shards, in order; none where the source is not in the split."""
+        entries: list[dict[str, Any]] = self.manifest["splits"].get(split, {}).get(source, {}).get("shards", [])
+        return entries
 
     def check(self) -> None:
         """Look whether every shard is there in its full length.
@@ -147,7 +171,7 @@ class TokenStore:
             folder = self.path / split / source
             sizes = _sizes(folder)  # one look at the folder: asking for ten thousand files one by one takes a while
             for shard in self._part(split, source)["shards"]:
-                size = shard["tokens"] * width
+                size = shard.get("file_tokens", shard["tokens"]) * width
                 if sizes.get(shard["file"]) != size:
                     file = folder / shard["file"]
                     raise _damaged(file, file_problem(file, size, None) or "it changes while it is looked at")
@@ -232,13 +256,15 @@ class TokenStore:
         """
         shard = self.shards(split, source)[number]
         file = self.path / split / source / shard.index
-        length = (shard.documents + 1) * 8
+        length = shard.index_bytes
         starts = np.frombuffer(
             self._content(f"{split}/{source}/{shard.index}", length, shard.index_sha256), dtype="<u8"
         )
-        if len(starts) != shard.documents + 1 or starts[-1] != shard.tokens:
+        tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
+        if len(starts) != length // 8 or starts[-1] != tokens:
             raise _damaged(file, "it does not belong to its shard")
-        return np.asarray(starts + np.uint64(shard.first_token), dtype=np.uint64)
+        own = starts[shard.skip_documents : shard.skip_documents + shard.documents + 1]
+        return np.asarray(own + np.uint64(shard.first_token) - np.uint64(shard.skip_tokens), dtype=np.uint64)
 
     def read(self, split: str, source: str, start: int, count: int) -> NDArray[np.integer[Any]]:
         """Tokens [start, start + count) of a source: uint16 or uint32 (count,), across shards.
@@ -305,8 +331,9 @@ class TokenStore:
         width = self.dtype.itemsize
         for split, source, shard in self._shards():
             folder = f"{split}/{source}"
-            files.append((f"{folder}/{shard.file}", shard.tokens * width, shard.sha256))
-            files.append((f"{folder}/{shard.index}", (shard.documents + 1) * 8, shard.index_sha256))
+            tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
+            files.append((f"{folder}/{shard.file}", tokens * width, shard.sha256))
+            files.append((f"{folder}/{shard.index}", shard.index_bytes, shard.index_sha256))
         return files
 
     def _shards(self) -> Iterator[tuple[str, str, Shard]]:
@@ -349,12 +376,32 @@ class TokenStore:
 
 
 def _map(folder: Path, shard: dict[str, Any], dtype: np.dtype[Any]) -> Tokens:
-    file = folder / shard["file"]
-    problem = file_problem(file, shard["tokens"] * dtype.itemsize, None)
+    file, tokens = folder / shard["file"], shard.get("file_tokens", shard["tokens"])
+    problem = file_problem(file, tokens * dtype.itemsize, None)
     if problem:
         raise _damaged(file, problem)
     # A plain array over the mapping: slices of `np.memmap` itself cost microseconds each.
-    return np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(shard["tokens"],)))
+    return own_tokens(np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(tokens,))), shard)
+
+
+def own_tokens(tokens: Tokens, shard: Mapping[str, Any]) -> Tokens:
+    """Of the tokens of a file those that an entry of a shard speaks of."""
+    first = shard.get("skip_tokens", 0)
+    return tokens[first : first + shard["tokens"]]
+
+
+def reference(shard: Mapping[str, Any]) -> str:
+    """What names a shard: its file, and where it is a part of that the documents `FILE:FIRST:END`."""
+    if "file_documents" not in shard:
+        return str(shard["file"])
+    first = shard["skip_documents"]
+    return f"{shard['file']}:{first}:{first + shard['documents']}"
+
+
+def documents_of(shard: Mapping[str, Any], first: int, end: int) -> str:
+    """A reference to documents `first` to `end` (exclusive) of a whole shard."""
+    whole = (first, end) == (0, shard["documents"])
+    return str(shard["file"]) if whole else f"{shard['file']}:{first}:{end}"
 
 
 class ShardStream:

@@ -207,9 +207,12 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
         from headway.data.pinned import keep_manifest
         from headway.data.remote_store import tokenizer_folder
         from headway.data.tokenizing.tokenizer import keep_copy
+        from headway.data.used_by import mark_use
 
         keep_copy(tokenizer_folder(config.data), attempt.run / "tokenizer", fingerprints["tokenizer"])
         keep_manifest(attempt.run, config.data.store, fingerprints["data"])
+        if config.data.remote is None:
+            mark_use(config.data.store, attempt.run, fingerprints["data"], attempt.owner.pid)
 
 
 def write_config(config: Config, *folders: Path) -> None:

@@ -17,6 +17,7 @@ from headway.core.errors import DataError
 from headway.data.feeding.feed import DATASET, row_lengths, store_parts
 from headway.data.feeding.segmented import START_EPOCH, SegmentedPlan
 from headway.data.feeding.split import SplitRows
+from headway.data.growth import Lost, locate
 from headway.data.pinned import kept_manifest, pinned
 from headway.launch.attempt import ACCEPT, Wishes, check_changes, newest_manifest
 from headway.supervise.ledger import Ledger
@@ -92,22 +93,15 @@ class StoreData:
             raise _lost(last, "the run has not kept its manifest", str(self.store.path))
         if known.tokenizer_fingerprint != self.store.tokenizer_fingerprint:
             raise _lost(last, "it was encoded with another tokenizer", str(self.store.path))
-        parts = [part.shard_names("train") for part in store_parts(known, last)]
-        there = {name: set(files) for name, files in self.store.shard_names("train").items()}
-        gone = {
-            name: sum(file not in there.get(name, ()) for part in parts for file in part.get(name, ()))
-            for name in dict.fromkeys(name for part in parts for name in part)
-        }
-        if lost := [f"{count} shards of '{name}'" for name, count in gone.items() if count]:
-            raise _lost(last, f"{', '.join(lost)} are not in the token store any more", str(self.store.path))
-        names = self.store.shard_names("train")
-        used = {(name, file) for part in parts for name, files in part.items() for file in files}
-        # With another split, order or record of the same training data nothing joins.
-        joins = any((name, file) not in used for name, files in names.items() for file in files)
-        shards = parts if joins else parts[:-1]
-        segment = last.model_copy(update={"shards": shards})
+        try:
+            parts = locate(store_parts(known, last), self.store, "train")
+        except Lost as lost:
+            raise _lost(last, f"{lost} are not in the token store any more", str(self.store.path)) from None
+        except DataError as error:
+            raise _lost(last, error.what, error.where or str(self.store.path)) from None
+        segment = last.model_copy(update={"shards": parts})
         rows = part_rows(config, store_parts(self.store, segment))
-        return Joined(rows, shards, _joined(last, rows, config.train.sequence_length))
+        return Joined(rows, parts, _joined(last, rows, config.train.sequence_length))
 
     def _known(self, data: str) -> TokenStore | None:
         if self.store.fingerprint == data:

@@ -320,7 +320,8 @@ def _plan_problems(commits: list[Commit], describe: Callable[[int], str]) -> Ite
 
 def _count_problems(commits: list[Commit], plan: RowPlan, counted: RowCount) -> Iterator[str]:
     for commit, counts in zip(commits, counted.by_range, strict=True):
-        wanted = dict(zip(plan.sources, counts, strict=True))
+        pairs = zip(plan.sources, counts, strict=True)
+        wanted = {name: rows for name, rows in pairs if rows or name in commit.rows}  # a source may have joined later
         if commit.rows != wanted:
             steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
             yield f"{steps}: the ledger counts {_listed(commit.rows)}, the plan has {_listed(wanted)}"

@@ -16,6 +16,7 @@ from typing import Any
 from headway.config import Batches, BatchStage
 from headway.config.document import parse
 from headway.config.load import CONFIG_BYTES
+from headway.config.segments import Segment, batches_before
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.foreign import LISTING_BYTES, read_json_lines, read_json_object, read_text
 from headway.core.machine import host_name
@@ -165,9 +166,19 @@ class Run:
             return None
         try:
             stages = [BatchStage.model_validate(stage) for stage in self.get("train.batch_ramp") or []]
-            return Batches.planned(stages, rows, length)
+            before, begins = batches_before(self.segments) or (None, 0)
+            return Batches.planned(stages, rows, length, before, begins)
         except (TypeError, ValueError):  # written by hand, or by a version that knew other keys
             return None
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """What the rows of the steps follow from, where the run was changed on the way; empty where it was not.
+
+        Raises:
+            ValueError: they are written by hand, or by a version that knew other keys.
+        """
+        return [Segment.model_validate(segment) for segment in self.get("segments") or []]
 
     @property
     def tokens_per_step(self) -> int | None:

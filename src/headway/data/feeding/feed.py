@@ -7,7 +7,8 @@ micro-batches, nor on how far ahead batches are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -25,7 +26,7 @@ from headway.data.feeding.prefetch import Prefetcher
 from headway.data.feeding.rows import RowBlock, micro_batch_of, padding_warning
 from headway.data.feeding.segmented import SegmentedPlan
 from headway.data.feeding.split import SplitRows
-from headway.data.store import TokenStore
+from headway.data.store import TokenStore, documents_of
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid
@@ -245,11 +246,31 @@ def store_parts(store: TokenStore, segment: Segment) -> list[TokenStore]:
     """
     if not segment.shards:
         return [store]
-    names = store.shard_names("train")
-    known = {(source, file) for part in segment.shards for source, files in part.items() for file in files}
-    last = {source: [file for file in files if (source, file) not in known] for source, files in names.items()}
-    parts = [*segment.shards, {source: files for source, files in last.items() if files}]
+    used: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for part in segment.shards:
+        for source, references in part.items():
+            for file, *documents in (reference.split(":") for reference in references):
+                first, end = map(int, documents or (0, sys.maxsize))
+                used.setdefault((source, file), []).append((first, end))
+    last = {
+        source: [
+            reference
+            for shard in store.shard_entries("train", source)
+            for reference in _unused(shard, used.get((source, shard["file"]), ()))
+        ]
+        for source in store.sources("train")
+    }
+    parts = [*segment.shards, {source: references for source, references in last.items() if references}]
     return [store.with_shards("train", part) for part in parts]
+
+
+def _unused(shard: Mapping[str, Any], used: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """References to the documents of a shard that are in no stretch of those used."""
+    place = 0
+    for first, end in [*sorted(used), (shard["documents"], shard["documents"])]:
+        if place < min(first, shard["documents"]):
+            yield documents_of(shard, place, first)
+        place = max(place, end)
 
 
 class EvaluationFeed:

@@ -438,9 +438,9 @@ class _Carry:
         orders: list[RowOrder | None] = []
         positions: list[int] = []
         for number, (name, count) in enumerate(zip(names, self._counts, strict=True)):
-            order, position = self._of_source(name, number, count, left.get(name))
-            orders.append(order)
-            positions.append(position)
+            own, place = self._of_source(name, number, count, left.get(name))
+            orders.append(own)
+            positions.append(place)
         return orders, positions
 
     def _of_source(

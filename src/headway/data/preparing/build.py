@@ -7,7 +7,7 @@ their fingerprints kept, then it is decided which ones go, then what is left is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +72,7 @@ class Builder:
         described_steps: The cleaning steps with all that they depend on.
         tokenizer: The vocabulary.
         workers: Pieces that are processed at a time.
+        keeps_for: Processes of trainings whose shards stay in the store.
 
     Attributes:
         duplicates: The report of the search for duplicates, if there was one.
@@ -88,7 +89,9 @@ class Builder:
         described_steps: Any,
         tokenizer: Tokenizer,
         workers: int,
+        keeps_for: Collection[int] = (),
     ) -> None:
+        self.keeps_for = keeps_for
         self._data, self._sources, self.records, self._hashes = data, sources, records, hashes
         self._recipe, self._steps, self._workers = recipe, described_steps, workers
         self._tokenizer = tokenizer
@@ -268,7 +271,7 @@ class _UnitJob:
     def submit(self, line: Pipeline) -> None:
         """Have the pieces processed."""
         if not self._builder.processed:  # from here on the store will be another one
-            refuse_in_use(self._builder._data.store)
+            refuse_in_use(self._builder._data.store, self._builder.keeps_for)
         self._builder._open.add(self)
         self._builder.processed[self._outcome.key] = self._outcome.unit.bytes
         self._stay()

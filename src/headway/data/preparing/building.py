@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,13 +17,14 @@ from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
 from headway.data.remote_cache import KEEPING
 from headway.data.store import INPUTS, MANIFEST, PACKING, REPORT, SKIPPED
+from headway.data.used_by import MARKS
 
 # Marks a store that is about to be replaced: once the folders have been exchanged, the old store has the name of one in
 # the making, and must not be taken for finished work: it may be what `--repair` or `--force` replaced.
 _MARK = ".replaced"
 # What a store's folder has of its own. Anything else there is somebody's. A report is of the store that it was made of:
 # the next one's counts are others.
-_OWN = {MANIFEST, INPUTS, SKIPPED, REPORT, "tokenizer", *SPLITS, WORK, KEEPING, PACKING, _MARK}
+_OWN = {MANIFEST, INPUTS, SKIPPED, REPORT, "tokenizer", *SPLITS, WORK, KEEPING, PACKING, MARKS, _MARK}
 
 
 @contextmanager
@@ -97,8 +98,13 @@ def _replaced(store: Path) -> Path:
     return store.with_name(f".{store.name}.replaced")
 
 
-def publish(folder: Path, store: Path) -> None:
+def publish(folder: Path, store: Path, keeps_for: Collection[int] = ()) -> None:
     """Put a finished folder in the store's place, in which there is a store at any moment if there was one.
+
+    Args:
+        folder: The folder.
+        store: The store's place.
+        keeps_for: Processes of trainings whose shards are in the folder, too.
 
     Raises:
         DataError: what is in the store's place is not a token store, or a training reads it.
@@ -112,7 +118,7 @@ def publish(folder: Path, store: Path) -> None:
         return
     refuse_foreign(store)
     with _held(store):
-        with replacing(store):
+        with replacing(store, keeps_for):
             old = _changed_places(folder, store)
         sync_folder(store.parent)
         fault_point("data.published")

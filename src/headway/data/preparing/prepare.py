@@ -35,6 +35,7 @@ from headway.data.reading.sources import Source, find_sources, longest_piece, op
 from headway.data.store import INPUTS, MANIFEST, SKIPPED, TokenStore, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.train import sample_text
+from headway.data.used_by import Use, uses_of
 
 # What `Tokenizer.save` writes; a kill may have left a part of it under another name.
 _TOKENIZER = ("tokenizer/tokenizer.json", SETTINGS)
@@ -136,8 +137,10 @@ def prepare(
     path = data.store.resolve() if data.store.is_symlink() else data.store
     refuse_foreign(path)
     _refuse_other_origin(data, path, force)
+    uses = uses_of(path)
+    keeps_for = {use.pid for use in uses}
     if force:
-        refuse_in_use(path)  # otherwise it may turn out that nothing has changed
+        refuse_in_use(path, keeps_for)  # otherwise it may turn out that nothing has changed
     steps = _described_steps(data)
     sources = find_sources(data.sources, iterables)
     _warn_of_empty_files(sources)
@@ -167,7 +170,7 @@ def prepare(
             begin=tuple(begin.values()),
         )
         records = Records(folder, path, tokenizer.dtype.itemsize, fresh=force, hashed=repair)
-        builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count)
+        builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count, keeps_for)
         outcomes, bound = _built(builder, data, sources, present)
         _warn_of_cut_files(outcomes)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
@@ -178,8 +181,8 @@ def prepare(
         if up_to_date:
             renew_settings(folder, path, data)
         else:
-            _write(folder, records, manifest, inputs, skipped, encoder)
-            publish(folder, path)
+            _write(folder, records, manifest, inputs, skipped, encoder, _kept(uses, path, records))
+            publish(folder, path, keeps_for)
     return _report(path, manifest, sources, builder, up_to_date, count, time.monotonic() - started)
 
 
@@ -346,9 +349,11 @@ def _write(
     inputs: bytes,
     skipped: Sequence[dict[str, str]],
     encoder: str,
+    kept: Sequence[str],
 ) -> None:
-    """Everything of the store besides its shards, and nothing that is not of it."""
-    records.collect([*_TOKENIZER, _HASHES, TRAINED])
+    """Everything of the store besides its shards, and nothing that is not of it, nor needed by a run."""
+    records.bring(kept)
+    records.collect([*_TOKENIZER, _HASHES, TRAINED, *kept])
     record_encoder(folder, encoder)
     if skipped:
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in skipped)
@@ -356,6 +361,21 @@ def _write(
     with atomic_write(folder / INPUTS) as file:
         file.write(inputs)
     write_json(folder / MANIFEST, manifest)
+
+
+def _kept(uses: Sequence[Use], path: Path, records: Records) -> list[str]:
+    """Files of the present store that runs need and the new one does not have, and the marks of these runs."""
+    kept: dict[str, None] = {}
+    for use in uses:
+        needed = [name for name in use.files if name not in records.used and (path / name).exists()]
+        kept.update(dict.fromkeys([*needed, use.mark]))
+        if needed:
+            size = sum((path / name).stat().st_size for name in needed)
+            warning(
+                f"{use.run} reads this store as it was: {format_bytes(size)} of it stay here for that run; with"
+                " --accept-changes what is new joins its data"
+            )
+    return list(kept)
 
 
 @contextmanager

@@ -123,6 +123,7 @@ class Records:
 
     def __init__(self, folder: Path, old: Path, width: int, *, fresh: bool = False, hashed: bool = False) -> None:
         self.folder, self._old = folder, None if fresh else old
+        self._present = old
         self._width, self._hashed = width, hashed
         self.used: set[str] = set()
         """Files of the store in the making that belong to it, relative to it."""
@@ -203,6 +204,11 @@ class Records:
         """Where a file that is used lies now."""
         here = self.folder / name
         return here if here.exists() or self._old is None else self._old / name
+
+    def bring(self, names: Iterable[str]) -> None:
+        """Bring files of the present store that belong to none of the units."""
+        for name in names:
+            _link(self._present / name, self.folder / name)
 
     def collect(self, others: Iterable[str]) -> None:
         """Bring what is taken from the present store into the one in the making, and remove what is neither of a unit

@@ -1,0 +1,123 @@
+"""Where text that a run knows lies in a store that has been prepared again with more text.
+
+A shard that has not changed has its name still. Where a unit of input grew, its shard is another one; then documents
+are looked for one by one, by their tokens. So data may have joined anywhere: in front of what was there, behind it, or
+in the middle of a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from headway.core.console import progress
+from headway.data.store import TokenStore, documents_of, reference
+
+#: Stretches of documents into which a part may fall apart; a segment lists them all.
+MOST_STRETCHES = 20_000
+
+
+class Lost(Exception):
+    """Documents that are not in the store any more."""
+
+    def __init__(self, source: str, documents: int) -> None:
+        super().__init__(f"{documents:,} documents of '{source}'")
+
+
+def locate(known: Sequence[TokenStore], store: TokenStore, split: str) -> list[dict[str, list[str]]]:
+    """References to shards of `store` (`headway.data.store.reference`) that hold what the run has, in its order.
+
+    Args:
+        known: Data as the run knows it, part by part; its shards are still there.
+        store: Data as it is now.
+        split: The split.
+
+    Raises:
+        Lost: some of it is not there any more.
+    """
+    finders: dict[str, _Finder] = {}
+    parts = []
+    for part in known:
+        found = {}
+        for source in part.sources(split):
+            if source not in finders:
+                finders[source] = _Finder(store, split, source, known)
+            found[source] = finders[source].references(part)
+        parts.append(found)
+    return parts
+
+
+class _Finder:
+    """Finds the shards of one source."""
+
+    def __init__(self, store: TokenStore, split: str, source: str, known: Sequence[TokenStore]) -> None:
+        self._split, self._source = split, source
+        self._there = store.shard_entries(split, source)
+        there = {(shard["file"], shard["sha256"]) for shard in self._there}
+        files = {(e["file"], e["sha256"]) for part in known for e in part.shard_entries(split, source)}
+        self._same = {file for file, _ in files & there}
+        changed = [number for number, shard in enumerate(self._there) if shard["file"] not in self._same]
+        self._documents = _Documents(store, split, source, changed) if files - there else None
+
+    def references(self, part: TokenStore) -> list[str]:
+        """Of the shards of a part, in order."""
+        stretches: list[str] = []
+        lost = 0
+        for number, shard in enumerate(part.shard_entries(self._split, self._source)):
+            if shard["file"] in self._same:
+                stretches.append(reference(shard))
+                continue
+            assert self._documents is not None, "a shard is another one"
+            places = [self._documents.take(d) for d in _digests(part, self._split, self._source, number)]
+            lost += places.count(None)
+            stretches += _stretches([place for place in places if place is not None], self._there)
+        if lost or len(stretches) > MOST_STRETCHES:
+            raise Lost(self._source, lost or len(stretches))
+        return stretches
+
+
+class _Documents:
+    """Documents of some shards by their tokens, each of which is found once."""
+
+    def __init__(self, store: TokenStore, split: str, source: str, shards: Sequence[int]) -> None:
+        self._places: dict[bytes, list[tuple[int, int]]] = {}
+        self._digests: dict[tuple[int, int], bytes] = {}
+        self._taken: set[tuple[int, int]] = set()
+        self._next: tuple[int, int] | None = None
+        entries = store.shard_entries(split, source)
+        with progress(f"finding {source}", sum(entries[number]["documents"] for number in shards), "documents") as bar:
+            for shard in shards:
+                for document, digest in enumerate(_digests(store, split, source, shard)):
+                    self._places.setdefault(digest, []).append((shard, document))
+                    self._digests[shard, document] = digest
+                bar.advance(entries[shard]["documents"])
+
+    def take(self, digest: bytes) -> tuple[int, int] | None:
+        """Shard and document, best the one behind the last; None where there is none left."""
+        place = self._next
+        if place is None or place in self._taken or self._digests.get(place) != digest:
+            place = next((p for p in self._places.get(digest, ()) if p not in self._taken), None)
+        if place is None:
+            return None
+        self._taken.add(place)
+        self._next = place[0], place[1] + 1
+        return place
+
+
+def _digests(store: TokenStore, split: str, source: str, shard: int) -> Iterator[bytes]:
+    """Of each document of a shard, in order."""
+    bounds = store.shard_documents(split, source, shard).astype(np.int64)
+    first = int(bounds[0])
+    tokens = np.asarray(store.read(split, source, first, int(bounds[-1]) - first))
+    for start, end in zip((bounds[:-1] - first).tolist(), (bounds[1:] - first).tolist(), strict=True):
+        yield hashlib.blake2b(tokens[start:end].tobytes(), digest_size=16).digest()
+
+
+def _stretches(places: Sequence[tuple[int, int]], shards: Sequence[Mapping[str, int]]) -> Iterator[str]:
+    """Documents that follow on each other in one shard, as one reference."""
+    for _, group in groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0])):
+        stretch = [place for _, place in group]
+        yield documents_of(shards[stretch[0][0]], stretch[0][1], stretch[-1][1] + 1)
