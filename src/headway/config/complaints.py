@@ -61,6 +61,8 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[st
     """Dotted names of all keys of the schema, sections included."""
     for name, info in model.model_fields.items():
         yield prefix + name
+        if (prefix, name) == ("", "segments"):
+            continue  # nobody writes them
         for kind in sections_of(info.annotation):
             yield from known_keys(kind, f"{prefix}{name}.")
 

@@ -33,6 +33,8 @@ def reference() -> str:
     """All keys as Markdown tables, a section each, with a final line break."""
     parts = [_HEAD, _table("Top level", Config, "")]
     for name, info in Config.model_fields.items():
+        if name == "segments":
+            continue  # nobody writes them
         parts += [_table(title, model, prefix) for title, model, prefix in _sections(info, name)]
     return "\n".join(parts) + "\n"
 

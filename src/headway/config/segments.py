@@ -49,7 +49,9 @@ class Segment(Section):
     """Rows in one optimizer step."""
     batch_ramp: list[BatchStage] = []
     packing: Literal["concat", "best_fit", "pad"] = "concat"
+    """`data.packing`."""
     document_mask: bool = False
+    """`data.document_mask`."""
     sources: list[SegmentSource] = []
     mixture: MixtureConfig = MixtureConfig()
     data: str

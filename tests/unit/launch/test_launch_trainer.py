@@ -214,8 +214,29 @@ def test_a_dataset_that_draws_from_shared_generators_is_refused(config: Callable
 def test_a_dataset_of_another_size_is_refused(config: Callable[..., Config]) -> None:
     with pytest.raises(KeyError):
         Trainer(Model(), Squares(), loss, config(), callbacks=[Break()]).fit()
-    with pytest.raises(DataError, match="data fingerprint"):
+    with pytest.raises(DataError, match="the data has changed"):
         Trainer(Model(), Squares(6), loss, config()).fit()
+    with pytest.raises(DataError, match="rows less"):
+        Trainer(Model(), Squares(6), loss, config()).fit(accept_changes=True)
+
+
+class Seen(Callback):
+    """Which samples steps have used."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def on_step(self, job: Any, step: int, metrics: Any) -> None:
+        self.rows += [int(row) for picks in job.task.feed.picks(step - 1, 0) for row in picks.rows]
+
+
+def test_a_dataset_that_has_grown_joins(config: Callable[..., Config]) -> None:
+    first, then = Seen(), Seen()
+    train = {"steps": 6, "global_batch": 4, "device": "cpu"}
+    Trainer(Model(), Squares(30), loss, config(train=train), callbacks=[first]).fit()
+    longer = config(train={**train, "steps": 12})
+    Trainer(Model(), Squares(40), loss, longer, callbacks=[then]).fit(accept_changes=True)
+    assert sorted([*first.rows, *then.rows[:16]]) == list(range(40))  # and then all begin again
 
 
 def test_samples_are_counted_in_batches_of_any_form() -> None:

@@ -73,7 +73,8 @@ class Rows:
 
 def job_at(step: int) -> Any:
     state = SimpleNamespace(cursor=SimpleNamespace(step=step), left_out=())
-    return SimpleNamespace(state=state, task=SimpleNamespace(feed=Rows(), fingerprints={}))
+    config = SimpleNamespace(segments=[])
+    return SimpleNamespace(state=state, config=config, task=SimpleNamespace(feed=Rows(), fingerprints={}))
 
 
 def test_what_a_rollback_strikes_too_much_is_committed_again(ledger: Ledger, tmp_path: Path) -> None:

@@ -231,8 +231,7 @@ def earlier_rows(config: Config, store: TokenStore, number: int) -> SplitRows:
 
 def _split_rows(config: Config, parts: Sequence[TokenStore]) -> SplitRows:
     data, lengths = config.data, row_lengths(config)
-    store = parts[0] if len(parts) == 1 else parts
-    return SplitRows(store, "train", *lengths, packing=data.packing, document_mask=data.document_mask)
+    return SplitRows([*parts], "train", *lengths, packing=data.packing, document_mask=data.document_mask)
 
 
 def store_parts(store: TokenStore, segment: Segment) -> list[TokenStore]:

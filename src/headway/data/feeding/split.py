@@ -67,13 +67,13 @@ class SplitRows:
 
     def __init__(
         self,
-        store: TokenStore | Sequence[TokenStore],
+        store: TokenStore | list[TokenStore],
         split: str,
         *lengths: int,
         packing: Literal["concat", "best_fit", "pad"] = "concat",
         document_mask: bool = False,
     ) -> None:
-        parts = [store] if isinstance(store, TokenStore) else store
+        parts: Sequence[TokenStore] = store if isinstance(store, list) else [store]
         self.where, self.packing, self.document_mask = str(parts[-1].path), packing, document_mask
         names = dict.fromkeys(name for part in parts for name in part.sources(split))
 

@@ -36,7 +36,7 @@ PACKINGS = ("concat", "best_fit", "pad")
 class MemoryStore:
     """A token store in memory: documents are texts, their bytes are the tokens, each is followed by an end."""
 
-    at_hand, end_of_text_id = True, END
+    at_hand, is_part, end_of_text_id = True, False, END
 
     def __init__(self, path: Path, sources: dict[str, list[str]], dtype: str = "<u2", shift: int = 0) -> None:
         self.path = path

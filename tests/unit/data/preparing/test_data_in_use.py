@@ -65,7 +65,7 @@ def test_a_training_that_began_meanwhile_keeps_its_store_and_the_work_is_kept(
 ) -> None:
     before = TokenStore.open(more.store)
     with monkeypatch.context() as patch:
-        patch.setattr(build, "refuse_in_use", lambda store: None)
+        patch.setattr(build, "refuse_in_use", lambda store, keeps_for: None)
         with in_use(more.store), pytest.raises(DataError, match=READS):
             prepare(more, workers=1)
     assert TokenStore.open(more.store).fingerprint == before.fingerprint and before.verify() == []
