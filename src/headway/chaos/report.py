@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from headway.chaos.campaign import FEWEST_STEPS, Shape, Trial, plan_campaign
+from headway.chaos.changes import changing_stages, one_stage
 from headway.chaos.controls import CONTROLS
 from headway.chaos.trial import SEED, Runs, TrialResult
 from headway.checkpoint.places import remote_manifests
 from headway.checkpoint.remote_place import open_place
-from headway.config import Config, dump_config, override, resolve_lanes
+from headway.config import Config, dump_config, override
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
@@ -113,6 +114,7 @@ def run_campaign(
     worker_counts: Sequence[int],
     controls: bool = True,
     remote: str | None = None,
+    changes: bool = False,
 ) -> CampaignResult:
     """Train without kills, then with, and compare.
 
@@ -126,6 +128,8 @@ def run_campaign(
         controls: Also make sure that losses are found out.
         remote: URL of a folder for remote checkpoints, of which the campaign takes a new one in it: uploads are killed
             too then, and checkpoints here are lost. The config's own remote tier is not used.
+        changes: Every run, the undisturbed one too, accepts other batches, more data and shorter rows on the way
+            (`headway.chaos.changes`). Controls are of runs without, and left out.
 
     Raises:
         ConfigError: the config cannot keep the promise that is tested, the folder holds something or cannot be made, or
@@ -158,6 +162,7 @@ def run_campaign(
         raise ConfigError(
             f"the folder cannot be used: {error.strerror or error}", where=str(folder.absolute()), fix="choose --output"
         ) from None
+    stages = changing_stages(config, folder, worker_counts) if changes else one_stage(config, worker_counts)
     steps, every = config.train.steps, max(2, config.train.steps // 8)
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
@@ -165,15 +170,14 @@ def run_campaign(
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1", "parallel.min_workers=null"),
     ]
     place = _place_in(config, remote) if remote else None
-    micro_batches = {workers: _micro_batches(config, workers) for workers in worker_counts}
-    shape = Shape(steps, every, every + 1, micro_batches, worker_counts, place is not None)
-    runs, start = Runs(file, overrides, folder, steps, place), time.monotonic()
+    shape = Shape(stages, every, every + 1, worker_counts, place is not None)
+    runs, start = Runs(file, overrides, folder, stages, place), time.monotonic()
     notice(f"training {steps} steps without a disturbance")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))
     try:
         with stoppable():
             _disturb(result, runs, plan_campaign(shape, seed), kills)
-            for control in (*CONTROLS, SEED) if controls else ():
+            for control in (*CONTROLS, SEED) if controls and not changes else ():
                 notice(f"a run that loses on purpose: {control}")
                 result.controls[control] = runs.control(control, worker_counts[0])
     except KeyboardInterrupt:
@@ -216,12 +220,6 @@ def _place_in(config: Config, remote: str) -> str:
     open_place(place).make_folder()
     notice(f"remote checkpoints go to {place}")
     return place
-
-
-def _micro_batches(config: Config, workers: int) -> int:
-    """Of one worker in one step."""
-    grid = resolve_lanes(config, workers)
-    return grid.lanes // workers * grid.micro_batches
 
 
 def render(result: CampaignResult) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.chaos.campaign import Leg, Trial
+from headway.chaos.campaign import Leg, Stage, Trial
 from headway.chaos.controls import CURSOR, forge
 from headway.checkpoint.compare import compare
 from headway.checkpoint.places import remote_manifests
@@ -84,14 +84,15 @@ class Runs:
         config: The config file.
         overrides: For all runs, `key=value`.
         folder: Where runs and logs go.
-        steps: Steps of every run.
+        stages: Of every run.
         remote: URL for the checkpoints of runs that are killed; what is there is of this campaign only.
     """
 
     def __init__(
-        self, config: Path, overrides: Sequence[str], folder: Path, steps: int, remote: str | None = None
+        self, config: Path, overrides: Sequence[str], folder: Path, stages: Sequence[Stage], remote: str | None = None
     ) -> None:
-        self._config, self._overrides, self._folder, self._steps = config, overrides, folder, steps
+        self._config, self._overrides, self._folder = config, overrides, folder
+        self._stages, self._steps = stages, stages[-1].last
         self._remote = remote
 
     def reference(self, workers: int) -> str:
@@ -100,8 +101,10 @@ class Runs:
         Raises:
             HeadwayError: that does not work, so there is nothing to compare with.
         """
-        leg = Leg(workers, (), None)
-        end = self._command("reference", leg)
+        for stage in range(len(self._stages)):
+            end = self._command("reference", Leg(workers, (), None, stage=stage))
+            if end.problem:
+                break
         found = self._last("reference")
         if end.problem or found is None:
             raise self._useless("reference", end)
@@ -180,9 +183,11 @@ class Runs:
 
     def _command(self, name: str, leg: Leg, *more: str) -> End:
         """One leg."""
+        changed = self._stages[leg.stage].overrides
         command = train_command(
             self._config,
-            *(*self._overrides, *place(name, self._folder), f"parallel.workers={leg.workers}", *more),
+            *(*self._overrides, *place(name, self._folder), f"parallel.workers={leg.workers}", *more, *changed),
+            *(["--accept-changes"] if leg.stage else []),
         )
         run = self._folder / name
         log_of_faults = self._folder / f"{name}.faults.jsonl"

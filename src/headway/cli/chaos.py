@@ -22,6 +22,7 @@ the next new step is told, and judged where a limit is given. The config's own r
 headway chaos configs/elastic.yaml train.steps=40 --kills 20
 headway chaos configs/elastic.yaml train.steps=40 --kills 500 --workers 1,2,4 --seed 7 --output chaos
 headway chaos configs/elastic.yaml train.steps=40 --kills 50 --remote s3://bucket/chaos
+headway chaos configs/elastic.yaml train.steps=80 --kills 100 --changes
 headway chaos configs/elastic.yaml train.steps=40 --max-recovery 10s --max-overhead 2s
 
 Ctrl-C ends a campaign, which then tells what has come of it so far.
@@ -73,6 +74,14 @@ def chaos(
         ),
     ] = None,
     controls: Annotated[bool, typer.Option(help="Also make sure that losses are found out.")] = True,
+    changes: Annotated[
+        bool,
+        typer.Option(
+            "--changes",
+            help="Every run, the undisturbed one too, accepts a larger batch, more data and shorter rows on the way"
+            " (without controls).",
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="New folder for runs, logs and chaos.json; kept.", show_default=False),
@@ -103,7 +112,14 @@ def chaos(
     )
     with kept as folder:
         result = run_campaign(
-            loaded, Path(folder), kills=kills, seed=seed, worker_counts=counts, controls=controls, remote=remote
+            loaded,
+            Path(folder),
+            kills=kills,
+            seed=seed,
+            worker_counts=counts,
+            controls=controls,
+            remote=remote,
+            changes=changes,
         )
     result.max_recovery_seconds, result.max_overhead_seconds = limits
     if output:

@@ -29,6 +29,7 @@ from headway.chaos.campaign import (
     UPLOAD_POINTS,
     Leg,
     Shape,
+    Stage,
     Trial,
     plan_campaign,
 )
@@ -43,7 +44,8 @@ from headway.core.foreign import read_json_lines
 from headway.supervise.ledger import Rollback
 from states import equal, make_state, save
 
-SHAPE = Shape(steps=40, save_every=5, evaluate_every=6, micro_batches={1: 4, 2: 2, 4: 1}, worker_counts=(1, 2, 4))
+STAGE_OF_ALL = Stage(0, 40, {1: 4, 2: 2, 4: 1})
+SHAPE = Shape([STAGE_OF_ALL], save_every=5, evaluate_every=6, worker_counts=(1, 2, 4))
 
 
 def test_a_campaign_follows_from_its_seed() -> None:
@@ -53,7 +55,7 @@ def test_a_campaign_follows_from_its_seed() -> None:
 
 
 def test_the_fewest_steps_have_every_phase() -> None:
-    shape = replace(SHAPE, steps=FEWEST_STEPS, save_every=2, evaluate_every=3)
+    shape = replace(SHAPE, stages=[replace(STAGE_OF_ALL, last=FEWEST_STEPS)], save_every=2, evaluate_every=3)
     orders = [order for t in islice(plan_campaign(shape, 1), 99) for leg in t.legs for order in leg.orders]
     assert not any("=0" in order for order in orders if order.startswith(("kill@evaluation", "kill@checkpoint=")))
 
@@ -73,7 +75,7 @@ def test_a_campaign_that_is_stopped_leaves_no_run_behind(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where tests run behind a shell
     try:
         with pytest.raises(KeyboardInterrupt):
-            Runs(tmp_path / "config.yaml", [], tmp_path, 10).reference(1)
+            Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 10, {})]).reference(1)
     finally:
         signal.signal(signal.SIGINT, before)
     assert processes[0].returncode == -signal.SIGKILL
@@ -112,7 +114,9 @@ def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
     alone = {o.point for t in trials for o in faults.parse_orders(t.legs[-1].orders[-1])}
     assert alone == {f"checkpoint.{point}" for point in SAVE_POINTS}
     assert {trial.memory_every for trial in trials} == {None, 2}, "with a tier in memory and without"
-    micro_batches = {(workers, count) for workers, last in SHAPE.micro_batches.items() for count in range(1, last + 1)}
+    micro_batches = {
+        (workers, count) for workers, last in STAGE_OF_ALL.micro_batches.items() for count in range(1, last + 1)
+    }
     assert backward == micro_batches, "in the middle of an accumulation too"
     for trial in trials:
         workers = [leg.workers for leg in trial.legs]
@@ -186,7 +190,7 @@ def test_a_limit_that_nothing_was_measured_for_was_not_kept() -> None:
 def controlled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str, end: Callable[[Path], object]) -> Any:
     """What is said of a control whose run comes to its end by `end`; the undisturbed run is there."""
     save(CheckpointStore(tmp_path / "reference" / "checkpoints"), 4)
-    runs, run = Runs(tmp_path / "config.yaml", [], tmp_path, 4), tmp_path / f"control-{control}"
+    runs, run = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 4, {})]), tmp_path / f"control-{control}"
 
     def command(name: str, leg: Leg, *more: str) -> End:
         if leg.orders:
@@ -230,7 +234,7 @@ def test_where_rows_are_used_twice_the_ledger_has_to_tell(
 def test_a_lost_disk_is_why_steps_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proof = SimpleNamespace(problems=["a gap"], left_out=[], rollbacks=[Rollback(1, "why", ())])
     monkeypatch.setattr("headway.chaos.trial.prove", lambda run: proof)
-    runs = Runs(tmp_path / "config.yaml", [], tmp_path, 4)
+    runs = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 4, {})])
     assert runs._ledger_problems(tmp_path, disks_lost=1) == ["ledger: a gap"]
     assert runs._ledger_problems(tmp_path) == [
         "ledger: a gap",
@@ -253,7 +257,7 @@ def test_a_lost_disk_takes_along_what_is_still_being_written(tmp_path: Path, mon
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write_on)
-        assert Runs(tmp_path / "config.yaml", [], tmp_path, 4, "file:///remote")._lose_disk(run)
+        assert Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 4, {})], "file:///remote")._lose_disk(run)
         writing.result()
     assert not (run / "checkpoints").exists()
 
@@ -280,7 +284,7 @@ def test_a_checkpoint_by_another_number_of_workers_is_told(tmp_path: Path, monke
         for step, attempt, workers in made
     ]
     monkeypatch.setattr("headway.chaos.trial.CheckpointStore.list", lambda self: infos)
-    runs = Runs(tmp_path / "config.yaml", [], tmp_path, 6)
+    runs = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 6, {})])
     assert runs._other_workers(tmp_path, [(2, 1), (3, 2), (5, 1)]) == []
     assert runs._other_workers(tmp_path, [(2, 1), (5, 2)]) == ["step-00000006 was made by 1 worker, and was to be by 2"]
 
@@ -309,7 +313,7 @@ def ended(
     """How a leg of this command ends, whose run has come to a step."""
     monkeypatch.setattr(trial_module, "train_command", lambda *_: command)
     monkeypatch.setattr(trial_module, "read_metrics", lambda *_, **__: SimpleNamespace(last_step=last_step))
-    return Runs(tmp_path / "config.yaml", [], tmp_path, 4)._command("run", Leg(1, (), supervisor_at))
+    return Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 4, {})])._command("run", Leg(1, (), supervisor_at))
 
 
 def test_how_a_command_ended_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +347,7 @@ def test_every_command_of_a_run_has_to_end_as_planned(
     legs = [Leg(1, (), 2), Leg(2, (), 3), Leg(1, (), None)]
     ends = [End(-9, killed=True), End(-9, killed=True), End(0)]
     ends[failing] = end
-    runs, run = Runs(tmp_path / "config.yaml", [], tmp_path, 4), tmp_path / "trial-001"
+    runs, run = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 4, {})]), tmp_path / "trial-001"
     run.mkdir()
     coming = iter(ends)
     monkeypatch.setattr(runs, "_command", lambda *_: next(coming))
@@ -357,7 +361,7 @@ def test_every_command_of_a_run_has_to_end_as_planned(
 
 
 def test_a_control_that_stands_still_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(tmp_path / "config.yaml", [], tmp_path, 4)
+    runs = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 4, {})])
     monkeypatch.setattr(runs, "_command", lambda *_: End(-9, stood_still=True))
     said = runs.control("cursor", 1)
     assert said is not None and said.startswith("the control 'cursor' stood still")
