@@ -60,9 +60,9 @@ def quoted_override(key: str, text: str) -> str:
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
     """Dotted names of all keys of the schema, sections included."""
     for name, info in model.model_fields.items():
-        yield prefix + name
         if (prefix, name) == ("", "segments"):
             continue  # nobody writes them
+        yield prefix + name
         for kind in sections_of(info.annotation):
             yield from known_keys(kind, f"{prefix}{name}.")
 

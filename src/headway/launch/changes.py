@@ -294,7 +294,8 @@ def _told(plan: SegmentedPlan, step: int, joins: bool) -> str:
     """One line on where the rows go on."""
     border = plan.border(step) if step in plan.firsts else None
     rows, length = plan.step_rows(step), plan.sequence_length(step)
-    head = f"from step {step:,} on: {rows:,} rows of {length:,} tokens a step"
+    of_tokens = f" of {length:,} tokens" if length > 1 else ""
+    head = f"from step {step:,} on: {rows:,} rows{of_tokens} a step"
     if border is None:
         return head
     if border.row_map is None:

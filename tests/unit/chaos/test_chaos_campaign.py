@@ -98,6 +98,17 @@ def test_a_campaign_that_is_stopped_tells_what_it_has_found(
     assert text.startswith("3 kills in 1 run on 1 worker (") and text.endswith("stopped before its end")
 
 
+def test_kills_of_a_stage_come_in_it() -> None:
+    stages = [replace(STAGE_OF_ALL, first=first, last=first + 10) for first in range(0, 40, 10)]
+    for trial in islice(plan_campaign(replace(SHAPE, stages=stages), 3), 40):
+        assert [leg.stage for leg in trial.legs] == [0, 0, 1, 1, 2, 2, 3, 3]
+        for leg in trial.legs:
+            steps = [int(o.point.split("=")[1]) for t in leg.orders for o in faults.parse_orders(t) if "=" in o.point]
+            steps += [leg.supervisor_at] if leg.supervisor_at is not None else []
+            assert all(leg.stage * 10 < step < (leg.stage + 1) * 10 for step in steps), leg
+        assert [leg.supervisor_at is None for leg in trial.legs] == [False, True] * 4
+
+
 def test_every_phase_is_hit_and_the_number_of_workers_changes() -> None:
     trials = list(islice(plan_campaign(SHAPE, 1), 170))
     orders = [order for trial in trials for leg in trial.legs for order in leg.orders]

@@ -215,9 +215,9 @@ def test_a_dataset_of_another_size_is_refused(config: Callable[..., Config]) -> 
     with pytest.raises(KeyError):
         Trainer(Model(), Squares(), loss, config(), callbacks=[Break()]).fit()
     with pytest.raises(DataError, match="the data has changed"):
-        Trainer(Model(), Squares(6), loss, config()).fit()
+        Trainer(Model(), Squares(4), loss, config()).fit()
     with pytest.raises(DataError, match="rows less"):
-        Trainer(Model(), Squares(6), loss, config()).fit(accept_changes=True)
+        Trainer(Model(), Squares(4), loss, config()).fit(accept_changes=True)
 
 
 class Seen(Callback):
