@@ -108,7 +108,7 @@ class Runs:
         found = self._last("reference")
         if end.problem or found is None:
             raise self._useless("reference", end)
-        for problem in self._other_workers(self._folder / "reference", [(1, workers)]):
+        for problem in self._other_workers(self._folder / "reference", [(len(self._stages), workers)]):
             raise HeadwayError(f"the run without kills shows nothing: {problem}")
         return found.state_sha256
 
