@@ -65,7 +65,8 @@ def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) 
         (f"data.store={json.dumps(str(grown))}", f"data.sources={sources}"),
         (f"train.sequence_length={train.sequence_length // 2}",),
     ]
-    stages, so_far = [], ()
+    stages: list[Stage] = []
+    so_far: tuple[str, ...] = ()
     for number, change in enumerate(changes):
         first, last = (train.steps * place // len(changes) for place in (number, number + 1))
         so_far = (*so_far, *change)
