@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -186,3 +187,20 @@ def test_a_run_that_goes_back_finds_the_segment_of_its_step(
     assert done.returncode == 0, done.stderr
     found = ledger(run_of(tmp_path))
     assert found["rows"] == 4 * 8 + 2 * 4 and found["rollbacks"]
+
+
+def test_a_lost_disk_takes_no_segment_along(own: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    remote = f"checkpoint.remote.url=file://{tmp_path}/remote"
+    config = own(train={"steps": 4})
+    assert headway("data", "prepare", config).returncode == 0
+    assert headway("train", config, remote).returncode == 0
+    changed = ("train.steps=8", "train.global_batch=4", remote)
+    killed = headway("train", config, *changed, "--accept-changes", faults="kill@step=7")
+    assert "died" in killed.stderr, killed.stderr
+    shutil.rmtree(run_of(tmp_path))
+    done = headway("train", config, *changed)
+    assert done.returncode == 0, done.stderr
+    segments = load_resolved(run_of(tmp_path) / "config.yaml").segments
+    assert [(segment.first_step, segment.global_batch) for segment in segments] == [(0, 8), (4, 4)]
+    assert ledger(run_of(tmp_path))["rows"] == 4 * 8 + 4 * 4

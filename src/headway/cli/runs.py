@@ -73,12 +73,15 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
         attempts = [{**asdict(attempt), "seconds": attempt.seconds} for attempt in record.attempts]
         checkpoints = [asdict(checkpoint) for checkpoint in record.checkpoints]
         time_spent = None if good is None else {**asdict(good), "ratio": good.ratio}
-        lists = {"attempt_list": attempts, "checkpoint_list": checkpoints}
+        segments = [segment.model_dump(mode="json") for segment in record.segments]
+        lists = {"attempt_list": attempts, "checkpoint_list": checkpoints, "segment_list": segments}
         print_json({**asdict(summary), "goodput": time_spent, **lists})
         return
     print_table(["run", summary.name], result_rows([summary]))
     if good is not None:
         print(f"\n{good}", end="")
+    for segment in record.segments[1:]:
+        print(f"\nchanged at step {segment.first_step:,}: {'; '.join(segment.changes)}", end="")
     for attempt in record.attempts:
         steps = f"steps {_known(attempt.first_step)} to {_known(attempt.last_step)}"
         print(

@@ -158,6 +158,16 @@ class Batches:
             if a < b:
                 yield a, b, rows
 
+    def token_parts(self) -> list[tuple[int, int]]:
+        """First step and tokens per step of each stretch, by step; the first begins at 0, the last has no end."""
+        before = [] if self.before is None else self.before.token_parts()
+        ends = [*(first for first, _ in self.parts[1:]), math.inf]
+        own = zip(self.parts, ends, strict=True)
+        return [
+            *((first, tokens) for first, tokens in before if first < self.begins),
+            *((max(first, self.begins), n * self.sequence_length) for (first, n), end in own if end > self.begins),
+        ]
+
     def steps_for(self, tokens: int) -> int:
         """The fewest steps that train on at least so many tokens."""
         return self._step_near(tokens, lambda tokens, per_step: -(-tokens // per_step))

@@ -143,6 +143,7 @@ def loss_chart(run: Run) -> Chart | None:
             legend.append(Entry("validation loss", 1, "dots"))
         legend += _shade_not_finite(axes, run, "train/loss")
         _mark_attempts(axes, run, numbered=True)
+        _mark_segments(axes, run, labelled=True)
         _uniform_guess(axes, run.vocab_size, losses)
         axes.set_ylabel("loss (nats per token)")
         _step_axis(axes, run.batches)
@@ -175,6 +176,7 @@ def metric_chart(
             axes.set_ylim(bottom=0, top=values.max() * 1.08 or 1)
         legend = tuple(_shade_not_finite(axes, run, name))
         _mark_attempts(axes, run, numbered=False)
+        _mark_segments(axes, run, labelled=False)
         axes.set_ylabel(unit)
         _step_axis(axes, None)
         return Chart(title, as_svg(figure, f"{title} by step"), legend)
@@ -296,12 +298,24 @@ def _mark_attempts(axes: Axes, run: Run, *, numbered: bool) -> None:
             )  # fmt: skip
 
 
+def _mark_segments(axes: Axes, run: Run, *, labelled: bool) -> None:
+    """A vertical line where the run was changed."""
+    for segment in run.segments[1:]:
+        axes.axvline(segment.first_step, color=MUTED, linewidth=1.1)
+        if labelled:
+            axes.annotate(
+                "changed", (segment.first_step, 0), xycoords=("data", "axes fraction"), xytext=(4, 6),
+                textcoords="offset points", color=MUTED, fontsize=10, rotation=90, va="bottom",
+            )  # fmt: skip
+
+
 def token_scale(batches: Batches) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Tokens trained on after so many steps, and the steps after so many tokens; both of any numbers, in between and
     beyond the ends too, since axes have margins."""
-    steps = np.array([first for first, _ in batches.parts], dtype=np.float64)
-    tokens = np.array([batches.tokens_before(first) for first, _ in batches.parts], dtype=np.float64)
-    slopes = np.array([rows * batches.sequence_length for _, rows in batches.parts], dtype=np.float64)
+    parts = batches.token_parts()
+    steps = np.array([first for first, _ in parts], dtype=np.float64)
+    tokens = np.array([batches.tokens_before(first) for first, _ in parts], dtype=np.float64)
+    slopes = np.array([per_step for _, per_step in parts], dtype=np.float64)
 
     def line(x: Any, knots: Floats, values: Floats, slope: Floats) -> Any:
         part = np.maximum(np.searchsorted(knots, x, side="right") - 1, 0)

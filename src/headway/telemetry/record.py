@@ -173,12 +173,12 @@ class Run:
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """What the rows of the steps follow from, where the run was changed on the way; empty where it was not.
-
-        Raises:
-            ValueError: they are written by hand, or by a version that knew other keys.
-        """
-        return [Segment.model_validate(segment) for segment in self.get("segments") or []]
+        """What the rows of the steps follow from, where the run was changed on the way; empty where it was not, or when
+        they cannot be read."""
+        try:
+            return [Segment.model_validate(segment) for segment in self.get("segments") or []]
+        except (TypeError, ValueError):
+            return []
 
     @property
     def tokens_per_step(self) -> int | None:

@@ -63,6 +63,7 @@ def render_report(run: Run) -> str:
             html.section("Sample text", _samples(run)),
             html.section("Data", _data(run)),
             html.section("Model", html.facts(_model(run))),
+            html.section("Changes on the way", _segments(run)),
             html.section("Attempts", _spent(found), _attempts(run, found)),
             html.section("Checkpoints", _checkpoints(run)),
             html.section("Environment", html.facts(_environment(run)), _changes(run)),
@@ -237,6 +238,22 @@ def _spent(found: Goodput | None) -> str:
         [name, format_seconds(seconds), f"{seconds / found.wall_seconds:.1%}"] for name, seconds in spent if seconds
     ]
     return html.table(["Spent on", "Time", "Share"], rows, numeric=(1, 2)) if found.wall_seconds else ""
+
+
+def _segments(run: Run) -> str:
+    """What the run was changed to, and where; nothing for one that was not."""
+    rows = [
+        [
+            _count(segment.first_step),
+            _count(segment.global_batch),
+            _count(segment.sequence_length),
+            "; ".join(segment.changes) or "as the run began",
+        ]
+        for segment in run.segments
+    ]
+    return (
+        html.table(["From step", "Rows in a step", "Tokens in a row", "What"], rows, numeric=(0, 1, 2)) if rows else ""
+    )
 
 
 def _attempts(run: Run, found: Goodput | None) -> str:

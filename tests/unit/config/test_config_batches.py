@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.config import Batches, Config, Interval, dump_config, identity, load_resolved, resolve_lanes
+from headway.config import Batches, BatchStage, Config, Interval, dump_config, identity, load_resolved, resolve_lanes
 from headway.core.errors import ConfigError
 
 
@@ -105,3 +105,23 @@ def test_what_cannot_be_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, ValueError)) as error:
         Config.model_validate({**values, "train": train}).resolved()
     assert said in str(error.value)
+
+
+def test_batches_of_a_run_that_was_changed() -> None:
+    first = Batches(((0, 2), (10, 4)), 8)
+    changed = Batches(((0, 6),), 4, before=first, begins=20)
+    steps = [first.rows(step) * 8 for step in range(20)] + [6 * 4] * 30
+    assert [changed.tokens_before(step) for step in range(51)] == [sum(steps[:step]) for step in range(51)]
+    assert [changed.rows(step) for step in (0, 9, 10, 19, 20, 49)] == [2, 2, 4, 4, 6, 6]
+    assert changed.sizes == [6] and changed.common_rows == 6
+    assert list(changed.stretches(5, 30)) == [(5, 10, 2), (10, 20, 4), (20, 30, 6)]
+    assert changed.token_parts() == [(0, 16), (10, 32), (20, 24)]
+    for tokens in (1, 16, 161, 480, 481, 600):
+        assert changed.steps_for(tokens) == next(n for n in range(99) if sum(steps[:n]) >= tokens)
+    assert [step for step in range(1, 40) if changed.is_due(Interval(100, "tokens"), step)] == [
+        step for step in range(1, 40) if sum(steps[:step]) // 100 > sum(steps[: step - 1]) // 100
+    ]
+    # A ramp that tokens end counts those of the steps before.
+    stages = [BatchStage(global_batch=2, until="560 tokens")]
+    ramp = Batches.planned(stages, 8, 4, before=first, begins=20)
+    assert ramp.parts[1] == (30, 8) and ramp.rows(29) == 2

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils.data import default_collate
 
 from headway.config.batches import Batches
 from headway.core.console import is_first_worker, warning
-from headway.core.errors import DataError
+from headway.core.errors import ConfigError, DataError
 from headway.core.types import MicroBatch
 from headway.data.feeding.packing import PackingFigures
 from headway.data.feeding.plan import Picks, PlainPlan, RowPlan, plan_of
@@ -62,7 +63,13 @@ class _PlannedFeed:
         """The rows of one lane of one step, by micro-batch."""
         # A step to which a run has gone back may have had longer rows than a micro-batch has tokens.
         size = max(1, self._micro_tokens // self.plan.sequence_length(step))
-        of_lane = self.plan.step_rows(step) // self._lanes
+        of_lane, rest = divmod(self.plan.step_rows(step), self._lanes)
+        if rest:  # of a segment to which the run has gone back
+            raise ConfigError(
+                f"the {self.plan.step_rows(step)} rows of step {step:,} cannot be cut into {self._lanes} lanes",
+                where="train.lanes",
+                fix=f"train.lanes={gcd(self.plan.step_rows(step), self._lanes)}",
+            )
         picks = self.plan.picks(step, lane * of_lane, (lane + 1) * of_lane)
         return [picks[i : i + size] for i in range(0, len(picks), size)]
 

@@ -22,7 +22,9 @@ from headway.data import in_use as in_use_module
 from headway.data.in_use import in_use, refuse_in_use, replacing
 from headway.data.preparing import build, building
 from headway.data.preparing.prepare import prepare
+from headway.data.pinned import keep_manifest, pinned
 from headway.data.store import MANIFEST, TokenStore
+from headway.data.used_by import mark_use, uses_of
 
 Configs = Callable[..., DataConfig]
 READS = "a training reads this token store"
@@ -203,3 +205,34 @@ def test_what_is_held_is_the_manifest_without_a_look_at_numpy() -> None:
     assert in_use_module._MANIFEST == MANIFEST
     look = "import sys, headway.data.in_use; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
+
+
+def marked(run: Path, store: Path, pid: int) -> str:
+    """A run directory that has left its mark in a store; returns the fingerprint of its data."""
+    run.mkdir()
+    (run / "config.yaml").write_text("name: run\n")
+    data = TokenStore.open(store).fingerprint
+    keep_manifest(run, store, data)
+    mark_use(store, run, data, pid)
+    return data
+
+
+def test_what_a_run_reads_is_kept_for_it_while_it_goes_on(tmp_path: Path, more: DataConfig) -> None:
+    """A run that has left its mark is not in the way, and reads on what it began with."""
+    run = tmp_path / "run"
+    data = marked(run, more.store, os.getpid())
+    with in_use(more.store):
+        prepare(more, workers=1)
+    now = TokenStore.open(more.store)
+    assert now.fingerprint != data and now.verify() == []
+    kept = pinned(now, run, data)
+    assert kept.verify() == [] and kept.fingerprint == data
+    assert [use.run for use in uses_of(more.store)] == [run.resolve()]
+    (run / "config.yaml").unlink()
+    assert uses_of(more.store) == [], "for a run that is gone nothing is kept"
+
+
+def test_another_reader_is_still_in_the_way(tmp_path: Path, more: DataConfig) -> None:
+    marked(tmp_path / "run", more.store, os.getpid() + 1)
+    with in_use(more.store), pytest.raises(DataError, match=READS):
+        prepare(more, workers=1)
