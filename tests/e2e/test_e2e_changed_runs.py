@@ -196,8 +196,7 @@ def test_a_lost_disk_takes_no_segment_along(own: Callable[..., Path], tmp_path: 
     assert headway("data", "prepare", config).returncode == 0
     assert headway("train", config, remote).returncode == 0
     changed = ("train.steps=8", "train.global_batch=4", remote)
-    killed = headway("train", config, *changed, "--accept-changes", faults="kill@step=7")
-    assert "died" in killed.stderr, killed.stderr
+    assert headway("train", config, *changed, "--accept-changes").returncode == 0
     shutil.rmtree(run_of(tmp_path))
     done = headway("train", config, *changed)
     assert done.returncode == 0, done.stderr

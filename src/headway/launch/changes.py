@@ -230,6 +230,8 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
     begun = wanted.model_copy(update={"new_epoch": begins, "changes": said})
     result = config.with_segments([*kept, begun])
     plan = SegmentedPlan(result)  # refuses what cannot go on
+    if joins:
+        warning(f"the run goes on with changed data: {wanted.changes[0]}")
     notice(_told(plan, step, joins))
     return result
 
