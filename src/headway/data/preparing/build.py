@@ -216,6 +216,7 @@ class Builder:
         tokens = (*vocabulary, recipe.special_tokens_in_text, str(recipe.bound))
         begin = [["begin", *recipe.begin]] if recipe.begin else []
         mended = self._tokenizer.special_in_text.key_marks(recipe.special_tokens_in_text)
+        mended += ["cut at words"] if self._tokenizer.was_cut_otherwise else []
         return key_of("shards", _CODE, outcome.key, *tokens, *mended, *begin, _hash_of(verdict))
 
     def _name(self, outcome: Outcome) -> str:

@@ -6,10 +6,12 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from headway.core.errors import DataError
 from headway.data.tokenizing.preload import take_parsed
+from headway.data.tokenizing.word_ends import ENDS, MARKS, ODD_ENDS, SPACES, STOPS, word_ends
 
 _IDS_FIX = "give each token an id of its own, in the tokenizer's file and in added_tokens_decoder beside it"
 
@@ -33,17 +35,20 @@ END_NAMES = (
 PART_CHARACTERS = 2**16
 #: A longer word is cut: no text that people wrote has one, and there would be no bound on memory.
 WORD_CHARACTERS = 2**16
-# Every byte-level pre-tokenizer in use ends a word between a letter or digit and white space or these marks, so cutting
-# there changes nothing.
-_WORD_END = re.compile(r"[^\W_](?=[\s,.;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])")
-# So does other punctuation, but for the apostrophe ("don't"). It comes second, for text that is mostly quotes and
-# brackets. Marks that special tokens have within them are left out.
-_MARK = re.compile(r"[^\W_](?=[\"#$%&()*+/=@\\^`{}~])")
 # A SentencePiece vocabulary whose pieces have spaces at their beginning alone: a single space begins a new piece.
 _SPACE = re.compile(r"[^\s▁] (?=\w)")
 
-#: How a long text may be cut: as byte-level vocabularies allow, as SentencePiece's do, or not at all.
-Cutting = Literal["byte_level", "metaspace"] | None
+
+@dataclass(frozen=True)
+class Cutting:
+    """How a long text may be cut."""
+
+    places: tuple[re.Pattern[str], ...]
+    """What is before a cut: the first of them that is found, while there is one."""
+    words: bool
+    """A word that is too long is cut as well."""
+    space: bool = False
+    """Between two parts is a space, which is left out: the vocabulary puts one before every part."""
 
 
 def parse(content: bytes, where: str) -> dict[str, Any]:
@@ -126,26 +131,43 @@ def end_of_text(ids: Mapping[str, int], configured: str | None, where: str) -> s
     )
 
 
-def cutting(spec: dict[str, Any]) -> Cutting:
-    """How a long text may be cut without a change of its tokens."""
-    kind: Cutting = None
+def cutting(spec: dict[str, Any]) -> Cutting | None:
+    """How a long text may be cut without a change of its tokens; None where no way is known."""
+    how: Cutting | None = None
     if _is_byte_level(spec):
-        kind = "byte_level"
-    elif _is_metaspace(spec):
-        kind = "metaspace"
-    return None if any(_may_meet_cut(token, kind) for token in added_tokens(spec)) else kind
+        how = at_words(word_ends(spec["pre_tokenizer"]))
+    elif _is_metaspace(spec) and "▁" in vocabulary(spec):
+        how = Cutting((_SPACE,), words=False, space=True)
+    return None if how is None or any(_may_meet_cut(token, how) for token in added_tokens(spec)) else how
 
 
-def _may_meet_cut(token: dict[str, Any], kind: Cutting) -> bool:
+def was_cut_otherwise(spec: dict[str, Any]) -> bool:
+    """Whether long texts were once cut where that has not been shown to change nothing."""
+    if _is_byte_level(spec):
+        how = at_words(word_ends(spec["pre_tokenizer"]))
+        return how is None or not how.words
+    return _is_metaspace(spec) and "▁" not in vocabulary(spec)
+
+
+def at_words(ends: frozenset[str]) -> Cutting | None:
+    """Cutting behind a letter or digit that one of these characters follows, where a pre-tokenizer ends a word. Of all
+    of them, punctuation that spaces rarely follow comes second, for text that is mostly quotes and brackets."""
+    words = ends >= ENDS - ODD_ENDS
+    found = ["".join(sorted(ends.intersection(some))) for some in ((SPACES + STOPS, MARKS) if words else (ENDS,))]
+    places = tuple(re.compile(rf"[^\W_](?=[{re.escape(some)}])") for some in found if some)
+    return Cutting(places, words) if places else None
+
+
+def _may_meet_cut(token: dict[str, Any], how: Cutting) -> bool:
     """Whether an added token, which is matched in the whole text, can lie across a cut or take what is behind it."""
     text = str(token["content"])
-    across = _WORD_END.search(text) or _MARK.search(text) or _SPACE.search(text)
+    across = any(place.search(text) for place in (*_EVERYWHERE, _SPACE))
     behind = bool(token.get("rstrip")) and text[-1:].isalnum()
-    return bool(across) or behind or (kind == "metaspace" and text[:1].isalnum())
+    return across or behind or (how.space and text[:1].isalnum())
 
 
 def _is_byte_level(spec: dict[str, Any]) -> bool:
-    """Whether the vocabulary is byte-level and splits words by the usual patterns, so that `_WORD_END` is one."""
+    """Whether the vocabulary is byte-level and splits words by patterns."""
     outer = spec.get("pre_tokenizer") or {}
     steps = outer.get("pretokenizers", [outer])
     levels = [step for step in steps if step.get("type") == "ByteLevel"]
@@ -174,42 +196,36 @@ def _is_metaspace(spec: dict[str, Any]) -> bool:
     return not any("▁" in token.lstrip("▁") for token in vocabulary(spec))
 
 
-def parts(text: str, kind: Cutting) -> Iterator[str]:
-    """Cut a long text where a word ends anyway, and within words that are too long.
-
-    With `metaspace` the single space at a cut is left out, for the vocabulary puts one before every part.
-    """
+def parts(text: str, how: Cutting | None) -> Iterator[str]:
+    """Cut a long text where a word ends anyway, and within words that are too long."""
     start = 0
-    while kind and len(text) - start > 2 * PART_CHARACTERS:
+    while how is not None and len(text) - start > 2 * PART_CHARACTERS:
         end = start + PART_CHARACTERS
-        stop = _word_end(text, end) if kind == "byte_level" else _space_end(text, end)
-        if stop is None:
-            if kind == "metaspace":
-                break  # inside a word no cut leaves the tokens as they are, since each part gets a space
-            stop = end + WORD_CHARACTERS
-        yield text[start : stop - 1 if kind == "metaspace" else stop]
+        stop = _place(text, end, how, end + WORD_CHARACTERS if how.words else len(text))
+        if stop is None and not how.words:
+            break  # inside a word no cut leaves the tokens as they are
+        stop = end + WORD_CHARACTERS if stop is None else stop
+        yield text[start : stop - how.space]
         start = stop
     yield text[start:]
 
 
-def _word_end(text: str, start: int) -> int | None:
-    """Where the first word ends behind a place, if one does before it is too long.
+def _place(text: str, start: int, how: Cutting, limit: int) -> int | None:
+    """Where a text may be cut behind a place, if it may before it is too long.
 
     Nothing joins the white space or mark behind it to what is before it when a vocabulary normalises to NFC. But a
     letter that NFC takes apart may end in a mark, which goes with the marks behind it.
     """
-    for pattern in (_WORD_END, _MARK):
-        for found in pattern.finditer(text, start, start + WORD_CHARACTERS):
-            if unicodedata.is_normalized("NFC", found[0]):
+    for place in how.places:
+        for found in place.finditer(text, start, limit):
+            if how.space or unicodedata.is_normalized("NFC", found[0]):
                 return found.end()
     return None
 
 
-def _space_end(text: str, start: int) -> int | None:
-    """The same of a single space."""
-    found = _SPACE.search(text, start, start + WORD_CHARACTERS)
-    return found.end() if found else None
-
+#: Cutting of byte-level vocabularies with one of the usual patterns.
+AT_WORDS = at_words(ENDS)
+_EVERYWHERE = AT_WORDS.places if AT_WORDS else ()
 
 #: Score of Unigram pieces that are not for text, in files made of SentencePiece models. It says so, and is no ban: see
 #: `special`.

@@ -42,6 +42,7 @@ class Tokenizer:
         added_tokens: Texts of these and of the other added tokens, which are found in any text.
         settings: What the files beside it say.
         unknown_roles: Tokens that these give a part to play and that it does not have, by that part.
+        was_cut_otherwise: Long texts were once cut where that may have changed their ids.
         template_tokens: What its template (of a format that has none, `add_bos_token`) puts before a text, with ids.
         special_in_text: By which ways a library would make special tokens of a text; `content_for` gives it none.
         forbidden_ids: Special tokens that no text is to become unless it is asked for: all but the unknown token.
@@ -81,6 +82,7 @@ class Tokenizer:
             self.byte_names = {name: ids[name] for name in ways.byte_names}
             self._added_ids = {token: ids[token] for token in self.added_tokens}
             self._cutting = specs.cutting(spec)
+            self.was_cut_otherwise = specs.was_cut_otherwise(spec)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             reason = f"its JSON is not laid out like a tokenizer.json ({type(error).__name__}: {error})"
             raise DataError(f"not a tokenizer: {reason}", where=where, fix="give a tokenizer.json") from None
@@ -229,7 +231,8 @@ class Tokenizer:
         """The same ids as `encode_batch` as arrays of `dtype`; or with special tokens that texts spell out as such.
 
         Texts of any length take bounded memory with the usual vocabularies (`tokenizer_spec.cutting`): a longer one is
-        encoded in parts, which gives the same ids, unless a single word has many ten thousand characters.
+        encoded in parts, which gives the same ids, unless a single word has many ten thousand characters. Where the
+        vocabulary does not allow for that, memory has no bound.
 
         Raises:
             DataError: a text cannot be written as UTF-8 (it holds half of a surrogate pair).
@@ -239,7 +242,7 @@ class Tokenizer:
         batch: list[str] = []
         size = 0
         for text in texts:
-            if self._cutting and len(text) > 2 * specs.PART_CHARACTERS:
+            if len(text) > 2 * specs.PART_CHARACTERS and self._cutting:
                 results += self._encode(backend, batch)
                 pieces = [self._encode(backend, [part])[0] for part in self.parts(text)]
                 results.append(np.concatenate(pieces))

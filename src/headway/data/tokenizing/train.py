@@ -20,9 +20,10 @@ from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece, Source, open_tables, pieces_of
 from headway.data.tokenizing.patterns import PATTERNS, pattern_of
 from headway.data.tokenizing.patterns import pre_tokenizer as pre_tokenizer_of
-from headway.data.tokenizing.spec import END_OF_TEXT, parts
+from headway.data.tokenizing.spec import END_OF_TEXT, at_words, parts
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.waiting import waiting_for
+from headway.data.tokenizing.word_ends import word_ends
 
 #: The pattern when none is given: GPT-2's words, but digits and line breaks alone.
 DEFAULT_PATTERN = "headway"
@@ -97,10 +98,12 @@ def train_on(texts: Iterable[str], vocab_size: int, pattern: str | None = None) 
     )
     # Merges that lead to the special token would make it of ordinary text.
     spoken = (piece for text in texts for piece in text.split(END_OF_TEXT))
+    splits = pre_tokenizer_of(_shipped(pattern))
+    how = at_words(word_ends(splits))
     # The trainer, too, needs a hundred times a text's length.
-    backend.train_from_iterator((part for text in spoken for part in parts(text, "byte_level")), trainer)
+    backend.train_from_iterator((part for text in spoken for part in parts(text, how)), trainer)
     spec = json.loads(backend.to_str())
-    spec["pre_tokenizer"] = pre_tokenizer_of(_shipped(pattern))
+    spec["pre_tokenizer"] = splits
     content = json.dumps(spec, indent=2, ensure_ascii=False).encode()
     return Tokenizer(content, "the trained tokenizer")
 

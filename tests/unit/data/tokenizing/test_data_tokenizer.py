@@ -69,7 +69,7 @@ def test_long_texts_are_cut_where_it_changes_nothing(trained: Tokenizer, text: s
     whole = trained._backend.encode(text, add_special_tokens=False).ids
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PART_CHARACTERS", 8)
-        assert list(module.parts(text, "byte_level")) != [] and "".join(module.parts(text, "byte_level")) == text
+        assert list(module.parts(text, module.AT_WORDS)) != [] and "".join(module.parts(text, module.AT_WORDS)) == text
         assert trained.encode_batch([text, "short", text])[::2] == [whole, whole]
 
 
@@ -106,21 +106,21 @@ def test_quotes_end_words_where_nothing_else_does(trained: Tokenizer, monkeypatc
     # A cut in the white space, where an endless word would get one, changes the ids.
     for length in range(16, 48):
         monkeypatch.setattr(module, "WORD_CHARACTERS", length)
-        assert len(list(module.parts(text, "byte_level"))) > 5
+        assert len(list(module.parts(text, module.AT_WORDS))) > 5
         assert trained.encode_batch([text]) == [whole]
 
 
 def test_cuts_happen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_CHARACTERS", 10)
-    assert len(list(module.parts("some words and more words " * 10, "byte_level"))) > 10
-    assert len(list(module.parts("一些文字，还有文字。" * 10, "byte_level"))) > 5
+    assert len(list(module.parts("some words and more words " * 10, module.AT_WORDS))) > 10
+    assert len(list(module.parts("一些文字，还有文字。" * 10, module.AT_WORDS))) > 5
 
 
 @pytest.mark.parametrize("text", ["x" * 1000, "一" * 1000, ". " * 500, "x" * 105])
 def test_a_word_without_end_is_cut(trained: Tokenizer, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_CHARACTERS", 10)
     monkeypatch.setattr(module, "WORD_CHARACTERS", 100)
-    parts = list(module.parts(text, "byte_level"))
+    parts = list(module.parts(text, module.AT_WORDS))
     assert max(map(len, parts)) <= 110
     assert "".join(parts) == text
     assert trained.decode(trained.encode_batch([text])[0]) == text
