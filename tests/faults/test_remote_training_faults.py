@@ -16,6 +16,7 @@ import pytest
 
 from headway.checkpoint.claiming import is_sent
 from headway.checkpoint.places import remote_manifests
+from headway.checkpoint.run_identity import run_identity
 from headway.config import load_resolved
 from headway.core.heartbeat import read_heartbeat
 from headway.supervise.ledger_proof import prove
@@ -167,5 +168,7 @@ def test_a_run_that_may_not_upload_says_so_goes_on_and_the_same_command_makes_up
     assert again.returncode == 0 and f"not known to be at {url}; it is sent" in again.stderr, again.stderr
     (found,) = remote_manifests(f"{url}/tiny")
     assert found.manifest.state_sha256 == whole
-    remote = load_resolved(run / "config.yaml").checkpoint.remote
-    assert remote is not None and is_sent(remote, run, found.manifest), "there is nothing left to do"
+    resolved = load_resolved(run / "config.yaml")
+    remote = resolved.checkpoint.remote
+    assert remote is not None
+    assert is_sent(remote, run_identity(resolved), found.manifest), "there is nothing left to do"

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.claiming import refuse_other_runs
+from headway.checkpoint.claiming import settle_identity
 from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest, step_name, step_of
@@ -20,14 +20,14 @@ from headway.checkpoint.left_out import LEFT_OUT, Ranges, is_outdated, ranges_of
 from headway.checkpoint.objects import GivenUp, NoAnswer
 from headway.checkpoint.pruning import Pruner, candidate_of
 from headway.checkpoint.registry import LOCAL, REMOTE, Registry
-from headway.checkpoint.remote import UPLOADS, FencedError, RemoteTier
-from headway.checkpoint.remote_claim import read_claim
+from headway.checkpoint.remote import UPLOADS, RemoteTier
+from headway.checkpoint.remote_claim import FencedError, OtherRunError, read_claim
 from headway.checkpoint.remote_place import place_of
 from headway.checkpoint.retention import Candidate, Every, Rules, outdated
+from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.uploader import Uploader
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
-from headway.core.files import fingerprint
 
 if TYPE_CHECKING:
     from headway.config import Batches, Config
@@ -52,7 +52,7 @@ class AfterSave:
         self._tell_upload = tell_upload
         self.run = Path(settings["run"])
         self.directory = self.run / "checkpoints"
-        self._attempt, self._identity = int(settings["attempt"]), str(settings["identity"])
+        self._attempt, self._identity = int(settings["attempt"]), RunIdentity(self.run, **settings["identity"])
         self._left_out = ranges_of(settings)
         self._last_step: int | None = settings["last_step"]
         self._full_every = Every.parse(settings["full_every"])
@@ -68,6 +68,9 @@ class AfterSave:
         self._remote_steps: dict[int, Candidate] | None = None
         self._cleared = False
         self._withdrawn: Ranges = ()
+        self.lost: CheckpointError | None = None
+        """Known after `close`: why the newest checkpoint is not in the remote tier, and does not get there while
+        somebody else has that."""
         self._stopping, self._finished = threading.Event(), False
         self._uploader = self._start_uploader() if self._remote else None
         self._prune = Pruner(
@@ -75,22 +78,23 @@ class AfterSave:
         )
 
     @staticmethod
-    def settings(config: Config, attempt: int, left_out: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+    def settings(
+        config: Config, attempt: int, left_out: Sequence[Sequence[int]] = (), data: str | None = None
+    ) -> dict[str, Any]:
         """What a process that calls this has to know of a run.
 
         Args:
             config: Resolved.
             attempt: Number of the attempt that saves.
             left_out: The steps whose rows are left out, each range without its end.
+            data: Fingerprint of the data.
         """
-        from headway.config import identity
-
         batches, checkpoint, remote = config.train.batches, config.checkpoint, config.checkpoint.remote
         return {
             "run": str(Path(config.run_directory).absolute()),
             "attempt": attempt,
             LEFT_OUT: [list(steps) for steps in left_out],
-            "identity": fingerprint(identity(config)),
+            "identity": run_identity(config, data).settings(),
             "last_step": config.train.steps,
             "batches": [list(part) for part in batches.parts],
             "sequence_length": batches.sequence_length,
@@ -154,6 +158,7 @@ class AfterSave:
         except (HeadwayError, OSError) as error:
             warning(f"the newest checkpoint is not uploaded: {error}")
         self._uploader.close(patience_seconds)
+        self.lost = self._uploader.lost
         self._uploader = None
 
     def went_back(self, step: int, left_out: Sequence[Sequence[int]]) -> None:
@@ -190,13 +195,12 @@ class AfterSave:
         assert self._remote is not None
         name = self.run.resolve().name  # as where it is looked for again
         place = place_of(self._remote, name, patience_seconds=PATIENCE_SECONDS, stopping=self._stopping)
-        tier, claim = RemoteTier.find(place, self.run), read_claim(self.run)
+        tier, claim = RemoteTier.find(place, self.run, self._identity), read_claim(self.run)
         if claim is not None and claim.url == tier.url and claim.attempt >= self._attempt:
             if claim.attempt > self._attempt:
                 raise FencedError(f"attempt {claim.attempt} has the run now", where=tier.url, fix="stop this process")
-            return RemoteTier(tier.objects, claim)
-        refuse_other_runs(tier, self.run, self._identity)
-        return tier.take(self.run, self._attempt)
+            return RemoteTier(tier.objects, claim, self._identity)
+        return tier.take(self.run, self._attempt, settle_identity(tier, self._identity))
 
     def _hand_over(self, folder: Path, manifest: Manifest) -> None:
         if self._uploader is None:
@@ -234,7 +238,7 @@ class AfterSave:
         self._registry.add(manifest, REMOTE, tier.objects.url_of(step_name(manifest.step)))
         if self._remote_steps is None:
             self._remote_steps = {
-                found.step: candidate_of(found, rules.keep_metric, self._batches) for found in tier.manifests()
+                found.step: candidate_of(found, rules.keep_metric, self._batches) for found in tier.own_manifests()
             }
         self._remote_steps[manifest.step] = candidate_of(manifest, rules.keep_metric, self._batches)
         candidates = [c for c in self._remote_steps.values() if c.step <= manifest.step]
@@ -246,7 +250,7 @@ class AfterSave:
         """Remove a remote checkpoint; whether that could be done."""
         try:
             tier.discard(step)
-        except (FencedError, GivenUp):
+        except (FencedError, OtherRunError, GivenUp):
             raise
         except CheckpointError as error:
             warning(f"the old checkpoint of step {step} cannot be removed from {tier.url}: {error.what}")
@@ -265,7 +269,7 @@ class AfterSave:
         if left_out == self._withdrawn:
             return
         done = True
-        for manifest in tier.manifests():
+        for manifest in tier.own_manifests():
             if is_outdated(manifest, left_out):
                 where = tier.objects.url_of(step_name(manifest.step))
                 warning(f"removing {where}: it was made with rows that are left out now")
@@ -286,7 +290,7 @@ class AfterSave:
             for step in tier.steps():
                 if step < newest and _is_remains(tier, step):
                     tier.discard(step)
-        except (FencedError, GivenUp):
+        except (FencedError, OtherRunError, GivenUp):
             raise
         except CheckpointError as error:
             warning(f"what is left of unfinished uploads cannot be removed from {tier.url}: {error.what}")

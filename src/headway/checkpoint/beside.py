@@ -67,12 +67,13 @@ class ProcessBeside:
         environment: Mapping[str, str],
         settle: Callable[[Outcome], None],
         uploaded: Callable[[Upload], None],
+        lost: Callable[[CheckpointError], None],
         at_end: Callable[[ProcessBeside, str], None],
     ) -> None:
         self.ended = False
         self.heard_seconds = time.monotonic()
         """When it last told that it gets on."""
-        self._settle, self._uploaded, self._at_end = settle, uploaded, at_end
+        self._settle, self._uploaded, self._lost, self._at_end = settle, uploaded, lost, at_end
         lock = [open_writer_lock(settings.fence.run, settings.rank)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
@@ -144,6 +145,8 @@ class ProcessBeside:
             console.write_log(answer["text"])
         elif answer["kind"] == "uploaded":
             self._uploaded(Upload(answer["step"], answer["seconds"]))
+        elif answer["kind"] == "lost":
+            self._lost(CheckpointError(answer["what"], where=answer["where"], fix=answer["fix"]))
         elif answer["kind"] == "saved":
             self._settle(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
         elif answer["kind"] == "failed":

@@ -47,10 +47,11 @@ def newest_of_tiers(
         store: The checkpoints here.
         open_tier: Gives the remote tier, claimed, so that an attempt before cannot publish there any more.
         notice: Told about every newer one that is passed over, and why.
-        accept: Asked about a remote checkpoint when there is none here; raises when it is not one of this run.
+        accept: Asked about a remote checkpoint when there is none here; raises when it is not to be taken.
         usable: Whether a checkpoint may be gone on from; the others are passed over.
 
     Raises:
+        OtherRunError: the newest remote one is of another run.
         CheckpointError: there are checkpoints, and none verifies; or there is none here, and the remote tier cannot be
             asked for one; or a newer one than those here cannot be put here.
         ConfigError: the remote tier does not let us in, or the key for what is encrypted there is missing or another.
@@ -89,10 +90,14 @@ def bring_earlier(
         step: The last that will do.
         usable: Whether a checkpoint may be gone on from.
     """
+
+    def wanted(manifest: Manifest, where: str) -> bool:
+        return tier.relation_of(manifest) == "own" and usable(manifest)
+
     try:
         tier = find_tier()
         steps = [s for s in tier.steps() if s <= step]
-        found, _ = _newest_of(store, tier, steps, console.warning, lambda manifest, where: usable(manifest))
+        found, _ = _newest_of(store, tier, steps, console.warning, wanted)
     except HeadwayError as error:
         console.warning(f"the remote checkpoints cannot be asked for: {error.what}")
         return None
@@ -110,6 +115,10 @@ def _newer(
     """The newest remote checkpoint beyond a step that verifies, brought here; None when there is none."""
 
     def wanted(manifest: Manifest, where: str) -> bool:
+        tier.refuse_other_run(manifest)
+        if step >= 0 and tier.relation_of(manifest) == "unknown":
+            notice(f"passing over {where}: it has no run id, and was made with a config that this run never had")
+            return False
         if not usable(manifest):
             notice(f"passing over {where}: it was made with rows that are left out now")
             return False

@@ -2,57 +2,55 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.folders import checkpoint_folders
-from headway.checkpoint.format import Manifest, read_manifest
+from headway.checkpoint.format import Manifest
 from headway.checkpoint.registry import REMOTE, Registry
-from headway.checkpoint.remote import RemoteTier
-from headway.checkpoint.remote_claim import read_claim
+from headway.checkpoint.remote import RemoteTier, refuse_other_run
+from headway.checkpoint.remote_claim import OtherRunError, PlaceOwner, other_run, read_claim
 from headway.checkpoint.remote_place import place_of
-from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RunIdentity, run_record
+from headway.core.errors import ConfigError, HeadwayError
 
 if TYPE_CHECKING:
     from headway.config import RemoteConfig
 
-#: Key of a manifest's context: the fingerprint of what decides the run's mathematics (`headway.config.identity`).
-IDENTITY = "identity"
 
-
-def find_tier(remote: RemoteConfig, run: Path, **options: Any) -> RemoteTier:
+def find_tier(remote: RemoteConfig, identity: RunIdentity, **options: Any) -> RemoteTier:
     """The remote tier of a run (`RemoteTier.find`).
 
     Args:
         options: For `Objects`.
     """
-    return RemoteTier.find(place_of(remote.model_dump(mode="json"), run.resolve().name, **options), run)
+    place = place_of(remote.model_dump(mode="json"), identity.run.resolve().name, **options)
+    return RemoteTier.find(place, identity.run, identity)
 
 
-def claim_tier(remote: RemoteConfig, run: Path, attempt: int, identity: str, **options: Any) -> RemoteTier:
-    """The same, claimed for an attempt that owns the run directory.
+def claim_tier(remote: RemoteConfig, attempt: int, identity: RunIdentity, **options: Any) -> RemoteTier:
+    """Claim the remote tier of a run for an attempt that owns the run directory.
 
     Args:
-        identity: What the context of the run's checkpoints says, or will say.
+        identity: The run's. Where its directory takes up the run that owns the place, the tier has the new one.
 
     Raises:
-        ConfigError: the checkpoints there are another run's; they and whoever sends them are left in peace.
+        OtherRunError: the place is another run's; its checkpoints and whoever sends them are left in peace.
         CheckpointError: the store cannot be reached.
     """
-    tier = find_tier(remote, run, **options)
-    refuse_other_runs(tier, run, identity)
-    return tier.take(run, attempt)
+    tier = find_tier(remote, identity, **options)
+    identity = settle_identity(tier, identity)
+    return tier.take(identity.run, attempt, identity)
 
 
-def is_sent(remote: RemoteConfig, run: Path, manifest: Manifest, **options: Any) -> bool:
+def is_sent(remote: RemoteConfig, identity: RunIdentity, manifest: Manifest, **options: Any) -> bool:
     """Whether a checkpoint is known to be in the run's remote tier. The store is asked only where the index does not
     say so: one that is lost, or could never be written, would have a finished run sent again and again.
 
     Args:
         options: For `Objects`.
     """
-    return _is_sent_by_index(remote, run, manifest) or _is_in_store(remote, run, manifest, **options)
+    return _is_sent_by_index(remote, identity.run, manifest) or _is_in_store(remote, identity, manifest, **options)
 
 
 def _is_sent_by_index(remote: RemoteConfig, run: Path, manifest: Manifest) -> bool:
@@ -65,68 +63,77 @@ def _is_sent_by_index(remote: RemoteConfig, run: Path, manifest: Manifest) -> bo
     )
 
 
-def _is_in_store(remote: RemoteConfig, run: Path, manifest: Manifest, **options: Any) -> bool:
+def _is_in_store(remote: RemoteConfig, identity: RunIdentity, manifest: Manifest, **options: Any) -> bool:
     try:
-        there = find_tier(remote, run, **options).manifest(manifest.step)
+        tier = find_tier(remote, identity, **options)
+        there = tier.manifest(manifest.step)
     except HeadwayError:  # whoever sends it will tell
         return False
-    return there is not None and there.state_sha256 == manifest.state_sha256
+    return there is not None and there.state_sha256 == manifest.state_sha256 and tier.relation_of(there) == "own"
 
 
-def refuse_other_runs(tier: RemoteTier, run: Path, identity: str) -> None:
-    """Make sure that a tier is this run's before it is claimed, which fences whoever has it: by the claim that the run
-    directory has, or by the checkpoints there, of which one must have been made with this config or with that of one
-    here.
+def settle_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
+    """Make sure that a tier is a run's own before it is claimed, which fences whoever has it.
+
+    The tier tells whose it is: by its own record and its claims, or else by its newest checkpoint. One in which nothing
+    has an id was written by an older version, and is the run's if any checkpoint there was made with a config that the
+    run has had.
+
+    Returns:
+        The identity. A directory that has made no checkpoint takes up the run that owns the place, if config and data
+        are the same: it continues that run on this machine. `RemoteTier.take` writes that down.
 
     Raises:
-        ConfigError: they were made with others, or none can be read; or the newest of its own is encrypted, and cannot
-            be read with the key that is given.
+        OtherRunError: the place is another run's, or it cannot be told whose it is.
+        ConfigError: the newest checkpoint is encrypted, and cannot be read with the key that is given.
         CheckpointError: the store cannot be reached.
     """
-    claim = read_claim(run)
-    if claim is not None and claim.url == tier.url:
-        _refuse_other_keys(tier)
-        return
-    mine = {None, identity, *_identities(run)}
+    owner, claim = tier.owner(), read_claim(identity.run)
+    if owner is not None:
+        identity = _as_owner(tier, identity, owner)
+    was_here = owner is not None or (claim is not None and claim.url == tier.url)
     unreadable, theirs = None, False
     for _, found in tier.look_through(reversed(tier.steps())):
         if not isinstance(found, Manifest):
+            if was_here and isinstance(found, ConfigError):
+                raise found  # with another key than before, each would have a part of the run that is useless to it
             unreadable = found
-        elif found.context.get(IDENTITY) in mine:  # of any: the run may have gone on with another config since
-            return
-        else:
+            continue
+        relation = identity.relation(found)
+        made_by = run_record(found.context.get(OF_RUN))
+        if relation == "other" and made_by is not None:
+            if owner is not None:
+                refuse_other_run(tier.url, identity, found)
+            configs, data = frozenset({found.context.get(IDENTITY)}), found.context.get("data")
+            identity = _as_owner(tier, identity, PlaceOwner(made_by, configs, data, "as its newest checkpoint says"))
+        elif relation == "unknown" and owner is None:
             theirs = True
+            continue
+        return identity
     if theirs:
-        raise _other_runs(tier)
-    if unreadable is not None:
-        raise ConfigError(
+        raise _other_config(tier)
+    if unreadable is not None and not was_here:
+        raise OtherRunError(
             f"whose the remote checkpoints under this run's name are cannot be told: {unreadable.what}",
             where=unreadable.where,
             fix=f"{unreadable.fix}; or choose another name=... or checkpoint.remote.url, or start over with --restart",
         )
+    return identity
 
 
-def _refuse_other_keys(tier: RemoteTier) -> None:
-    """With another key than before, each would have a part of the run that the other one takes for damaged."""
-    for _, found in tier.look_through(reversed(tier.steps())):
-        if isinstance(found, ConfigError):
-            raise found
-        return
+def _as_owner(tier: RemoteTier, identity: RunIdentity, owner: PlaceOwner) -> RunIdentity:
+    """The identity under the owner's id, if it is the owner's or may become so."""
+    if owner.record["id"] == identity.id:
+        return identity
+    if not identity.may_take_up(set(owner.configs), owner.data):
+        raise other_run(tier.url, owner.record, f", {owner.claimed}" if owner.claimed else "")
+    return replace(identity, id=owner.record["id"])
 
 
-def _other_runs(tier: RemoteTier) -> ConfigError:
-    return ConfigError(
+def _other_config(tier: RemoteTier) -> OtherRunError:
+    return OtherRunError(
         "the remote checkpoints under this run's name were made with another config: they are another run's",
         where=tier.url,
         fix="choose another name=... or checkpoint.remote.url, or start over with --restart; to go on with them all the"
         " same, first `headway checkpoints restore` one, then train with --accept-changes",
     )
-
-
-def _identities(run: Path) -> set[str]:
-    """Of the checkpoints here: a run may go on with a config that has changed."""
-    found = set()
-    for folder in checkpoint_folders(run / "checkpoints").values():
-        with suppress(OSError, ValueError, CheckpointError):
-            found.add(read_manifest(folder).context.get(IDENTITY))
-    return {identity for identity in found if isinstance(identity, str)}

@@ -1,7 +1,8 @@
 """Checkpoints of a run in object storage or on a shared file system: who may write there, sending, finding.
 
     <url>/<name of the run>/run-001/
-        owners/00000001.json          who has claimed the run, one object for each claim
+        run.json                      which run the place belongs to
+        owners/00000001.json          who has claimed it, one object for each claim
         newest.json                   a hint, for stores whose listings are behind
         step-00001000/3fa9c1d2e4b5a697-shard-....safetensors
         step-00001000/manifest.json   sent last: without it there is no checkpoint
@@ -10,26 +11,49 @@ Without the digits before its files (`remote_files.sent_name`) a folder of a ste
 (docs/checkpoint-format.md). `run-002` comes into being when a run is started over (`--restart`); what was before stays
 as it is.
 
-**Fencing.** Claims are numbered without gaps, and each is made by a put that fails where there is such an object
-already (S3: If-None-Match). The owner is whoever made the last one; before it sends, publishes or removes anything, it
-looks whether there is a next one. No listing is needed for that, and listings may be stale. What a process sends that
-was stopped right after it had looked, however late, lies under names that are nobody else's.
+**Fencing.** Whoever sends, publishes or removes something looks first whether its claim is there and is the newest
+(`remote_claim`). What a process sends that was stopped right after it had looked, however late, lies under names that
+are nobody else's.
+
+**Identity.** Nothing of another run is taken, replaced or removed: each manifest says which run made it
+(`run_identity`).
 """
 
 from __future__ import annotations
 
-import json
-import secrets
-import time
+import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from headway.checkpoint.file_hash import is_as_written
 from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, step_name, step_of
-from headway.checkpoint.objects import NoAnswer, Objects, UnreachableError
-from headway.checkpoint.remote_claim import CLAIM_FILE, RESTARTED_FILE, Claim, in_words, read_claim
+from headway.checkpoint.objects import NoAnswer, Objects
+from headway.checkpoint.remote_claim import (
+    NEWEST,
+    RESTARTED_FILE,
+    Claim,
+    Claims,
+    FencedError,
+    OtherRunError,
+    PlaceOwner,
+    claim_name,
+    highest,
+    other_run,
+    read_claim,
+    refuse_emptied_mount,
+)
 from headway.checkpoint.remote_files import Journal, names_there, sent_name, strangers
+from headway.checkpoint.run_identity import (
+    CLAIM_FILE,
+    OF_RUN,
+    RUN_FILE,
+    Relation,
+    RunIdentity,
+    read_run_id,
+    run_record,
+)
 from headway.checkpoint.sealed_objects import SealedObjects
 from headway.checkpoint.sealing import SEALED, VARIABLE, Undecipherable
 from headway.core.console import warning
@@ -37,17 +61,18 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.faults import fault_point
 from headway.core.files import write_json
 from headway.core.foreign import parse_json
-from headway.core.machine import host_name
 
 _JOURNALS = ".uploads"
 #: The journals of uploads, in the run directory.
 UPLOADS = f"{_JOURNALS}/step-*.jsonl"
-_NEWEST = "newest.json"
 _ASIDE = "manifest.set-aside.json"
+_GENERATION = re.compile(r"run-([0-9]{3,})")
+#: Key of a manifest's context: the number of the claim that the attempt had when it began; None without one.
+CLAIM = "claim"
 
 
-class FencedError(CheckpointError):
-    """Another attempt has claimed the remote tier since."""
+class SupersededError(CheckpointError):
+    """A later attempt of the same run has published another state of the step."""
 
 
 class RemoteTier:
@@ -56,10 +81,12 @@ class RemoteTier:
     Args:
         objects: The run's folder there, generation included.
         claim: What this process may write by; None reads only.
+        identity: Which run reads or writes; None for a person, who may read everything.
     """
 
-    def __init__(self, objects: Objects, claim: Claim | None = None) -> None:
-        self.objects, self.claim = objects, claim
+    def __init__(self, objects: Objects, claim: Claim | None = None, identity: RunIdentity | None = None) -> None:
+        self.objects, self.claim, self.identity = objects, claim, identity
+        self.claims = Claims(objects)
         self._key_fits = False
 
     @property
@@ -68,90 +95,116 @@ class RemoteTier:
         return self.objects.url
 
     @classmethod
-    def find(cls, place: Objects, run: Path) -> RemoteTier:
-        """The generation that a run directory belongs to; for one that knows of none, the newest there is.
+    def find(cls, place: Objects, run: Path, identity: RunIdentity | None = None) -> RemoteTier:
+        """The generation that a run directory belongs to. For one that knows of none: the newest that is its run's, or
+        that its run may continue, or else the newest there is.
 
         Args:
             place: The folder for all generations of the run.
         """
         known = read_claim(run)
         if known is not None and known.url.startswith(f"{place.url}/"):
-            return cls(place.at(known.url.rsplit("/", 1)[-1]))
+            return cls(place.at(known.url.rsplit("/", 1)[-1]), identity=identity)
         newest = cls.newest_generation(place)
-        after = newest + 1 if newest and (run / RESTARTED_FILE).exists() else max(newest, 1)
-        return cls(place.at(_generation(after)))
+        if newest and (run / RESTARTED_FILE).exists():
+            return cls(place.at(_generation(newest + 1)), identity=identity)
+        tiers = [cls(place.at(_generation(number)), identity=identity) for number in range(max(newest, 1), 0, -1)]
+        if identity is None or len(tiers) == 1:
+            return tiers[0]
+        return next((tier for tier in tiers if tier.may_be_of(identity)), tiers[0])
+
+    def may_be_of(self, identity: RunIdentity) -> bool:
+        """Say whether a run owns the place, or may continue the run that does."""
+        owner = self.owner()
+        if owner is None:
+            return True
+        return owner.record["id"] == identity.id or identity.may_take_up(set(owner.configs), owner.data)
 
     @staticmethod
     def newest_generation(place: Objects) -> int:
         """Number of the newest generation of a run; 0 when there is none."""
-        return _last(lambda n: place.read(f"{_generation(n)}/{_owner(1)}") is not None)
+
+        def is_there(number: int) -> bool:
+            folder = place.at(_generation(number))
+            return any(folder.read(name) is not None for name in (claim_name(1), RUN_FILE, NEWEST))
+
+        listed = [int(match[1]) for name in place.folders() if (match := _GENERATION.fullmatch(name))]
+        start = max(listed, default=0)
+        # Listings may be behind; and claims may have been removed.
+        return start + highest(lambda n: is_there(start + n))
 
     # Owning
 
-    def take(self, run: Path, attempt: int) -> RemoteTier:
+    def owner(self) -> PlaceOwner | None:
+        """Return the run that owns the place; None if nothing but its checkpoints can tell."""
+        return self.claims.owner()
+
+    def take(self, run: Path, attempt: int, identity: RunIdentity | None = None) -> RemoteTier:
         """Claim the run's remote tier for an attempt that owns the run directory: this fences every earlier one.
+
+        Args:
+            identity: The run's; as its directory alone tells it when not given.
 
         Raises:
             CheckpointError: the store cannot be reached.
-            ConfigError: it cannot keep two attempts from having one claim.
+            ConfigError: the place is another run's, or the store cannot keep two attempts from having one claim.
         """
-        number = _last(lambda n: self.objects.read(_owner(n)) is not None)
         known = read_claim(run)
-        if self.objects.local and not number and known is not None and known.url == self.url:
-            raise UnreachableError(
-                "what this run has sent there is gone",
-                where=self.url,
-                fix=f"mount what belongs there; if it was removed on purpose, remove {run / CLAIM_FILE} too",
-            )
-        while True:
-            number += 1
-            claim = Claim(self.url, number, secrets.token_hex(8), attempt, host_name(), time.time())
-            if self.objects.create(_owner(number), claim.render()):
-                break
-        self._refuse_overwriting(_owner(number))
+        known = known if known is not None and known.url == self.url else None
+        if known is not None:
+            refuse_emptied_mount(self.objects, "this run", f"if it was removed on purpose, remove {run / CLAIM_FILE}")
+        identity = identity or RunIdentity(run, read_run_id(run), run.resolve().name)
+        claim = self.claims.make(identity, attempt, 0 if known is None else known.number)
+        identity.keep()
         write_json(run / CLAIM_FILE, asdict(claim))
         (run / RESTARTED_FILE).unlink(missing_ok=True)
-        return type(self)(self.objects, claim)
+        return type(self)(self.objects, claim, identity)
 
-    def _refuse_overwriting(self, name: str) -> None:
-        """Try to make an object that is there once more: a store that does as if it were not there says so of claims
-        too, and each attempt would take itself for the only one."""
-        if self.objects.local or not self.objects.create(name, b"{}"):
-            return
-        self.objects.remove([name])
-        raise ConfigError(
-            "the store writes over what is there although it is asked not to (If-None-Match): two machines could send"
-            " to one run at a time",
-            where=self.url,
-            fix="choose a store that supports conditional puts, or a folder that the machines mount (file://)",
-        )
+    def assert_owner(self, publishes: bool = True) -> None:
+        """Make sure that this process's claim is there and is the newest; call it before publishing anything.
 
-    def assert_owner(self) -> None:
-        """Make sure that nobody has claimed the tier since; call it before publishing anything.
+        Args:
+            publishes: Something becomes visible or goes; a file that no manifest names yet does not.
 
         Raises:
-            FencedError: somebody has.
+            FencedError: another attempt has the tier.
+            OtherRunError: another run has it.
         """
         assert self.claim is not None, "only who has claimed a tier may write to it"
-        later = self.objects.read(_owner(self.claim.number + 1))
-        if later is not None:
-            raise FencedError(
-                f"attempt {self.claim.attempt} no longer owns the remote checkpoints; {in_words(later)} does",
-                where=self.url,
-                fix="stop this process; the other one goes on with the run",
-            )
+        assert self.identity is not None, "known to whoever claims"
+        self.claims.assert_held(self.claim, self.identity, publishes)
+
+    # Whose a checkpoint is
+
+    def relation_of(self, manifest: Manifest) -> Relation:
+        """Say whether a checkpoint is of the run that reads or writes here; a person's it always is."""
+        return "own" if self.identity is None else self.identity.relation(manifest)
+
+    def refuse_other_run(self, manifest: Manifest) -> None:
+        """Refuse a checkpoint that another run has made.
+
+        Raises:
+            OtherRunError: it is one.
+        """
+        if self.identity is not None:
+            refuse_other_run(self.url, self.identity, manifest)
+
+    def own_manifests(self) -> list[Manifest]:
+        """All manifests of this run that can be read, by rising step."""
+        return [manifest for manifest in self.manifests() if self.relation_of(manifest) == "own"]
 
     # Reading
 
     def steps(self) -> list[int]:
         """Steps of which something is here, rising; whether it is whole, their manifests tell."""
         found = {step for name in self.objects.folders() if (step := step_of(name)) is not None}
-        hint = self.objects.read(_NEWEST)
+        hint = self.objects.read(NEWEST)
         if hint is not None:
             try:
-                found.add(int(parse_json(hint)["step"]))
-            except (ValueError, KeyError, TypeError):
-                warning(f"{self.objects.url_of(_NEWEST)} cannot be read; going by the listing alone")
+                known = parse_json(hint)
+                found.update({int(known["step"])} if "step" in known else ())  # a claim alone has none
+            except (ValueError, TypeError):
+                warning(f"{self.objects.url_of(NEWEST)} cannot be read; going by the listing alone")
         return sorted(found)
 
     def manifest(self, step: int) -> Manifest | None:
@@ -248,6 +301,8 @@ class RemoteTier:
 
         Raises:
             FencedError: another attempt owns the remote tier.
+            OtherRunError: another run owns it, or the checkpoint of that step there.
+            SupersededError: a later attempt of this run has published another state of that step.
             CheckpointError: the local checkpoint is damaged, or the store cannot be used.
             ConfigError: what is published of the step cannot be read with the key that is given.
         """
@@ -267,7 +322,7 @@ class RemoteTier:
                 if path.stat().st_size != entry.bytes or not is_as_written(path, entry):
                     raise CheckpointError(f"{file} is damaged and is not sent", where=str(folder), fix="none is needed")
                 fault_point("upload.file")
-                self.assert_owner()
+                self.assert_owner(publishes=False)
                 sent.note(file, entry.hash, self.objects.put(target, path).version)
             advance(entry.bytes)
         fault_point("upload.manifest")
@@ -295,7 +350,7 @@ class RemoteTier:
         try:
             for name in strangers(folder.folders(), manifest):
                 self._remove(folder, name)
-        except FencedError:
+        except (FencedError, OtherRunError):
             raise
         except (CheckpointError, ConfigError) as error:  # the checkpoint is there
             warning(f"what else lies in {folder.url} is not removed: {error.what}")
@@ -306,26 +361,54 @@ class RemoteTier:
         folder.remove([name])
 
     def _is_there(self, manifest: Manifest) -> bool:
-        """Whether this very state is published; another one of the same step is withdrawn.
+        """Whether this very state is published; another one of the same step is withdrawn, if it is this run's to
+        replace.
 
         Raises:
+            OtherRunError: it is another run's, or may be.
+            SupersededError: a later attempt of this run has published it.
             ConfigError: which state is published cannot be read with the key that is given.
         """
+        there, why = None, ""
         try:
             there = self.manifest(manifest.step)
             if there is None:
                 return False
-            if there.state_sha256 == manifest.state_sha256:
-                return True
-            why = "it holds another state"
         except NoAnswer:
             raise
         except CheckpointError as error:
             why = error.what
+        if there is not None:
+            self.refuse_other_run(there)
+            if there.state_sha256 == manifest.state_sha256:
+                return True
+            self._refuse_to_replace(there, manifest)
+            why = "it holds another state"
         folder = self.objects.at(step_name(manifest.step))
         warning(f"replacing {folder.url}: {why}")
         self._remove(folder, MANIFEST)
         return False
+
+    def _refuse_to_replace(self, there: Manifest, manifest: Manifest) -> None:
+        """Refuse to put a state in the place of another one of the same step that it does not supersede."""
+        where = self.objects.url_of(step_name(there.step))
+        if self.relation_of(there) == "unknown":
+            raise OtherRunError(
+                f"step {there.step} there has no run id and was made with a config that this run never had: it may be"
+                " another run's, and is not replaced",
+                where=where,
+                fix="look at it with `headway checkpoints list`; if it can go, remove that folder, else choose another"
+                " name=... or checkpoint.remote.url",
+            )
+        claims = there.context.get(CLAIM), manifest.context.get(CLAIM)
+        if isinstance(claims[0], int) and isinstance(claims[1], int) and claims[0] > claims[1]:
+            raise SupersededError(
+                f"another state of step {there.step} is there, saved by attempt {there.context.get('attempt')}, which"
+                f" has had the run later (claim {claims[0]} after {claims[1]}): it is not replaced",
+                where=where,
+                fix=f"`headway checkpoints restore RUN --from {self.url} --step {there.step}` makes the one there the"
+                " run's, once the folder of that step here is moved away; to keep both, copy this one to another place",
+            )
 
     def discard(self, step: int) -> None:
         """Remove a checkpoint; its manifest first, so that there is never half of one to be found."""
@@ -336,6 +419,8 @@ class RemoteTier:
             raise
         except CheckpointError:
             known = None
+        if known is not None:
+            self.refuse_other_run(known)
         self._remove(folder, MANIFEST)
         fault_point("upload.discard")
         # By name what a listing may not show yet, by the listing what the manifest does not name.
@@ -351,12 +436,31 @@ class RemoteTier:
         content = folder.read(MANIFEST)
         if content is None:
             return False
+        with suppress(ValueError):  # a damaged one is out of the way then, too
+            self.refuse_other_run(Manifest.parse(content))
         folder.write(_ASIDE, content)
         self._remove(folder, MANIFEST)
         return True
 
     def _hint(self, step: int) -> None:
-        self.objects.write(_NEWEST, json.dumps({"step": step, "time": time.time()}).encode())
+        assert self.claim is not None, "it has published"
+        self.claims.write_hint(self.claim, step)
+
+
+def refuse_other_run(url: str, identity: RunIdentity, manifest: Manifest) -> None:
+    """Refuse a remote checkpoint that another run has made.
+
+    Args:
+        url: Of the tier.
+        identity: The run that reads or writes there.
+
+    Raises:
+        OtherRunError: it is one.
+    """
+    made_by = run_record(manifest.context.get(OF_RUN))
+    if made_by is not None and identity.relation(manifest) == "other":
+        published = f", whose attempt {manifest.context.get('attempt')} has published {step_name(manifest.step)}"
+        raise other_run(url, made_by, published, "holds checkpoints of")
 
 
 def journal_of(run: Path, step: int) -> Path:
@@ -366,18 +470,3 @@ def journal_of(run: Path, step: int) -> Path:
 
 def _generation(number: int) -> str:
     return f"run-{number:03d}"
-
-
-def _owner(number: int) -> str:
-    return f"owners/{number:08d}.json"
-
-
-def _last(there: Callable[[int], bool]) -> int:
-    """The highest of numbers that are there from 1 on without gaps; 0 when there is none."""
-    low, high = 0, 1
-    while there(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if there(middle) else (low, middle)
-    return low

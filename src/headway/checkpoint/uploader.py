@@ -14,9 +14,10 @@ from pathlib import Path
 
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.objects import GivenUp
-from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
+from headway.checkpoint.remote import RemoteTier, SupersededError, journal_of
+from headway.checkpoint.remote_claim import FencedError, OtherRunError
 from headway.core.console import notice, warning, write_log
-from headway.core.errors import HeadwayError
+from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.format import format_bytes, format_seconds
 
 
@@ -54,26 +55,30 @@ class Uploader:
         self._sending: _Order | None = None
         self._closed = False
         self._void: _Order | None = None
-        self._fenced = ""
+        self._fenced: HeadwayError | None = None
         self._unsent: _Order | None = None
+        self._unsent_since: HeadwayError | None = None
         self.newest_sent: int | None = None
         """The newest step that is known to be there."""
         self.failures = 0
         """Uploads that failed so far."""
+        self.lost: CheckpointError | None = None
+        """Known after `close`: why the newest checkpoint may never be sent by this process; None where it is there, or
+        may still come."""
         # A daemon, so that a server that never answers cannot keep the process.
         self._thread = threading.Thread(target=self._work, name="headway-upload", daemon=True)
         self._thread.start()
 
     def submit(self, folder: Path, manifest: Manifest, last: bool = False) -> None:
         """Send a checkpoint when the one before is done; it takes the place of one that still waits. Where another
-        attempt has claimed the tier, its upload has failed at once.
+        attempt, or another run, has the tier, its upload has failed at once.
 
         Args:
             last: The run is finished with it.
         """
         order = _Order(folder, manifest, last)
-        if self._fenced and not self._closed:
-            self._refuse(order)
+        if self._fenced is not None and not self._closed:
+            self._refuse(order, self._fenced)
             return
         with self._condition:
             if self._closed:
@@ -118,9 +123,11 @@ class Uploader:
         if not self.wait(patience_seconds):
             steps = ", ".join(map(str, sorted(self.pinned())))
             warning(f"the upload of step {steps} is not finished; the next attempt goes on with it")
-        if self._unsent is not None:
-            follows = "the same command sends it once no other one has the run"
-            warning(f"step {self._unsent.manifest.step} is not uploaded: {self._fenced}; {follows}")
+        if self._unsent is not None and self._unsent_since is not None:
+            step, why = self._unsent.manifest.step, self._unsent_since
+            what = f"step {step} is not uploaded: {why.what}"
+            warning(what)
+            self.lost = CheckpointError(what, where=why.where, fix=why.fix)
             self._unsent = None
         self._stopping.set()
         with self._condition:
@@ -150,6 +157,7 @@ class Uploader:
             if self._tier is None:
                 self._tier = self._open_tier()
             new = self._tier.publish(order.folder, journal_of(self._run, step))
+            self._unsent = None  # a newer one makes up for it
             with self._condition:
                 if order is not self._void:
                     self.newest_sent = max(step, self.newest_sent or 0)
@@ -161,13 +169,18 @@ class Uploader:
                 if self.failures:
                     notice(f"step {step} is uploaded again: {self._tier.url}")
                     self.failures = 0
-            self._follow(self._tier, order.manifest)
+            try:
+                self._follow(self._tier, order.manifest)
+            except (FencedError, OtherRunError) as error:  # of what comes next; this one is there
+                self._lose(error)
         except GivenUp:
             pass  # `close` has said so
-        except FencedError as error:
-            self._fenced = error.what
-            self._refuse(order)
-            warning(f"nothing more is uploaded: {error.what}")
+        except (FencedError, OtherRunError) as error:
+            self._lose(error)
+            self._refuse(order, error)
+        except SupersededError as error:
+            self._refuse(order, error)
+            warning(f"step {step} is not uploaded: {error.what}")
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             if isinstance(error, HeadwayError):
@@ -179,9 +192,15 @@ class Uploader:
             else:
                 self._failed(order, why)
 
-    def _refuse(self, order: _Order) -> None:
-        """Another attempt has the tier: what is not there at the end is said then, for it may be hours later."""
-        before, self._unsent = self._unsent, order
+    def _lose(self, error: HeadwayError) -> None:
+        """Somebody else has the tier."""
+        self._fenced = error
+        warning(f"nothing more is uploaded: {error.what}")
+
+    def _refuse(self, order: _Order, why: HeadwayError) -> None:
+        """Give up an order that somebody else's claim or checkpoint stands against. What is not there at the end is
+        reported then, for it may be hours later."""
+        before, self._unsent, self._unsent_since = self._unsent, order, why
         if before is None or before.manifest.step != order.manifest.step:
             self._tell(order.manifest.step, None)
 
@@ -189,7 +208,7 @@ class Uploader:
         """What is to be done once a checkpoint is there; that it is stays true, whatever becomes of it."""
         try:
             self._sent(tier, manifest)
-        except (GivenUp, FencedError):
+        except (GivenUp, FencedError, OtherRunError):
             raise
         except Exception as error:
             why = error.what if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"

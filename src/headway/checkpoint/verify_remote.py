@@ -12,6 +12,7 @@ from headway.checkpoint.format import Manifest, step_name
 from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.places import remote_tier, step_in
 from headway.checkpoint.remote_files import name_there
+from headway.checkpoint.run_identity import OF_RUN, in_words, run_record
 from headway.checkpoint.verify import Damage, Verification, check_file
 from headway.core.errors import CheckpointError, ConfigError
 
@@ -23,6 +24,8 @@ class RemoteCheckpoint:
     folder: Objects
     manifest: Manifest | CheckpointError
     """What it says about itself, or why that cannot be trusted."""
+    made_by: str = ""
+    """The run that made it, in words, if it is not the one that owns the place."""
 
     @property
     def bytes(self) -> int:
@@ -38,11 +41,15 @@ def remote_checkpoints(url: str, options: dict[str, Any] | None = None) -> list[
         CheckpointError: the store cannot be reached.
     """
     tier, only = remote_tier(url, options), step_in(url)
+    owner = tier.owner()
     checkpoints = []
     for step, manifest in tier.look_through(None if only is None else [only]):
         if isinstance(manifest, ConfigError):
             raise manifest
-        checkpoints.append(RemoteCheckpoint(tier.objects.at(step_name(step)), manifest))
+        made_by = run_record(manifest.context.get(OF_RUN)) if isinstance(manifest, Manifest) else None
+        is_others = owner is not None and made_by is not None and made_by["id"] != owner.record["id"]
+        other = in_words(made_by) if is_others and made_by is not None else ""
+        checkpoints.append(RemoteCheckpoint(tier.objects.at(step_name(step)), manifest, other))
     return checkpoints
 
 
@@ -61,6 +68,8 @@ def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] =
         return Verification(folder.url, None, (Damage(folder.url.rsplit("/", 1)[-1], manifest.what),))
     with tempfile.TemporaryDirectory(prefix="headway-verify-") as scratch:
         found = [_check(folder, name, manifest, Path(scratch), advance) for name in manifest.files]
+    if checkpoint.made_by:
+        found.append(Damage("manifest.json", f"is of {checkpoint.made_by}, which does not own this place"))
     return Verification(folder.url, manifest, tuple(damage for damage in found if damage is not None))
 
 

@@ -169,6 +169,9 @@ class WriteProcess:
             self._lock = None
         if self._after_save is not None:
             self._after_save.close()
+            lost = self._after_save.lost
+            if lost is not None:
+                self.tell("lost", what=lost.what, where=lost.where, fix=lost.fix)
 
     def _contribute(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages) -> None:
         """Write beside the first worker's files, and leave a note of what was written."""

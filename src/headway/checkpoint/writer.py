@@ -54,6 +54,7 @@ class CheckpointWriter:
         self._images: list[Image] = []
         self._outcomes: deque[Outcome] = deque()
         self._uploads: deque[Upload] = deque()
+        self._lost: CheckpointError | None = None
         self._outstanding: dict[int, _Ordered] = {}
         self._changed = threading.Condition(threading.RLock())
         self._last_error: CheckpointError | None = None
@@ -213,6 +214,11 @@ class CheckpointWriter:
         """What came of uploads since this was last asked; the first worker's process has them."""
         return [self._uploads.popleft() for _ in range(len(self._uploads))]
 
+    def lost_upload(self) -> CheckpointError | None:
+        """After `close`: why the newest checkpoint is not in the remote tier, where somebody else has that; None
+        otherwise, also where the store merely could not be used. The first worker knows."""
+        return self._lost
+
     def wait(self) -> None:
         """Return when all that was handed over is on disk. All workers together.
 
@@ -351,7 +357,13 @@ class CheckpointWriter:
                 environment.pop("HEADWAY_FAULTS", None)
             descriptors = [slot.descriptor for slot in self._slots]
             self._process = ProcessBeside(
-                self._settings, descriptors, environment, self._settle, self._uploads.append, self._ended
+                self._settings,
+                descriptors,
+                environment,
+                self._settle,
+                self._uploads.append,
+                self._lose_tier,
+                self._ended,
             )
             if self._back is not None:  # its settings are of the attempt's start
                 self._process.tell(self._back)
@@ -365,6 +377,9 @@ class CheckpointWriter:
             return self._ready_process()
         except OSError as error:
             return f"the process that writes checkpoints cannot be started ({error.strerror or error})"
+
+    def _lose_tier(self, why: CheckpointError) -> None:
+        self._lost = why
 
     def _settle(self, outcome: Outcome) -> None:
         """A save is over."""

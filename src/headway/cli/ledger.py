@@ -115,6 +115,7 @@ def _plain(proof: LedgerProof) -> dict[str, Any]:
 
     return {
         "run": str(proof.run),
+        "run_id": proof.run_id,
         "proven": not proof.problems,
         "problems": proof.problems,
         "steps": proof.steps,

@@ -14,11 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headway.checkpoint.claiming import find_tier, is_sent, refuse_other_runs
+from headway.checkpoint.claiming import find_tier, is_sent, settle_identity
 from headway.checkpoint.fence import OWNER_FILE
 from headway.checkpoint.format import read_manifest
 from headway.checkpoint.objects import UnreachableError
-from headway.checkpoint.remote_claim import CLAIM_FILE, RESTARTED_FILE
+from headway.checkpoint.remote_claim import RESTARTED_FILE
+from headway.checkpoint.run_identity import CLAIM_FILE, RUN_ID, new_run_id, read_run_id, run_identity
 from headway.checkpoint.sealing import key_to_encrypt_with
 from headway.checkpoint.signing import VARIABLE, key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
@@ -126,9 +127,12 @@ def refuse_run(config: Config, wishes: Wishes) -> None:
         check_changes(run, config, wishes)
 
 
-def refuse_unusable_remote(config: Config, wishes: Wishes) -> None:
+def refuse_unusable_remote(config: Config, wishes: Wishes, data: str | None = None) -> None:
     """Ask the remote tier for the run's checkpoints, as the run will. That it does not answer is only said: a run that
     has a checkpoint here, or gets an answer in time, goes on.
+
+    Args:
+        data: Fingerprint of the data.
 
     Raises:
         ConfigError: the URL cannot be used, or what it needs is missing; or the checkpoints there are another run's.
@@ -137,11 +141,12 @@ def refuse_unusable_remote(config: Config, wishes: Wishes) -> None:
     if config.checkpoint.remote is None:
         return
     try:
-        tier = find_tier(config.checkpoint.remote, config.run_directory, patience_seconds=5.0)
+        found = run_identity(config, data)
+        tier = find_tier(config.checkpoint.remote, found, patience_seconds=5.0)
         if wishes.restart:
             tier.steps()
         else:
-            refuse_other_runs(tier, config.run_directory, fingerprint(identity(config)))
+            settle_identity(tier, found)
     except UnreachableError as error:
         warning(f"the remote checkpoints cannot be reached now: {error.what}")
 
@@ -199,6 +204,7 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
         fingerprints=fingerprints,
         model=facts,
     )
+    record[RUN_ID] = read_run_id(attempt.run) or new_run_id()
     write_config(config, attempt.run, attempt.directory)
     for folder in (attempt.run, attempt.directory):
         write_json(folder / "run.json", record)
@@ -338,7 +344,7 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes)
         return False
     notice(f"{run.path} is finished: all {config.train.steps:,} steps are done")
     remote = config.checkpoint.remote
-    if remote is not None and not is_sent(remote, run.path, found.manifest, patience_seconds=5.0):
+    if remote is not None and not is_sent(remote, run_identity(config), found.manifest, patience_seconds=5.0):
         notice(f"its last checkpoint is not known to be at {remote.url}; it is sent")
         return False
     return True

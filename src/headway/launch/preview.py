@@ -58,7 +58,7 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     return "\n".join(
         [
-            *_run(config, wishes),
+            *_run(config, wishes, store.fingerprint),
             f"model      {format_count(parameters.total)} parameters{active},"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
             f"data       {config.data.store}: {format_count(feed.rows)} rows of {length} tokens",
@@ -77,12 +77,12 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     )
 
 
-def _run(config: Config, wishes: Wishes | None) -> list[str]:
+def _run(config: Config, wishes: Wishes | None, data: str) -> list[str]:
     """Where the run is, and how it stands; nothing without wishes about it."""
     if wishes is None:
         return []
     refuse_run(config, wishes)
-    refuse_unusable_remote(config, wishes)
+    refuse_unusable_remote(config, wishes, data)
     where = config.run_directory
     if not is_run(where):
         state = "new"

@@ -19,11 +19,14 @@ from headway import __version__
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.beside import WriterSettings
 from headway.checkpoint.bring import newest_of_tiers
-from headway.checkpoint.claiming import IDENTITY, claim_tier, find_tier
+from headway.checkpoint.claiming import claim_tier, find_tier
 from headway.checkpoint.format import Manifest
 from headway.checkpoint.left_out import is_outdated
 from headway.checkpoint.lineage import PARENT, parent_record
 from headway.checkpoint.read_alike import refuse_other_bytes
+from headway.checkpoint.remote import CLAIM
+from headway.checkpoint.remote_claim import read_claim
+from headway.checkpoint.run_identity import IDENTITY, OF_RUN, run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writer import CheckpointWriter
 from headway.config import (
@@ -166,7 +169,7 @@ def _train(
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
     refuse_missing_keys(config)
     began = time.monotonic()
-    start = _find_start(config, run, store, world, attempt)
+    start = _find_start(config, task, run, store, world, attempt)
     load_seconds = time.monotonic() - began
     config, task = _with_segments_of(start, config, task, make_task, grid, world, run)
     _check_rows(config, grid, start)
@@ -210,6 +213,8 @@ def _train(
         "compiled": compiled,
         "determinism": config.determinism,
         "attempt": attempt.number,
+        OF_RUN: run_identity(config).record(),  # the id may have come from the remote tier just now
+        CLAIM: _claim_number(attempt),
         PARENT: parent_record(start.manifest) if start else None,
         "headway": __version__,
         "torch": torch.__version__,
@@ -234,7 +239,7 @@ def _train(
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
                 stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
-                after_save=AfterSave.settings(config, attempt.number, state.left_out),
+                after_save=AfterSave.settings(config, attempt.number, state.left_out, task.fingerprints.get("data")),
                 sign=config.checkpoint.sign,
                 encrypt=config.checkpoint.encrypt,
             ),
@@ -242,7 +247,9 @@ def _train(
         ),
         checkpoint_context=context,
         callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
-        rewinder=CheckpointRewinder(store, world, None if remote is None else partial(find_tier, remote, run.path)),
+        rewinder=CheckpointRewinder(
+            store, world, None if remote is None else partial(find_tier, remote, run_identity(config))
+        ),
         notices=notices,
         pipeline=make_pipeline(config, task, world),
         own_process=own_process,
@@ -300,7 +307,7 @@ def _try_memory(
 
 
 def _find_start(
-    config: Config, run: RunDirectory, store: CheckpointStore, world: World, attempt: Attempt
+    config: Config, task: Task, run: RunDirectory, store: CheckpointStore, world: World, attempt: Attempt
 ) -> CheckpointInfo | None:
     """The checkpoint to go on from, the same on every worker; None starts at step 0.
 
@@ -315,8 +322,8 @@ def _find_start(
     if remote is not None:
         # With a checkpoint here there is no need to wait for long until a store answers.
         patience = 10.0 if store.folders() else 120.0
-        mine = fingerprint(identity(config))
-        claimed = partial(claim_tier, remote, run.path, attempt.number, mine, patience_seconds=patience)
+        mine = run_identity(config, task.fingerprints.get("data"))
+        claimed = partial(claim_tier, remote, attempt.number, mine, patience_seconds=patience)
     find = partial(
         newest_of_tiers,
         store,
@@ -327,6 +334,12 @@ def _find_start(
     found = what_to_do(run, store, find).checkpoint
     world.broadcast_number(found.step if found else -1)
     return found
+
+
+def _claim_number(attempt: Attempt) -> int | None:
+    """The number of the claim on the remote tier that this attempt has made; None where it has none yet."""
+    claim = read_claim(attempt.run)
+    return claim.number if claim is not None and claim.attempt == attempt.number else None
 
 
 def _refuse_other_run(config: Config, manifest: Manifest, where: str) -> None:

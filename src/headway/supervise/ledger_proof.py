@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoint.run_identity import RUN_ID
 from headway.config import Config, load_resolved
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
@@ -32,8 +33,9 @@ from headway.supervise.ledger import (
     merged_ranges,
     plan_fingerprint,
 )
+from headway.supervise.ledger_run import checkpoints_of_others, restored_from_others
 from headway.supervise.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
-from headway.telemetry.record import Attempt, Run, as_int, dig, open_run, read_json
+from headway.telemetry.record import Attempt, Run, as_int, as_text, dig, open_run, read_json
 
 #: Rows of a run, and of its sources together, up to which every single one is looked at unless asked otherwise.
 LOOK_AT = 100_000_000
@@ -46,6 +48,8 @@ class LedgerProof:
     """What was found. The run's rows are proven when there are no problems."""
 
     run: Path
+    run_id: str | None = None
+    """None for a run of an older version."""
     commits: list[Commit] = field(default_factory=list)
     rollbacks: list[Rollback] = field(default_factory=list)
     decisions: list[LedgerDecision] = field(default_factory=list)
@@ -54,6 +58,8 @@ class LedgerProof:
     """What the rows follow from where the run was changed on the way; each with the rows that its own plan has."""
     taken_over: list[Commit] = field(default_factory=list)
     """Those of the commits whose steps were done elsewhere: the run goes on here from a checkpoint of another disk."""
+    restored: list[str] = field(default_factory=list)
+    """In words: checkpoints of other runs that somebody has restored into this one."""
     checkpoint_step: int | None = None
     """The newest checkpoint; None when there is none."""
     not_updated: int = 0
@@ -91,6 +97,7 @@ class LedgerProof:
         return [
             "commits join from step 0 to the newest checkpoint, each by an attempt that did its steps",
             *(self._taken_over(commit) for commit in self.taken_over),
+            *self.restored,
             "the rows of each source in every commit are as many as the plan has, recomputed",
             *(
                 ["rows are those of each segment's own plan, and epochs go on across its border"]
@@ -138,12 +145,15 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         proof.problems.append(error.what)
         return proof
     proof.taken_over = _taken_over(proof, record)
+    proof.run_id = as_text(record.facts.get(RUN_ID))
+    proof.restored = list(restored_from_others(record))
     proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
     if proof.checkpoint_step is not None:
         proof.not_updated = as_int(dig(_manifest(record, proof.checkpoint_step), "cursor", "skipped_steps")) or 0
     proof.problems += [
         *_ends_problems(proof),
         *_attempt_problems(proof, record),
+        *checkpoints_of_others(record, {commit.last_step for commit in proof.taken_over}),
         *_decision_problems(proof, record),
     ]
     if not proof.commits:

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoint.bring import bring, newest_of_tiers
-from headway.checkpoint.claiming import IDENTITY, claim_tier
+from headway.checkpoint.claiming import claim_tier, find_tier, settle_identity
 from headway.checkpoint.folders import checkpoint_folders, discard
 from headway.checkpoint.format import Manifest, read_manifest, step_name
 from headway.checkpoint.left_out import is_outdated
-from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_folders, remote_manifests, remote_tier
+from headway.checkpoint.places import Found, copy_checkpoints, is_url, local_folders, remote_manifests
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import LOCAL, Registry
 from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.retention import Candidate, Rules, kept
+from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_ID, run_identity, run_record
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, identity, load_resolved
@@ -182,10 +183,8 @@ def _bring(
         (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options, replace_damaged=True)
         return found.manifest
     remote = config.checkpoint.remote if config is not None else None
-    url = f"{remote.url}/{run.path.resolve().name}" if remote is not None else ""
-    options = remote.options if remote is not None else {}
+    open_tier = partial(_own_tier, config, run) if config is not None and remote is not None else None
     if step is None:
-        open_tier = partial(remote_tier, url, options) if remote is not None else None
         newest = newest_of_tiers(store, open_tier, usable=partial(_goes_on, Ledger(run.ledger_path)))
         if newest is not None:
             return newest.manifest
@@ -197,16 +196,30 @@ def _bring(
             return checked.manifest
         if checked is not None:
             console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
-        for there in remote_manifests(url, options) if remote is not None else ():
-            if there.manifest.step == step:
-                _refuse_outdated(run, there.manifest, there.place)
-                bring(store, remote_tier(url, options), there.manifest)
-                return there.manifest
+        tier = open_tier() if open_tier is not None else None
+        there = tier.manifest(step) if tier is not None else None
+        if tier is not None and there is not None:
+            tier.refuse_other_run(there)
+            _refuse_outdated(run, there, tier.objects.url_of(step_name(step)))
+            bring(store, tier, there)
+            return there
     raise CheckpointError(
         "there is no checkpoint that verifies" if step is None else f"no checkpoint of step {step} verifies",
         where=str(run.checkpoints) + (f", {remote.url}" if remote else ""),
         fix="headway checkpoints list and verify tell which there are; --from brings one from elsewhere",
     )
+
+
+def _own_tier(config: Config, run: RunDirectory) -> RemoteTier:
+    """The run's own remote tier, to read from.
+
+    Raises:
+        OtherRunError: the place is another run's.
+    """
+    assert config.checkpoint.remote is not None
+    mine = run_identity(config, run=run.path)
+    tier = find_tier(config.checkpoint.remote, mine)
+    return RemoteTier(tier.objects, identity=settle_identity(tier, mine))
 
 
 def _goes_on(ledger: Ledger, manifest: Manifest) -> bool:
@@ -272,7 +285,7 @@ def _claimed(config: Config | None, run: RunDirectory, attempt: Attempt) -> Remo
     """The remote tier, so that what is later there does not come back by itself."""
     if config is None or config.checkpoint.remote is None:
         return None
-    return claim_tier(config.checkpoint.remote, run.path, attempt.number, fingerprint(identity(config)))
+    return claim_tier(config.checkpoint.remote, attempt.number, run_identity(config, run=run.path))
 
 
 def _claimed_if_possible(run: RunDirectory, attempt: Attempt) -> RemoteTier | None:
@@ -316,10 +329,14 @@ def _roll_back(run: RunDirectory, step: int) -> None:
 
 
 def _complete(run: RunDirectory, manifest: Manifest) -> None:
-    """Config and provenance of a full checkpoint, where the run directory has none."""
+    """Config and provenance of a full checkpoint, where the run directory has none. Under another name it becomes a run
+    of its own, with an id of its own."""
     config, record = manifest.context.get("config"), manifest.context.get("run")
     if isinstance(config, str) and not run.config_path.exists():
         with atomic_write(run.config_path, "w") as file:
             file.write(config)
     if isinstance(record, dict) and not run.record_path.exists():
+        made_by = run_record(manifest.context.get(OF_RUN))
+        if made_by is None or made_by["name"] != run.path.resolve().name:
+            record = {key: value for key, value in record.items() if key != RUN_ID}
         write_json(run.record_path, record)

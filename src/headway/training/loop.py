@@ -83,6 +83,7 @@ def train_loop(job: Job) -> None:
         DivergedError: too many steps in a row had a non-finite loss or gradient. No checkpoint of the last one is
             written, so the same command comes to it again.
         Preempted: a signal asked to stop; the state is saved.
+        CheckpointError: all steps are done and saved here, but another attempt, or another run, has the remote tier.
     """
     config, state = job.config, job.state
     lanes = job.grid.of_worker(job.world.data_rank, job.world.mesh.data)
@@ -146,6 +147,9 @@ def train_loop(job: Job) -> None:
                 _checkpoint(job)
             _save_surely(job)
             raise _stopped(job, signals)
+    lost = job.writer.lost_upload()
+    if lost is not None:
+        raise CheckpointError(f"the run is finished here, but {lost.what}", where=lost.where, fix=lost.fix)
 
 
 def _told_if_first(job: Job, batches: Mapping[int, Sequence[MicroBatch]]) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from headway.checkpoint.outcomes import Outcome, Upload
+from headway.core.errors import CheckpointError
 from headway.core.types import StateBlocks
 
 
@@ -45,6 +46,10 @@ class StateWriter(Protocol):
 
     def uploads(self) -> list[Upload]:
         """What came of uploads since this was last asked."""
+        ...
+
+    def lost_upload(self) -> CheckpointError | None:
+        """After `close`: why the newest checkpoint is not in the remote tier, where somebody else has that."""
         ...
 
     def wants_another_try(self) -> bool:
@@ -94,6 +99,9 @@ class NoWriter:
     def uploads(self) -> list[Upload]:
         """Nothing was uploaded."""
         return []
+
+    def lost_upload(self) -> None:
+        """Nothing was uploaded."""
 
     def wants_another_try(self) -> bool:
         """There was no first one."""

@@ -13,11 +13,12 @@ import pytest
 
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.bring import newest_of_tiers
-from headway.checkpoint.claiming import claim_tier, find_tier, is_sent, refuse_other_runs
+from headway.checkpoint.claiming import claim_tier, find_tier, is_sent, settle_identity
 from headway.checkpoint.objects import Objects, UnreachableError
 from headway.checkpoint.registry import FILE_NAME, REMOTE, Registry
 from headway.checkpoint.remote import RemoteTier, journal_of
 from headway.checkpoint.remote_claim import RESTARTED_FILE
+from headway.checkpoint.run_identity import run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.uploader import Uploader
 from headway.config import Config, RemoteConfig, TrainConfig, identity, load_config, load_resolved
@@ -41,9 +42,7 @@ def save(config: Config, step: int, after_save: Any = None) -> CheckpointInfo:
 
 def claim(config: Config, attempt: int = 1) -> RemoteTier:
     assert config.checkpoint.remote is not None
-    return claim_tier(
-        config.checkpoint.remote, Path(config.run_directory), attempt, fingerprint(identity(config)), patience_seconds=0
-    )
+    return claim_tier(config.checkpoint.remote, attempt, run_identity(config), patience_seconds=0)
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_another_run_of_the_same_name_leaves_it_alone(mine: Config, tmp_path: Pa
     with pytest.raises(ConfigError, match="made with another config: they are another run's"):
         newest_of_tiers(store, partial(claim, other))
     assert contents(tmp_path / "remote") == before
-    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(mine.run_directory))
+    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(mine))
     assert tier.steps() == [3, 6, 9]
 
 
@@ -115,7 +114,7 @@ def test_a_run_that_starts_over_has_a_tier_of_its_own(mine: Config, tmp_path: Pa
     (run / RESTARTED_FILE).touch()
     tier = claim(other)
     assert tier.url.endswith("/run-002") and tier.steps() == []
-    refuse_other_runs(tier, run, "")
+    assert settle_identity(tier, run_identity(other)) == run_identity(other)
 
 
 def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
@@ -138,7 +137,7 @@ def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
     for step in (2, 3):
         save(config, step, after_save)
         assert after_save.wait(30)
-    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(config.run_directory))
+    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))
     assert tier.steps() == [2], "step 2 made up for step 1, and 3 was not due"
     after_save.close(30)
 
@@ -166,7 +165,7 @@ def test_what_was_on_its_way_when_the_run_went_back_pushes_out_nothing(
     after_save.went_back(4, [[5, 7]])
     going_on.set()
     assert after_save.wait(30)
-    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(config.run_directory))
+    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))
     assert [manifest.step for manifest in tier.manifests()] == [4]
     after_save.close(30)
 
@@ -215,13 +214,17 @@ def test_where_the_index_cannot_be_used_the_store_tells_what_was_sent(mine: Conf
     (run / FILE_NAME).mkdir()
     manifest = CheckpointStore(run / "checkpoints", keep=9).info(9).manifest
     assert not Registry(run).add(manifest, REMOTE, "x") and Registry(run).entries() == []
-    assert is_sent(remote, run, manifest, patience_seconds=0)
-    assert not is_sent(remote, run, manifest.model_copy(update={"state_sha256": "another"}), patience_seconds=0)
+    assert is_sent(remote, run_identity(mine), manifest, patience_seconds=0)
+    assert not is_sent(
+        remote, run_identity(mine), manifest.model_copy(update={"state_sha256": "another"}), patience_seconds=0
+    )
     next((tmp_path / "remote").rglob("step-00000009/manifest.json")).write_text("{}")
-    assert not is_sent(remote, run, manifest, patience_seconds=0), "nobody knows, so it is sent, which tells why"
+    assert not is_sent(remote, run_identity(mine), manifest, patience_seconds=0), (
+        "nobody knows, so it is sent, which tells why"
+    )
     (run / FILE_NAME).rmdir()
     Registry(run).add(manifest, REMOTE, f"{remote.url}/tiny/run-001/step-00000009")
-    assert is_sent(remote, run, manifest, patience_seconds=0), "by the index: the store is not asked"
+    assert is_sent(remote, run_identity(mine), manifest, patience_seconds=0), "by the index: the store is not asked"
 
 
 @pytest.mark.parametrize("url", ["file://mnt/shared", "local://mnt"])
@@ -284,7 +287,7 @@ def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
     for step in (0, 2, 3):
         save(config, step, after_save)
         assert after_save.wait(30)
-    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), Path(config.run_directory))
+    tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))
     assert tier.steps() == [0]
     after_save.close(30)
 

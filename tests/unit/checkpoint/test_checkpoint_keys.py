@@ -24,6 +24,7 @@ from headway.checkpoint.remote_claim import read_claim
 from headway.checkpoint.remote_files import sent_name
 from headway.checkpoint.remote_place import place_of
 from headway.checkpoint.retention import Rules
+from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
 from headway.checkpoint.signing import key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointStore
@@ -287,12 +288,13 @@ def test_with_another_key_nothing_remote_is_passed_over_or_withdrawn(
     else:
         monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", key)
     why = "it is encrypted, and there is no key" if key is None else "cannot be decrypted with the key that is given"
-    tier = RemoteTier(RemoteTier.find(place_of(remote, "tiny"), run).objects, read_claim(run))
+    identity = RunIdentity(run, None, run.name)
+    tier = RemoteTier(RemoteTier.find(place_of(remote, "tiny"), run).objects, read_claim(run), identity)
     store = CheckpointStore(run / "checkpoints")
     for look in (
         partial(newest_of_tiers, store, lambda: tier),
         partial(tier.publish, run / "checkpoints" / "step-00000002", journal_of(run, 2)),
-        partial(claim_tier, RemoteConfig.model_validate(remote), run, 2, ""),
+        partial(claim_tier, RemoteConfig.model_validate(remote), 2, RunIdentity(run, None, run.name)),
         partial(remote_manifests, f"{remote['url']}/tiny"),
         partial(remote_checkpoints, f"{remote['url']}/tiny"),
     ):
@@ -313,7 +315,7 @@ def test_where_the_key_fits_what_cannot_be_decrypted_is_damaged(
     said: list[str] = []
     found = newest_of_tiers(CheckpointStore(tmp_path / "new" / "checkpoints"), lambda: tier, said.append)
     assert found is not None and found.step == 2 and "step-00000003: manifest.json cannot be decrypted" in said[0]
-    assert claim_tier(RemoteConfig.model_validate(remote), run, 2, "").publish(
+    assert claim_tier(RemoteConfig.model_validate(remote), 2, RunIdentity(run, None, run.name)).publish(
         run / "checkpoints" / "step-00000003", journal_of(run, 3)
     ), "it is replaced"
 

@@ -25,6 +25,7 @@ from headway.checkpoint.lineage import Origin
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import Registry, on_network
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
+from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
 from states import make_state, names, save
@@ -81,7 +82,7 @@ def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: 
     for folder in ("run", "remote"):
         (tmp_path / folder).mkdir()
     assert config.checkpoint.remote is not None
-    tier = claim_tier(config.checkpoint.remote, tmp_path / "run", 1, "")
+    tier = claim_tier(config.checkpoint.remote, 1, RunIdentity(tmp_path / "run", None, "run"))
     directory = tmp_path / "run" / "checkpoints"
     after: AfterSave | None = None
     left = {}
@@ -132,7 +133,7 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
     )
     remote = config.checkpoint.remote
     assert remote is not None
-    claimed = claim_tier(remote, tmp_path / "tiny", 1, "")
+    claimed = claim_tier(remote, 1, RunIdentity(tmp_path / "tiny", None, "tiny"))
     settings = {**AfterSave.settings(config.resolved(), 1), "run": str(tmp_path / "tiny")}
     store = CheckpointStore(tmp_path / "tiny" / "checkpoints", after_save=AfterSave(settings))
     save(store, 4)
@@ -211,7 +212,7 @@ def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> Non
     assert config.checkpoint.remote is not None
     run.mkdir()
     (tmp_path / "remote").mkdir()
-    tier = claim_tier(config.checkpoint.remote, run, 1, "")
+    tier = claim_tier(config.checkpoint.remote, 1, RunIdentity(run, None, run.name))
     after = AfterSave(json.loads(json.dumps(AfterSave.settings(config, 1))))
     store = CheckpointStore(run / "checkpoints", after_save=after)
     for step, accuracy in enumerate([0.3, 0.9, 0.1, 0.5], start=1):

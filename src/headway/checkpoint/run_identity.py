@@ -1,0 +1,179 @@
+"""Which run a checkpoint, a claim or a place in object storage belongs to.
+
+A run gets an id when its directory is made and keeps it for life, whatever changes later: config, data, machine. The id
+is in `run.json` (key `id`), in `remote.json`, in every claim and every manifest. Name and seed stand beside it for
+people. A new directory without checkpoints takes up the id of the run that owns its remote place, if config and data
+are that run's: this is how a run continues on another machine.
+
+Checkpoints of older versions have no id. They belong to the runs that have had their config.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from headway.checkpoint.folders import checkpoint_folders
+from headway.checkpoint.format import Manifest, read_manifest
+from headway.core.errors import CheckpointError
+from headway.core.files import fingerprint, write_json
+from headway.core.foreign import read_json_object
+
+if TYPE_CHECKING:
+    from headway.config import Config
+
+#: Key of a manifest's context: the fingerprint of what decides the run's mathematics (`headway.config.identity`).
+IDENTITY = "identity"
+#: Key of a manifest's context: id, name and seed of the run that made it.
+OF_RUN = "of_run"
+#: Key of `run.json`.
+RUN_ID = "id"
+
+RUN_FILE = "run.json"
+CLAIM_FILE = "remote.json"
+_ID = re.compile(r"[0-9a-f]{32}")
+
+Relation = Literal["own", "other", "unknown"]
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """A run as its own directory knows it."""
+
+    run: Path
+    id: str | None
+    """None for a directory of an older version that has had no attempt since."""
+    name: str
+    seed: int | None = None
+    config: str | None = None
+    """Fingerprint of its config as it is now."""
+    data: str | None = None
+    """Fingerprint of its data; None where it is not known."""
+
+    def record(self) -> dict[str, Any]:
+        """Return what manifests and claims say of the run."""
+        return {"id": self.id, "name": self.name, "seed": self.seed}
+
+    def settings(self) -> dict[str, Any]:
+        """Return all but the directory, as JSON values for another process."""
+        return {**self.record(), "config": self.config, "data": self.data}
+
+    @cached_property
+    def configs(self) -> frozenset[str]:
+        """Fingerprints of all configs that this directory's attempts have had, or else its checkpoints."""
+        records = [self.run / RUN_FILE, *self.run.glob(f"attempts/*/{RUN_FILE}")]
+        found = {_config_of(_read_json(path)) for path in records} - {None}
+        if not found:
+            found = {manifest.context.get(IDENTITY) for manifest in self._made_here()}
+        return frozenset(one for one in (*found, self.config) if isinstance(one, str))
+
+    def relation(self, manifest: Manifest) -> Relation:
+        """Say whether a checkpoint is this run's.
+
+        One without an id is this run's if it was made with a config that the run has had, or says nothing of its
+        config; else that is unknown: it may be another run's.
+        """
+        made_by = run_record(manifest.context.get(OF_RUN))
+        if made_by is not None and self.id is not None:
+            return "own" if made_by["id"] == self.id else "other"
+        config = manifest.context.get(IDENTITY)
+        return "own" if config is None or config in self.configs else "unknown"
+
+    def may_take_up(self, configs: set[str | None], data: str | None) -> bool:
+        """Say whether this directory may continue a run of another id: with the config and data that the run has now,
+        and only if no checkpoint here was made under an id of its own."""
+        if self.config is None or self.config not in configs or (self.data and data and self.data != data):
+            return False
+        made_by = (run_record(manifest.context.get(OF_RUN)) for manifest in self._made_here())
+        return not any(record is not None and record["id"] == self.id for record in made_by)
+
+    def keep(self) -> None:
+        """Write the id into the records of this directory, where they have another one."""
+        attempts = sorted(self.run.glob(f"attempts/*/{RUN_FILE}"))
+        for path in (self.run / RUN_FILE, *attempts[-1:]):
+            record = _read_json(path)
+            if record and record.get(RUN_ID) != self.id:
+                write_json(path, {**record, RUN_ID: self.id})
+
+    def _made_here(self) -> Iterator[Manifest]:
+        with suppress(OSError):
+            for folder in checkpoint_folders(self.run / "checkpoints").values():
+                with suppress(CheckpointError):
+                    yield read_manifest(folder)
+
+
+def run_identity(config: Config, data: str | None = None, run: Path | None = None) -> RunIdentity:
+    """Return the identity of the run that a config names.
+
+    Args:
+        config: Resolved.
+        data: Fingerprint of its data.
+        run: The run directory, if it is not where the config says.
+    """
+    from headway.config import identity
+
+    run = Path(run or config.run_directory).absolute()
+    name = run.resolve().name  # as its remote place is named
+    return RunIdentity(run, read_run_id(run), name, config.seed, fingerprint(identity(config)), data)
+
+
+def new_run_id() -> str:
+    """Make the id of a new run."""
+    return secrets.token_hex(16)
+
+
+def read_run_id(run: Path) -> str | None:
+    """Return the id of the run in a directory; None if nothing there tells it.
+
+    If `run.json` is lost, the claim, an earlier attempt's record or a checkpoint made under this directory's name has
+    it.
+    """
+    attempts = sorted(run.glob(f"attempts/*/{RUN_FILE}"), reverse=True)
+    found = [_read_json(run / RUN_FILE).get(RUN_ID), _read_json(run / CLAIM_FILE).get("run")]
+    found += [_read_json(path).get(RUN_ID) for path in attempts]
+    for value in found:
+        run_id = value.get("id") if isinstance(value, dict) else value
+        if _is_id(run_id):
+            return str(run_id)
+    with suppress(OSError):
+        for folder in reversed(checkpoint_folders(run / "checkpoints").values()):
+            with suppress(CheckpointError):
+                made_by = run_record(read_manifest(folder).context.get(OF_RUN))
+                if made_by is not None and made_by["name"] == run.resolve().name:
+                    return str(made_by["id"])
+    return None
+
+
+def run_record(value: Any) -> dict[str, Any] | None:
+    """Return id, name and seed as a manifest or a claim has them; None if it has no id."""
+    if not isinstance(value, Mapping) or not _is_id(value.get("id")):
+        return None
+    return {"id": value["id"], "name": str(value.get("name")), "seed": value.get("seed")}
+
+
+def in_words(record: Mapping[str, Any]) -> str:
+    """Name a run: `run 'small' with seed 3 (id 0a1b2c3d)`."""
+    return f"run '{record['name']}' with seed {record['seed']} (id {str(record['id'])[:8]})"
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def _config_of(record: Mapping[str, Any]) -> str | None:
+    fingerprints = record.get("fingerprints")
+    found = fingerprints.get("config") if isinstance(fingerprints, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except (OSError, ValueError):
+        return {}

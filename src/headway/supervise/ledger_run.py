@@ -1,0 +1,57 @@
+"""Which run the checkpoints of a run directory are of: the ledger proves this run, not what another one has done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_FILE, RUN_ID, in_words, run_record
+from headway.telemetry.record import RESTORED, Run, dig, read_json
+
+
+def checkpoints_of_others(record: Run, taken_over: Collection[int]) -> Iterator[str]:
+    """Say which checkpoints another run has made, and nobody has restored into this one by hand.
+
+    Args:
+        taken_over: Steps of the checkpoints for whose steps the ledger takes the checkpoint's word. One without a run
+            id, as older versions made it, has to have a config then that this run has had.
+    """
+    configs = {dig(facts, "fingerprints", "config") for facts in _records(record)} - {None}
+    for step, context in _contexts(record):
+        if step in _restored(record):
+            continue
+        made_by = run_record(context.get(OF_RUN))
+        if made_by is not None and made_by["id"] != record.facts.get(RUN_ID, made_by["id"]):
+            yield f"step-{step:08d} was made by another run: {in_words(made_by)}"
+        config = context.get(IDENTITY)
+        if made_by is None and step in taken_over and config is not None and configs and config not in configs:
+            yield (
+                f"step-{step:08d} was made elsewhere with a config that no attempt of this run has had: it is another"
+                " run's"
+            )
+
+
+def restored_from_others(record: Run) -> Iterator[str]:
+    """Say from which other runs checkpoints here were restored by hand."""
+    for step, context in _contexts(record):
+        made_by = run_record(context.get(OF_RUN))
+        if step in _restored(record) and made_by is not None and made_by["id"] != record.facts.get(RUN_ID):
+            yield f"but step-{step:08d} was restored by hand from another run: {in_words(made_by)}"
+
+
+def _contexts(record: Run) -> Iterator[tuple[int, dict[str, Any]]]:
+    for checkpoint in record.checkpoints:
+        manifest = read_json(record.path / "checkpoints" / f"step-{checkpoint.step:08d}" / "manifest.json")
+        context = manifest.get("context")
+        if isinstance(context, dict):
+            yield checkpoint.step, context
+
+
+def _records(record: Run) -> Iterator[dict[str, Any]]:
+    yield record.facts
+    for path in record.path.glob(f"attempts/*/{RUN_FILE}"):
+        yield read_json(path)
+
+
+def _restored(record: Run) -> set[int | None]:
+    return {attempt.last_step for attempt in record.attempts if attempt.outcome == RESTORED}
