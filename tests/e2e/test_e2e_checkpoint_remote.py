@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
 from headway.core.waiting import wait_until
+from headway.doctor.lifecycle import examine_lifecycle
 from headway.supervise.ledger import Ledger
 from object_storage import S3Server
 from s3_proxy import S3Proxy
@@ -360,6 +362,23 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
     assert json.loads((run / "remote.json").read_text())["number"] == 1
 
 
+def test_the_doctor_warns_of_a_lifecycle_rule_that_reaches_claims(s3: S3Server, tmp_path: Path) -> None:
+    """As a real store has it."""
+    bucket, files = f"rules-{os.getpid()}", s3.files()
+    files.mkdir(bucket)
+    remote = {"remote": {"url": f"s3://{bucket}/runs"}}
+    loaded = Config(name="tiny", runs=tmp_path, checkpoint=remote)
+    assert [finding.level for finding in examine_lifecycle(loaded)] == ["ok"]
+    for prefix, level in (("runs/tiny/", "warning"), ("runs/other/", "ok")):
+        rule = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": prefix}, "Expiration": {"Days": 30}}
+        files.call_s3("put_bucket_lifecycle_configuration", Bucket=bucket, LifecycleConfiguration={"Rules": [rule]})
+        (finding,) = examine_lifecycle(loaded)
+        assert finding.level == level, finding
+    missing = Config(name="tiny", runs=tmp_path, checkpoint={"remote": {"url": "s3://there-is-none/runs"}})
+    (finding,) = examine_lifecycle(missing)
+    assert finding.level == "note" and "cannot be read" in finding.what
+
+
 @pytest.mark.slow
 def test_a_killed_run_without_its_disk_ends_with_the_same_bits(
     tiny: Callable[..., Path], s3: S3Server, tmp_path: Path
@@ -390,7 +409,7 @@ def test_a_killed_run_without_its_disk_ends_with_the_same_bits(
     # Another config does not take this run for its own, and a restart leaves it alone.
     shutil.rmtree(run)
     other = headway("train", config, "seed=4")
-    assert other.returncode == 2 and "were made with another config" in other.stderr
+    assert other.returncode == 2 and "belongs to run 'tiny' with seed 3" in other.stderr
     fresh = headway("train", config, "seed=4", "--restart", "train.steps=2")
     assert fresh.returncode == 0, fresh.stderr
     assert "bringing" not in fresh.stderr

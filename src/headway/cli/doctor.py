@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 HELP = """Say what this machine has, what is wrong with it, and what to set.
 
-With a config, its folders and its NCCL profile are looked at. Nothing is changed; what is unknown is n/a.
+With a config, its folders, its NCCL profile and the lifecycle rules of its bucket are looked at. Nothing is changed;
+what is unknown is n/a.
 
 [bold]Examples[/bold]
 
@@ -84,7 +85,12 @@ def doctor(
 
     folders = {"runs": loaded.runs, "store": loaded.data.store} if loaded else {"here": Path()}
     examination = Examination(
-        folders=folders, wanted_profile=wanted, determinism=determinism, write_test=disk, arithmetic=arithmetic
+        folders=folders,
+        wanted_profile=wanted,
+        determinism=determinism,
+        write_test=disk,
+        arithmetic=arithmetic,
+        config=loaded,
     )
     if export:
         _export(examination.profile)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.core.console import notice
 from headway.core.cores import read_cores
@@ -16,6 +16,7 @@ from headway.doctor.clock import examine_clock
 from headway.doctor.environment import examine_environment
 from headway.doctor.findings import Examined, Finding, worst
 from headway.doctor.gpus import examine_gpus, examine_processes
+from headway.doctor.lifecycle import examine_lifecycle
 from headway.doctor.limits import examine_limits
 from headway.doctor.memory import examine_memory
 from headway.doctor.network import examine_network
@@ -26,6 +27,9 @@ from headway.parallel.interconnect import Interconnect, read_interconnect
 from headway.parallel.nccl import Profile, choose_profile
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import Driver, read_driver
+
+if TYPE_CHECKING:
+    from headway.config import Config
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Examination:
     write_test: bool = False
     arithmetic: bool = False
     """Measure matrix products, for which PyTorch is loaded."""
+    config: Config | None = None
+    """Of a run, whose remote tier is looked at too."""
     software: Software | None = None
     """Looked up when not given."""
 
@@ -86,6 +92,7 @@ class Examination:
             "Processor": lambda: examine_processor(machine, cpu_bf16_speed if self.arithmetic else None),
             "Memory": lambda: examine_memory(machine),
             "Storage": lambda: examine_storage(machine, self.folders, write=self.write_test),
+            "Remote tier": lambda: examine_lifecycle(self.config) if self.config is not None else (),
             "Clock": lambda: examine_clock(machine),
             "Limits": lambda: examine_limits(machine),
             "Environment": lambda: examine_environment(machine, read_cores(machine), self.interconnect),
