@@ -413,11 +413,12 @@ def _spent_usd(run: RunDirectory, attempt: Attempt, usd_per_hour: float | None) 
     found = open_run(run.path)
     spent = 0.0
     for one in found.attempts:
-        ended = time.time() if one.number == attempt.number else one.ended
+        since = None if one.started is None else max(0.0, time.time() - one.started)
+        seconds = since if one.number == attempt.number else one.seconds
         price = found.attempt_records[one.number].get(PRICE_KEY)
         price = price if isinstance(price, (int, float)) else usd_per_hour
-        if one.started is not None and ended is not None and price is not None:
-            spent += price * max(0.0, ended - one.started) / 3600
+        if seconds is not None and price is not None:
+            spent += price * seconds / 3600
     return spent
 
 

@@ -133,7 +133,8 @@ class RunDirectory:
             number = max([*self._attempt_numbers(), last_owner.attempt if last_owner else 0, 0]) + 1
             owner = Owner.this_process(number)
             lock.write(owner)
-            attempt = Attempt(self.path, owner, None if claimed else lock)
+            before = max(0.0, owner.since - started) if started else 0.0
+            attempt = Attempt(self.path, owner, None if claimed else lock, time.monotonic() - before)
             attempt.directory.mkdir(parents=True)
             beginning = {"command": command, "pid": owner.pid, "host": owner.host, "started": started or owner.since}
             write_json(attempt.directory / _ATTEMPT_FILE, {"number": number, **beginning, **facts})
@@ -232,6 +233,8 @@ class Attempt:
     run: Path
     owner: Owner
     _lock: OwnerLock | None = field(default=None, repr=False)
+    _began: float | None = field(default=None, repr=False, compare=False)
+    """By a clock that nobody sets; known to whoever has begun the attempt."""
 
     @classmethod
     def join(cls, run: Path, number: int, token: str | None = None, patience_seconds: float = 0.0) -> Attempt:
@@ -316,7 +319,9 @@ class Attempt:
         """
         steps = {"first_step": first_step, "last_step": last_step}
         known = {name: step for name, step in steps.items() if step is not None}
-        ending = {"ended": time.time(), "outcome": outcome, "exit_code": exit_code, **known, **facts}
+        ending: dict[str, Any] = {"ended": time.time(), "outcome": outcome, "exit_code": exit_code, **known, **facts}
+        if self._began is not None:  # the wall clock may have been set meanwhile
+            ending["seconds"] = round(time.monotonic() - self._began, 3)
         if notices := posted(self.directory):
             ending["notices"] = notices
         try:

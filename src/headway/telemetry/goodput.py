@@ -112,17 +112,21 @@ def goodput(
     for index in range(len(known) - 1, -1, -1):
         attempt, work = known[index], done.get(known[index].number, _Done())
         assert attempt.started is not None and attempt.ended is not None, "known"
-        wall += max(0.0, attempt.ended - attempt.started)
+        said = endings.get(attempt.number, {}).get("silent_seconds")
+        silent = float(said) if isinstance(said, (int, float)) else 0.0
+        # The wall clock may have been set meanwhile; steps, stalls and silence are measured by one that nobody sets.
+        measured = sum(work.seconds) + work.stalls + silent
+        went = max(attempt.seconds or 0.0, measured)
+        wall += went
         if index + 1 < len(known):
             gap = max(0.0, (known[index + 1].started or 0.0) - attempt.ended)
             if not _left(attempt, endings.get(attempt.number, {})):
                 lost[DOWN] += gap
                 wall += gap
-        said = endings.get(attempt.number, {}).get("silent_seconds")
-        silent = float(said) if isinstance(said, (int, float)) else 0.0
         lost[HANGING] += silent
         until = attempt.ended - silent if work.began is None else work.began
-        lost[START] += max(0.0, until - attempt.started)
+        start = min(max(0.0, until - attempt.started), went - measured)
+        lost[START] += start
         if (step := _unrecorded(work, endings.get(attempt.number, {}))) is not None and step >= counts_below:
             lost_steps[attempt.number] = 1  # how long it took is not known
         # From the last one on: after a rollback an attempt comes to the same steps again.
@@ -136,7 +140,8 @@ def goodput(
                 lost_steps[attempt.number] = lost_steps.get(attempt.number, 0) + (seconds > 0)
         lost[SAVING] += work.stalls
         if work.began is not None and attempt.outcome not in (FINISHED, PREEMPTED, RUNNING):
-            lost[DOWN] += max(0.0, attempt.ended - work.last_time - silent)  # it was down from there on
+            down = max(0.0, attempt.ended - work.last_time - silent)
+            lost[DOWN] += min(down, went - measured - start)  # it was down from there on
     lost[OTHER] = max(0.0, wall - effective - sum(lost.values()))
     return Goodput(wall, effective, lost, dict(sorted(lost_steps.items())))
 

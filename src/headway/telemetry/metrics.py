@@ -37,6 +37,8 @@ from headway.core.patience import Patiently
 FILE_NAME = "metrics.jsonl"
 #: How many steps were left out until now; in the one record of a step's own that was left out.
 LEFT_OUT = "train/left_out_steps"
+#: Seconds by which the wall clock was set forward since it was last looked at; negative if back.
+CLOCK_JUMP = "health/clock_jump_seconds"
 
 #: A record of nothing else is not the step's own: it was written at a step that may be another attempt's.
 _NOT_OWN = ("checkpoint/", "evaluation/")
@@ -223,6 +225,8 @@ class Span:
     last_step: int
     first_time: float | None
     last_time: float | None
+    clock_jumped: float = 0.0
+    """Seconds by which the wall clock was seen to be set forward meanwhile; negative if back."""
 
 
 class Metrics:
@@ -262,6 +266,9 @@ class Metrics:
         span, moment = self.spans[attempt], _number(record.get("time"))
         span.first_time = moment if span.first_time is None else span.first_time
         span.last_step, span.last_time = step, moment
+        jump = _number(record.get(CLOCK_JUMP)) if CLOCK_JUMP in record else None
+        if jump is not None and math.isfinite(jump):
+            span.clock_jumped += jump
 
     def _go_on_from(self, step: int, attempt: int) -> None:
         """The attempt does this step and those behind it, whoever has done them before."""

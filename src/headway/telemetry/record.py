@@ -6,6 +6,7 @@ most wants to look at are those that died.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,13 +50,20 @@ class Attempt:
     """For an attempt that died: its last sign of life."""
     first_step: int | None = None
     last_step: int | None = None
+    measured: float | None = None
+    """Seconds that it went by a clock that nobody sets; None if it did not end by itself."""
+    clock_jumped: float = 0.0
+    """Seconds by which the wall clock was seen to be set forward meanwhile; negative if back."""
 
     @property
     def seconds(self) -> float | None:
-        """How long it went, up to its last sign of life when it has not ended."""
+        """How long it went, up to its last sign of life when it has not ended. The wall clock may have been set
+        meanwhile; by how much is known as far as the attempt saw it."""
+        if self.measured is not None:
+            return self.measured
         if self.started is None or self.ended is None:
             return None
-        return max(0.0, self.ended - self.started)
+        return max(0.0, self.ended - self.started - self.clock_jumped)
 
 
 @dataclass(frozen=True)
@@ -301,13 +309,17 @@ def as_text(value: Any) -> str | None:
 
 
 def as_time(value: Any) -> float | None:
-    """A moment as Unix seconds, from a number or an ISO 8601 text."""
+    """A moment as Unix seconds, from a number or an ISO 8601 text; None for what is none."""
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError, OSError):
             return None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    try:
+        found = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    except OverflowError:  # a whole number with hundreds of digits
+        return None
+    return found if found is not None and math.isfinite(found) else None
 
 
 def _attempt(number: int, record: dict[str, Any], span: Span | None, newest: bool) -> Attempt:
@@ -324,7 +336,14 @@ def _attempt(number: int, record: dict[str, Any], span: Span | None, newest: boo
         ended=ended or (span.last_time if span else None),
         first_step=first if first is not None or span is None else span.first_step - 1,
         last_step=last if last is not None or span is None else span.last_step,
+        measured=_duration(record.get("seconds")),
+        clock_jumped=span.clock_jumped if span else 0.0,
     )
+
+
+def _duration(value: Any) -> float | None:
+    seconds = as_time(value)
+    return seconds if seconds is not None and seconds >= 0 else None
 
 
 def _outcome(record: dict[str, Any], newest: bool) -> str:

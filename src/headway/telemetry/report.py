@@ -231,13 +231,13 @@ def _plain(value: Any) -> str:
 
 def _spent(found: Goodput | None) -> str:
     """Where the time went."""
-    if found is None:
+    if found is None or not found.wall_seconds:  # all that is measured is part of the wall time
         return ""
     spent = [("training that counts", found.effective_seconds), *found.lost_seconds.items()]
     rows = [
         [name, format_seconds(seconds), f"{seconds / found.wall_seconds:.1%}"] for name, seconds in spent if seconds
     ]
-    return html.table(["Spent on", "Time", "Share"], rows, numeric=(1, 2)) if found.wall_seconds else ""
+    return html.table(["Spent on", "Time", "Share"], rows, numeric=(1, 2))
 
 
 def _segments(run: Run) -> str:

@@ -148,8 +148,11 @@ def share_text(share: float | None) -> str:
 
 
 def time_text(moment: float | None) -> str:
-    """A moment in UTC: "2026-03-14 12:03 UTC"."""
-    return UNKNOWN if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    """A moment in UTC: "2026-03-14 12:03 UTC"; unknown when no calendar has it."""
+    try:
+        return UNKNOWN if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):
+        return UNKNOWN
 
 
 def ago_text(moment: float | None, now: float | None = None) -> str:

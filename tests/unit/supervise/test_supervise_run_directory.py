@@ -70,6 +70,19 @@ def test_an_attempt_records_why_it_ended(run: RunDirectory) -> None:
     assert facts["ended"] >= facts["started"]
 
 
+def test_an_attempt_records_how_long_it_went_whatever_the_clock_did(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that nobody sets, from when its first process began."""
+    now, steady = [2e9], [50.0]
+    monkeypatch.setattr("headway.supervise.run_directory.time.time", lambda: now[0])
+    monkeypatch.setattr("headway.supervise.run_directory.time.monotonic", lambda: steady[0])
+    attempt = run.begin_attempt("x", started=2e9 - 3)
+    now[0], steady[0] = 1e9, 57.0
+    attempt.finish("finished", 0)
+    assert record(attempt)["seconds"] == 10.0 and record(attempt)["ended"] == 1e9
+
+
 def test_a_second_owner_is_refused_and_told_who_has_it(run: RunDirectory, attempt: Attempt) -> None:
     with pytest.raises(CheckpointError) as error:
         run.begin_attempt("y")

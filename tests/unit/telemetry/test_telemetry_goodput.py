@@ -153,3 +153,26 @@ def test_what_an_attempt_does_again_is_lost_before_it_has_done_it() -> None:
 def test_what_is_unknown_is_not_guessed() -> None:
     assert goodput([Attempt(1, "died")], {}, RECORDS) is None
     assert goodput([], {}, []) is None
+
+
+def test_a_clock_that_was_set_back_takes_no_time_from_what_was_measured() -> None:
+    """The attempt ends before it began, by its times."""
+    found = goodput([replace(SECOND, started=500.0)], {}, RECORDS[6:])
+    assert found is not None and found.effective_seconds == found.wall_seconds == 6.0 and found.ratio == 1.0
+    assert sum(found.lost_seconds.values()) == 0.0
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_clock_that_was_set_forward_adds_no_time(by_itself: bool) -> None:
+    """By a year after the first step, as when a time service corrects a clock without a battery. What an attempt saw
+    of it counts where it did not measure itself to its end."""
+    year = 365 * 86400.0
+    records = [step(1, 1, 112.0, 2.0), *(step(1, n, 110.0 + 2.0 * n + year, 2.0) for n in (2, 3))]
+    first = Attempt(1, "died", started=100.0, ended=118.0 + year, clock_jumped=year)
+    if by_itself:
+        first = replace(first, outcome="finished", exit_code=0, measured=18.0, clock_jumped=0.0)
+    found = goodput([first], {}, records)
+    assert found is not None and found.wall_seconds == pytest.approx(18.0) and first.seconds == pytest.approx(18.0)
+    assert found.effective_seconds == 6.0 and found.lost_seconds[START] == 10.0
+    total = found.effective_seconds + sum(found.lost_seconds.values())
+    assert total == pytest.approx(found.wall_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -19,7 +20,7 @@ from headway.telemetry.charts import envelope, loss_chart, metric_chart, short_n
 from headway.telemetry.record import open_run
 from headway.telemetry.report import write_report
 
-from .conftest import MakeRun, record, write_metrics
+from .conftest import START, MakeRun, record, write_attempt, write_metrics
 
 
 class Page(HTMLParser):
@@ -160,6 +161,18 @@ def test_runs_with_little_to_show(tmp_path: Path, state: str) -> None:
     text = Page(write_report(run).read_text()).text
     assert "not started" in text and "n/a" in text
     assert ("No step has been recorded yet" in text) == (state == "empty")
+
+
+@pytest.mark.parametrize(("started", "ended"), [(START + 900, START), (-1e300, 1e300), (0, 10**400)])
+def test_whatever_the_clock_did_there_is_a_report(make_run: MakeRun, started: float, ended: float) -> None:
+    """It went back, or its times are in no calendar."""
+    run = make_run()
+    shutil.rmtree(run / "attempts")
+    write_attempt(run, 2, started=started, ended=ended, outcome="finished", exit_code=0)
+    manifest = run / "checkpoints" / "step-00000100" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "context": {"time": ended, "attempt": 2}}))
+    page = Page(write_report(run).read_text()).text
+    assert "Finished" in page and "Spent on" in page if ended == START else "Attempts" in page
 
 
 def test_long_runs_make_small_pages(tmp_path: Path) -> None:

@@ -99,6 +99,31 @@ def test_failures_are_counted_in_the_attempts_of_the_run(tmp_path: Path) -> None
     assert found.per_day == pytest.approx((2 + 1) / (1 + 1)) and "2 unplanned ends in 1 d 0 h" in found.source
 
 
+@pytest.mark.parametrize("way", [1.0, -1.0])
+def test_a_clock_that_was_set_changes_no_failure_rate(tmp_path: Path, way: float) -> None:
+    """By 30 years, in an attempt that measured itself, and in one that died after it had seen it."""
+    jump = way * 30 * 365 * DAY_SECONDS
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    ends = [{"ended": 1e9 + 60 + jump, "seconds": DAY_SECONDS / 2, "outcome": "crashed"}, {"outcome": "died"}]
+    for number, end in enumerate(ends, start=1):
+        folder = tmp_path / "attempts" / f"{number:03d}"
+        folder.mkdir(parents=True)
+        (folder / "attempt.json").write_text(json.dumps({"number": number, "started": 1e9, **end}))
+    line = {"attempt": 2, "step": 1, "time": 1e9 + jump + DAY_SECONDS / 2, "health/clock_jump_seconds": jump}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert failure_rate(tmp_path, None).per_day == pytest.approx((2 + 1) / (1 + 1))
+
+
+@pytest.mark.parametrize("ended", [math.inf, 10**400])
+def test_a_time_that_is_none_is_no_time(tmp_path: Path, ended: float) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    folder = tmp_path / "attempts" / "001"
+    folder.mkdir(parents=True)
+    record = {"number": 1, "started": 1e9, "ended": ended, "outcome": "crashed"}
+    (folder / "attempt.json").write_text(json.dumps(record))
+    assert ChosenInterval(failure_rate(tmp_path, None)).seconds == 60.0
+
+
 def test_the_clock_asks_only_where_an_interval_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("headway.training.clock.time.monotonic", lambda: now[0])

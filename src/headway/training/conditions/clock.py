@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from headway.telemetry.metrics import CLOCK_JUMP
 from headway.training.conditions.condition import Reading
 
 #: Time services correct a clock by less than this at a time.
@@ -31,4 +32,4 @@ class ClockJumps:
             return Reading()
         way = "forward" if jump > 0 else "back"
         what = f"the clock went {way} by {abs(jump):.1f} s (set, or the machine was suspended): times in records do too"
-        return Reading({"health/clock_jump_seconds": jump}, {"clock": what})
+        return Reading({CLOCK_JUMP: jump}, {"clock": what})
