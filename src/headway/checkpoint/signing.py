@@ -145,6 +145,16 @@ def signed(manifest: Manifest, key: Key) -> Manifest:
     return bare.model_copy(update={"context": {**bare.context, _FIELD: value}})
 
 
+def signature_state(manifest: Manifest) -> str:
+    """Say what is known of the signature of a manifest that was read: `none`, `valid`, or `not checked` without a key.
+
+    A manifest whose signature is wrong, or missing where there is a key, cannot be read (`signature_problem`).
+    """
+    if manifest.context.get(_FIELD) is None:
+        return "none"
+    return "not checked" if signing_key() is None else "valid"
+
+
 def signature_problem(manifest: Manifest) -> str | None:
     """What is wrong with a manifest's signature, in words; None when it is right, or no key is there to tell."""
     key = signing_key()

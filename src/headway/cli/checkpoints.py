@@ -175,23 +175,29 @@ def _row(entry: Entry) -> list[str]:
 
 
 def _result(result: Verification) -> dict[str, Any]:
+    from headway.checkpoint.signing import signature_state
+
     manifest = result.manifest
     return {
         "path": result.place,
         "good": result.good,
         "step": manifest.step if manifest else None,
         "state_sha256": manifest.state_sha256 if manifest else None,
+        "signature": signature_state(manifest) if manifest else None,
         "damage": [{"file": d.file, "what": d.what, "tensors": list(d.tensors)} for d in result.damage],
     }
 
 
 def _lines(result: Verification) -> list[str]:
+    from headway.checkpoint.signing import VARIABLE, signature_state
     from headway.core.format import format_bytes
 
     name = result.place.rsplit("/", 1)[-1]
     if result.good and result.manifest:
         size = format_bytes(result.manifest.total_bytes)
-        return [f"{name}: good, {size}, state {result.manifest.state_sha256[:12]}"]
+        state = signature_state(result.manifest)
+        signed = {"none": "", "valid": ", signature valid"}.get(state, f", signature not checked (set {VARIABLE})")
+        return [f"{name}: good, {size}, state {result.manifest.state_sha256[:12]}{signed}"]
     return [f"{name}: damaged", *(f"  {damage}" for damage in result.damage)]
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from headway.checkpoint import sealing
 from headway.checkpoint.bring import bring, newest_of_tiers
@@ -29,6 +31,7 @@ from headway.checkpoint.sealing import CHUNK_BYTES, content_size, seal_bytes, se
 from headway.checkpoint.signing import key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints
+from headway.cli import checkpoints as verb
 from headway.config import RemoteConfig
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
@@ -79,6 +82,30 @@ def test_only_who_has_the_key_makes_checkpoints(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("HEADWAY_SIGNING_KEY")
     monkeypatch.delenv("HEADWAY_SIGNING_KEY_FILE")
     assert problem(store) == "" and store.info(1).context["attempt"] == 7, "without a key nobody can tell"
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_without_the_key_verify_says_that_the_signature_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY", SECRET)
+    save(CheckpointStore(tmp_path / "signed", sign_with=key_to_sign_with()), 1)
+    app = typer.Typer()
+    verb.register(app)
+
+    def verify(name: str, *more: str) -> str:
+        result = CliRunner().invoke(app, ["checkpoints", "verify", f"{scheme}{tmp_path / name}", *more])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert verify("signed").strip().endswith("signature valid")
+    assert json.loads(verify("signed", "--json"))[0]["signature"] == "valid"
+    monkeypatch.delenv("HEADWAY_SIGNING_KEY")
+    save(CheckpointStore(tmp_path / "unsigned"), 1)
+    assert "signature not checked (set HEADWAY_SIGNING_KEY)" in verify("signed")
+    assert json.loads(verify("signed", "--json"))[0]["signature"] == "not checked"
+    assert "signature" not in verify("unsigned")
+    assert json.loads(verify("unsigned", "--json"))[0]["signature"] == "none"
 
 
 def test_keys_that_cannot_sign_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -163,7 +163,11 @@ def test_runs_with_little_to_show(tmp_path: Path, state: str) -> None:
     assert ("No step has been recorded yet" in text) == (state == "empty")
 
 
-@pytest.mark.parametrize(("started", "ended"), [(START + 900, START), (-1e300, 1e300), (0, 10**400)])
+@pytest.mark.parametrize(
+    ("started", "ended"),
+    [(START + 900, START), (-1e300, 1e300), (0, 10**400)],
+    ids=["back", "no calendar", "no number"],
+)
 def test_whatever_the_clock_did_there_is_a_report(make_run: MakeRun, started: float, ended: float) -> None:
     """It went back, or its times are in no calendar."""
     run = make_run()
