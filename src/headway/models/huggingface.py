@@ -109,6 +109,14 @@ _FETCH_AGAIN = "fetch the checkpoint again"
 
 def _check_tensors(config: ModelConfig, folder: Path, files: dict[str, Path]) -> None:
     """Compare names, shapes and dtypes with what the config asks for, before any of them is read in full."""
+    layers = Shape.of(config).layers
+    last = f"model.layers.{layers - 1}.input_layernorm.weight"
+    if last not in files:  # before all of these layers are made
+        raise CheckpointError(
+            f"tensors are missing: {last} of the {layers:,} layers in config.json",
+            where=str(folder),
+            fix=_FETCH_AGAIN,
+        )
     with torch.device("meta"):
         state = Decoder(config).state_dict()
     expected = {name: tuple(tensor.shape) for name, tensor in to_huggingface_tensors(config, state)}

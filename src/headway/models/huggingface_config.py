@@ -11,6 +11,7 @@ from typing import Any
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models import huggingface_mixtures as mixtures
+from headway.models.facts import count_parameters
 from headway.models.shape import Shape
 
 #: Architecture -> what its config class assumes when a key is missing.
@@ -38,6 +39,28 @@ _REQUIRED = {
     **mixtures.REQUIRED,
 }
 
+#: Key -> the largest value that is taken for a size, far above that of any model there is. Beyond it a config is
+#: damaged or hostile, and making that many modules would take all of the time and memory there is.
+_LARGEST = {
+    "num_hidden_layers": 10_000,
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "max_position_embeddings": 2**26,
+    "sliding_window": 2**31,
+    "num_local_experts": 2**16,
+    "num_experts": 2**16,
+    "n_routed_experts": 2**16,
+    "n_shared_experts": 2**10,
+    "num_experts_per_tok": 2**16,
+    "moe_intermediate_size": 2**22,
+    "first_k_dense_replace": 10_000,
+}
+_MOST_PARAMETERS = 10**14
+
 
 def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
     """The config of a checkpoint, complete.
@@ -47,9 +70,11 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
         where: The file, for messages.
 
     Raises:
-        ConfigError: another architecture, or a variant of it that this decoder does not compute.
+        ConfigError: another architecture, a variant of it that this decoder does not compute, or sizes that no model
+            has.
     """
     architecture = _architecture(values, where)
+    _refuse_absurd_sizes(values, where)
     values = {**_DEFAULTS[architecture], **values}
     for rotary in _rotary(values, where)[:1]:
         if "partial_rotary_factor" in rotary:
@@ -63,7 +88,7 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
             )
     try:
         dim, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
-        return ModelConfig(
+        config = ModelConfig(
             vocab_size=values["vocab_size"],
             dim=dim,
             layers=values["num_hidden_layers"],
@@ -84,6 +109,25 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
         raise ConfigError(f"the key {error} is missing", where=where, fix="give a complete checkpoint") from error
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ConfigError(f"the sizes make no decoder: {error}", where=where, fix="give a sound checkpoint") from error
+    parameters = count_parameters(config).total
+    if parameters > _MOST_PARAMETERS:
+        raise ConfigError(
+            f"the sizes make a model of {parameters:,} parameters, more than any has",
+            where=where,
+            fix="give a sound checkpoint",
+        )
+    return config
+
+
+def _refuse_absurd_sizes(values: dict[str, Any], where: str) -> None:
+    for key, largest in _LARGEST.items():
+        value = values.get(key)
+        if isinstance(value, int | float) and not value <= largest:  # NaN too
+            raise ConfigError(
+                f"{key} is {value!r}, more than any model has (up to {largest:,} is read)",
+                where=where,
+                fix="give a sound checkpoint",
+            )
 
 
 def _architecture(values: dict[str, Any], where: str) -> str:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from headway.config import ModelConfig
-from headway.core.errors import ConfigError
+from headway.core.errors import CheckpointError, ConfigError
 from headway.models.build import build_model
-from headway.models.huggingface import export_model, read_model_config
+from headway.models.huggingface import export_model, import_model, read_model_config
 from headway.models.huggingface_config import from_huggingface, to_huggingface
 
 SHAPE = {"dim": 48, "layers": 1, "heads": 4, "ffn_dim": 64, "max_sequence_length": 32, "vocab_size": 64}
@@ -46,6 +46,47 @@ def test_scaling_is_refused_wherever_it_is_said(scaled: str) -> None:
     )
     with pytest.raises(ConfigError, match=r"scaled \(linear\)"):
         from_huggingface(values, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("hidden_size", 10**12),
+        ("vocab_size", 10**23),
+        ("intermediate_size", 2**62),
+        ("max_position_embeddings", 10**18),
+        ("num_attention_heads", 10**8),
+        ("num_key_value_heads", 1e300),
+        ("head_dim", 10**9),
+        ("hidden_size", float("inf")),
+        ("num_hidden_layers", float("nan")),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_at_once(key: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a config or a module is made of them."""
+    monkeypatch.setattr("headway.models.huggingface_config.ModelConfig", None)
+    with pytest.raises(ConfigError, match=f"{key} is .* more than any model has"):
+        from_huggingface(_written(**{key: value}), "config.json")
+
+
+def test_sizes_that_are_absurd_together_are_refused() -> None:
+    values = _written(hidden_size=2**20, intermediate_size=2**22, num_hidden_layers=10_000, head_dim=64)
+    with pytest.raises(ConfigError, match=r"a model of [0-9,]{20,} parameters"):
+        from_huggingface(values, "config.json")
+    mixture = {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True, "moe_intermediate_size": 64}
+    with pytest.raises(ConfigError, match="num_experts is"):
+        from_huggingface(_written(**mixture, num_experts=10**9), "config.json")
+
+
+def test_layers_that_the_weights_do_not_have_are_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model(ModelConfig(**SHAPE), vocab_size=64, seed=0)
+    export_model(model, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 10_000}))
+    monkeypatch.setattr("headway.models.huggingface.Decoder", None)
+    with pytest.raises(CheckpointError, match=r"missing: model\.layers\.9999\..* of the 10,000 layers"):
+        import_model(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
