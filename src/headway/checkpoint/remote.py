@@ -88,6 +88,7 @@ class RemoteTier:
         self.objects, self.claim, self.identity = objects, claim, identity
         self.claims = Claims(objects)
         self._key_fits = False
+        self._newest_claim = 0  # that any manifest which was read names
 
     @property
     def url(self) -> str:
@@ -154,7 +155,7 @@ class RemoteTier:
         if known is not None:
             refuse_emptied_mount(self.objects, "this run", f"if it was removed on purpose, remove {run / CLAIM_FILE}")
         identity = identity or RunIdentity(run, read_run_id(run), run.resolve().name)
-        claim = self.claims.make(identity, attempt, 0 if known is None else known.number)
+        claim = self.claims.make(identity, attempt, max(self._newest_claim, 0 if known is None else known.number))
         identity.keep()
         write_json(run / CLAIM_FILE, asdict(claim))
         (run / RESTARTED_FILE).unlink(missing_ok=True)
@@ -240,6 +241,8 @@ class RemoteTier:
             raise CheckpointError(
                 f"{MANIFEST} {error}", where=self.objects.url_of(name), fix="use another checkpoint"
             ) from None
+        number = manifest.context.get(CLAIM)
+        self._newest_claim = max(self._newest_claim, number if isinstance(number, int) else 0)
         return manifest
 
     def _has_the_key(self) -> bool:

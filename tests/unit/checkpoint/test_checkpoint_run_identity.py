@@ -291,6 +291,17 @@ def test_with_claims_removed_the_next_attempt_owns_the_place_and_the_one_before_
     assert names(place(tmp_path) / "owners")[-1] == "00000004.json"
 
 
+def test_a_new_claim_is_higher_than_any_that_a_checkpoint_names(tmp_path: Path) -> None:
+    """Nothing else may be left: what is saved under it has to count as newer."""
+    config = make_run(tmp_path / "a")
+    tier = claim(config)
+    save(config, 2, state=1, **{CLAIM: 7})
+    send(tier, config, 2)
+    empty(tmp_path)
+    again = claim(make_run(tmp_path / "b"))
+    assert again.claim is not None and again.claim.number == 8
+
+
 @pytest.mark.parametrize("with_hint", [True, False])
 def test_of_two_machines_whose_claims_are_all_gone_one_publishes(
     tmp_path: Path, with_hint: bool, capsys: pytest.CaptureFixture[str]

@@ -47,7 +47,7 @@ def test_a_signal_while_an_attempt_begins_is_its_end(
         pytest.fail("the attempt goes on")
     record = json.loads((config.run_directory / "attempts/001/attempt.json").read_text())
     assert (record["outcome"], record["exit_code"]) == ("preempted", 75)
-    assert json.loads((config.run_directory / "run.json").read_text()) == {}
+    assert json.loads((config.run_directory / "run.json").read_text()).keys() == {"id"}
 
 
 def test_a_number_of_workers_that_an_agent_overrules_is_told(
@@ -167,7 +167,7 @@ def test_each_attempt_costs_what_its_machines_did(tiny: Callable[..., Path]) -> 
     with own_attempt(config, {}, {}, Wishes()) as first:
         pass
     record = json.loads((first.directory / "attempt.json").read_bytes())
-    (first.directory / "attempt.json").write_text(json.dumps({**record, "ended": record["started"] + 3600}))
+    (first.directory / "attempt.json").write_text(json.dumps({**record, "seconds": 3600.0}))
     with own_attempt(override(config, ["telemetry.usd_per_hour=10"]), {}, {}, Wishes()) as second:
         record = json.loads((second.directory / "attempt.json").read_bytes())
         (second.directory / "attempt.json").write_text(json.dumps({**record, "started": time.time() - 1800}))
