@@ -125,8 +125,9 @@ def _as_owner(tier: RemoteTier, identity: RunIdentity, owner: PlaceOwner) -> Run
     """The identity under the owner's id, if it is the owner's or may become so."""
     if owner.record["id"] == identity.id:
         return identity
-    if not identity.may_take_up(set(owner.configs), owner.data):
-        raise other_run(tier.url, owner.record, f", {owner.claimed}" if owner.claimed else "")
+    obstacle = identity.obstacle(owner.configs, owner.data)
+    if obstacle is not None:
+        raise other_run(tier.url, owner.record, f", {owner.claimed} ({obstacle})")
     return replace(identity, id=owner.record["id"])
 
 

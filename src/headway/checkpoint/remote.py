@@ -119,7 +119,7 @@ class RemoteTier:
         owner = self.owner()
         if owner is None:
             return True
-        return owner.record["id"] == identity.id or identity.may_take_up(set(owner.configs), owner.data)
+        return owner.record["id"] == identity.id or identity.obstacle(owner.configs, owner.data) is None
 
     @staticmethod
     def newest_generation(place: Objects) -> int:

@@ -174,7 +174,7 @@ class Claims:
             return None
         same = last is not None and newest is not None and newest["id"] == record["id"]
         config, data = (last.config, last.data) if same and last else (first.get("config"), first.get("data"))
-        return PlaceOwner(record, frozenset({config}), data, "" if last is None else _when(last))
+        return PlaceOwner(record, frozenset({config}), data, "as it says there" if last is None else _when(last))
 
     def settle_owner(self, identity: RunIdentity) -> None:
         """Make the place a run's own if it is nobody's.

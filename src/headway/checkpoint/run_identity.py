@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,13 +85,22 @@ class RunIdentity:
         config = manifest.context.get(IDENTITY)
         return "own" if config is None or config in self.configs else "unknown"
 
-    def may_take_up(self, configs: set[str | None], data: str | None) -> bool:
-        """Say whether this directory may continue a run of another id: with the config and data that the run has now,
-        and only if no checkpoint here was made under an id of its own."""
-        if self.config is None or self.config not in configs or (self.data and data and self.data != data):
-            return False
+    def obstacle(self, configs: Collection[str | None], data: str | None) -> str | None:
+        """Say why this directory may not continue a run of another id; None if it may: with the config and data that
+        the run has now, and only if no checkpoint here was made under an id of its own.
+
+        Args:
+            configs: Fingerprints of the run's config.
+            data: Fingerprint of its data, if that is known.
+        """
+        if self.config is None or self.config not in configs:
+            return "its config is another one than this run's"
+        if self.data and data and self.data != data:
+            return "its data is other data than this run's"
         made_by = (run_record(manifest.context.get(OF_RUN)) for manifest in self._made_here())
-        return not any(record is not None and record["id"] == self.id for record in made_by)
+        if any(record is not None and record["id"] == self.id for record in made_by):
+            return "this run has checkpoints of its own"
+        return None
 
     def keep(self) -> None:
         """Write the id into the records of this directory, where they have another one."""

@@ -186,7 +186,7 @@ def test_an_empty_directory_continues_the_run_of_its_config_and_data(tmp_path: P
     mine = read_run_id(run_of(a))
     assert read_run_id(run_of(elsewhere)) != mine
     if other_data:
-        with pytest.raises(OtherRunError):
+        with pytest.raises(OtherRunError, match="its data is other data"):
             claim(elsewhere, data="d2")
         tier.assert_owner()
         return
@@ -202,7 +202,7 @@ def test_a_directory_with_checkpoints_of_its_own_continues_no_other_run(tmp_path
     tier = finish(make_run(tmp_path / "a"), 2, 4)
     second = make_run(tmp_path / "second")
     save(second, 3)
-    with pytest.raises(OtherRunError):
+    with pytest.raises(OtherRunError, match="this run has checkpoints of its own"):
         newest(second)
     tier.assert_owner()
 
