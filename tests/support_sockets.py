@@ -96,7 +96,7 @@ class Sockets:
         subprocess.run(build, check=True, capture_output=True)
 
     def of(
-        self, *command: str | Path, variables: Mapping[str, str] | None = None, code: int = 0, timeout: float = 400
+        self, *command: str | Path, variables: Mapping[str, str] | None = None, code: int = 0, timeout: float = 800
     ) -> list[Listener]:
         """What the processes of a command have listened on, which must end with an exit code."""
         self._log.unlink(missing_ok=True)

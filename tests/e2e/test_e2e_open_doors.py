@@ -84,14 +84,15 @@ headway.Trainer(model, rows, loss, headway.load_config(sys.argv[1])).fit()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "command",
     [
         ("train", "-w", "1:2", "determinism=elastic", "train.lanes=2"),
         ("train", "parallel.strategy=zero3", "-w", "2"),
-        ("profile", "-w", "2", "--steps", "2", "--warmup", "1"),
-        ("train", "supervise.enabled=false"),
-        ("train", "train.compile=true", "-w", "2"),
+        ("profile", "parallel.workers=2", "--steps", "2", "--warmup", "1"),
+        ("train", "train.steps=2", "supervise.enabled=false"),
+        ("train", "train.compile=true", "train.steps=2"),
         ("verify", "--steps", "4", "determinism=elastic", "train.lanes=2", "--other-workers", "2"),
         ("chaos", "--kills", "2", "--workers", "1,2", "determinism=elastic", "train.lanes=2"),
         ("data", "prepare", "data.workers=2"),
