@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.config.data import SourceConfig
+from headway.config.data import MAX_DOCUMENT_BYTES, SourceConfig
 from headway.data.reading.documents import Batch
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Source, find_sources, pieces_of
 
 
-def find(*paths: str | Path, **values: Any) -> list[Source]:
-    """The sources of some paths, all with the same settings."""
-    return find_sources([SourceConfig(path=str(path), **values) for path in paths])
+def find(*paths: str | Path, most: int = MAX_DOCUMENT_BYTES, **values: Any) -> list[Source]:
+    """The sources of some paths, all with the same settings; `most` is `data.max_document_bytes`."""
+    return find_sources([SourceConfig(path=str(path), **values) for path in paths], most=most)
 
 
 def read(*paths: str | Path, **values: Any) -> Batch:

@@ -18,6 +18,9 @@ from headway.config.clean import CleanStep, step_list
 from headway.config.template import parse_template
 from headway.config.units import SHARE_OR_INTERVAL, Amount, Bytes, Interval, share_or_interval
 
+#: `data.max_document_bytes` where nothing is set.
+MAX_DOCUMENT_BYTES = 64 * 2**20
+
 
 class SourceConfig(Section):
     """One source of text."""
@@ -230,6 +233,9 @@ class DataConfig(Section):
     """Input that becomes one shard, about: the unit that is prepared anew when something in it changes."""
     bad_documents: Literal["fail", "skip"] = "fail"
     """What to do with malformed documents; skipped ones are counted, and listed in the store."""
+    max_document_bytes: Bytes = MAX_DOCUMENT_BYTES
+    """A record (JSON line, CSV row, text of a table's row or of an item) with more bytes is malformed. Text files, one
+    document each, may be larger."""
     workers: PositiveInt | Literal["auto"] = "auto"
     """Processes that prepare data; the bytes written do not depend on it."""
     mixture: MixtureConfig = MixtureConfig()

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from headway.core.errors import DataError
+from headway.core.format import format_bytes
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,34 @@ class BadDocument:
     """Texts of its batch that stand before it."""
     rest: bool = field(default=False, compare=False)
     """It is the rest of a file."""
+    too_large: bool = field(default=False, compare=False)
+    """It is sound, for all that is known, but larger than `data.max_document_bytes`."""
 
     def error(self) -> DataError:
-        """The error for those who do not want to go on without it."""
-        return DataError(self.reason, where=self.where, fix="repair it, or set data.bad_documents: skip")
+        """Return the error that ends a preparation which does not skip the document."""
+        mend = "raise data.max_document_bytes" if self.too_large else "repair it"
+        return DataError(self.reason, where=self.where, fix=f"{mend}, or set data.bad_documents: skip")
+
+
+def too_large(where: str, what: str, size: int, most: int, *, more: bool = False, rest: bool = False) -> BadDocument:
+    """Return what stands for a record that is larger than `data.max_document_bytes`.
+
+    Args:
+        where: Its place.
+        what: A word for it: line, row, item.
+        size: Its bytes.
+        most: Those that it may have.
+        more: It has more than `size` bytes; nobody has counted how many.
+        rest: The rest of the file is left out with it.
+    """
+    has = f"more than {format_bytes(size)}" if more else _distinct(size, most)
+    reason = f"the {what} has {has}, and data.max_document_bytes is {format_bytes(most)}"
+    return BadDocument(where, reason, too_large=True, rest=rest)
+
+
+def _distinct(size: int, most: int) -> str:
+    """Bytes for people; all digits where the unit would make them look like the limit."""
+    return format_bytes(size) if format_bytes(size) != format_bytes(most) else f"{size:,} bytes"
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,9 +12,13 @@ from typing import Any
 
 from headway.config.data import SourceConfig
 from headway.core.errors import ConfigError, DataError, missing_extra
+from headway.core.foreign import SETTINGS_BYTES, parse_json
+from headway.core.format import format_bytes, printable
+from headway.data.reading.arrow_files import batches_of, open_arrow
 from headway.data.reading.hub_errors import hub_error, lacking
 from headway.data.reading.places import Place, is_remote, open_file
-from headway.data.reading.records import missing_field, wanted_fields
+from headway.data.reading.records import check_fields, missing_field, wanted_fields
+from headway.data.reading.table_texts import UnsoundError, check_sound, columns_for, is_fault_of_file, sound_columns
 
 PREFIX = "hf://"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
@@ -92,9 +95,22 @@ def _name_of(file: Path) -> str:
 
 def _rows(found: Iterable[Any], config: SourceConfig) -> Iterator[Any]:
     try:
+        _check_maps(found)
         yield from found
     except Exception as error:
         raise hub_error(config, error, begun=True) from error
+
+
+def _check_maps(found: Any) -> None:
+    """Refuse a dataset whose files in the cache are not what they say. They are mapped into memory, and an offset in
+    them that leads out of it would end the process."""
+    for table in (getattr(found, "_data", None), getattr(found, "_indices", None)):
+        for column in table.table.columns if table is not None else ():
+            for number, chunk in enumerate(column.chunks):
+                try:
+                    check_sound(chunk)
+                except ValueError as error:
+                    raise UnsoundError(f"record batch {number:,} of it is damaged: {error}") from None
 
 
 def _not_built(name: str, revision: str, config: SourceConfig, error: Exception) -> DataError:
@@ -166,6 +182,8 @@ def find_saved(places: Sequence[Place], config: SourceConfig) -> Found | None:
     folder = ""
     if _SPLITS in by_name:
         splits = _read_json(by_name[_SPLITS]).get("splits", [])
+        if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+            raise _not_described(by_name[_SPLITS], "its splits are no list of names")
         if config.split not in splits:
             raise lacking("split", config.split, splits, config.path)
         folder = f"{config.split}/"
@@ -179,11 +197,14 @@ def find_saved(places: Sequence[Place], config: SourceConfig) -> Found | None:
 
 def _listed(entries: Any, folder: str, by_name: dict[str, Place], config: SourceConfig) -> list[Place]:
     """The files that a dataset's state names, in its order."""
-    names = [f"{folder}{entry['filename']}" for entry in entries or []]
+    named = entries if isinstance(entries, list) else []
+    if not all(isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in named):
+        raise _not_described(by_name[f"{folder}{_STATE}"], "its files have no names")
+    names = [f"{folder}{entry['filename']}" for entry in named]
     gone = [name for name in names if name not in by_name]
     if gone:
         raise DataError(
-            f"the dataset's file {gone[0]} is missing",
+            f"the dataset's file {printable(gone[0])} is missing",
             where=config.path,
             fix="save the dataset again, or copy all of it",
         )
@@ -193,27 +214,63 @@ def _listed(entries: Any, folder: str, by_name: dict[str, Place], config: Source
 def _read_json(place: Place) -> dict[str, Any]:
     try:
         with open_file(place) as stream:
-            return dict(json.loads(stream.read()))
-    except (ValueError, TypeError) as error:
-        raise DataError(f"not a dataset's description: {error}", where=place.location, fix="save it again") from None
+            content = stream.read(SETTINGS_BYTES + 1)
+        if len(content) > SETTINGS_BYTES:
+            raise ValueError(f"it has more than {format_bytes(SETTINGS_BYTES)}")
+        found = parse_json(content)
+    except ValueError as error:
+        raise _not_described(place, str(error)) from None
+    if not isinstance(found, dict):
+        raise _not_described(place, "it is not a JSON object")
+    return found
+
+
+def _not_described(place: Place, problem: str) -> DataError:
+    return DataError(f"not a dataset's description: {problem}", where=place.location, fix="save it again")
 
 
 def _rows_by_index(files: Sequence[Place], indices: Sequence[Place], config: SourceConfig) -> Iterator[dict[str, Any]]:
     """Rows in the order of an indices mapping, as older versions of `datasets` saved shuffled and filtered datasets."""
-    import pyarrow as arrow
-
     if is_remote(config.path):
         what = "a dataset with an indices mapping can only be read from a local disk"
         raise DataError(what, where=config.path, fix="save it again with flatten_indices(), or copy it")
     with ExitStack() as opened:
+        data = [columns for place in files for columns in _columns(place, opened, config)]
+        ends = list(accumulate(len(next(iter(columns.values()))) for columns in data))
+        for place in indices:
+            for numbers in (columns["indices"] for columns in _columns(place, opened, None)):
+                for number in numbers.to_pylist():
+                    if not isinstance(number, int) or not 0 <= number < (ends[-1] if ends else 0):
+                        what = f"the indices mapping names row {number} of {ends[-1] if ends else 0:,}"
+                        raise DataError(what, where=place.location, fix="save the dataset again")
+                    part = bisect_right(ends, number)
+                    row = number - (ends[part - 1] if part else 0)
+                    yield {name: column[row].as_py() for name, column in data[part].items()}
 
-        def batches(place: Place) -> Iterator[Any]:
-            return iter(arrow.ipc.open_stream(opened.enter_context(arrow.memory_map(place.location))))
 
-        data = [batch for place in files for batch in batches(place)]
-        ends = list(accumulate(batch.num_rows for batch in data))
-        for numbers in (batch.column(0) for place in indices for batch in batches(place)):
-            for number in numbers.to_pylist():
-                part = bisect_right(ends, number)
-                row = number - (ends[part - 1] if part else 0)
-                yield data[part].slice(row, 1).to_pylist()[0]
+def _columns(place: Place, opened: ExitStack, config: SourceConfig | None) -> Iterator[dict[str, Any]]:
+    """The columns of each record batch of a file that a source wants; those of an indices mapping without a source.
+
+    Raises:
+        DataError: the file is damaged, or has no such columns.
+    """
+    _, reader = opened.enter_context(open_arrow(place))
+    if config is not None:
+        fields = columns_for(reader.schema, config.field, config.template, place.location)
+    else:
+        fields = ["indices"]
+        check_fields(reader.schema.names, "indices", None, place.location)
+    batches, number = batches_of(reader), 0
+    while True:
+        try:
+            batch = next(batches, None)
+            if batch is None:
+                return
+            columns = sound_columns(batch, fields)
+        except Exception as error:
+            if not is_fault_of_file(error):
+                raise
+            what = f"record batch {number:,} of the dataset's file is damaged: {error}"
+            raise DataError(what, where=place.location, fix="save the dataset again, or copy it again") from None
+        yield columns
+        number += 1

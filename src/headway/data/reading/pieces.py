@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.config.data import MAX_DOCUMENT_BYTES
 from headway.core.errors import DataError
 from headway.data.reading.documents import BadDocument
 from headway.data.reading.places import SourceFile
@@ -36,6 +37,8 @@ class Piece:
     """Documents of a stream without any text: texts before them, and how many they are."""
     problem: DataError | None = None
     """Why nothing of it can be read, for whoever comes to it."""
+    most: int = MAX_DOCUMENT_BYTES
+    """Bytes that a record of it may have (`data.max_document_bytes`)."""
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import BinaryIO
 
 from headway.core.errors import DataError
+from headway.core.format import format_bytes
+from headway.data.reading.arrow_files import read_arrow
 from headway.data.reading.compression import is_damage, open_content
+from headway.data.reading.csv_rows import csv_documents
 from headway.data.reading.documents import BadDocument, Batch
 from headway.data.reading.json_lines import BOM, damaged, not_utf8, read_json_lines
 from headway.data.reading.pieces import Piece
 from headway.data.reading.places import unreadable
-from headway.data.reading.records import BadRecordError, check_fields, text_getter, wanted_fields
-from headway.data.reading.tables import read_arrow, read_parquet
+from headway.data.reading.tables import read_parquet
 
-_BATCH = 2**20
+_BATCH = _BLOCK = 2**20
 # What a malformed row counts for in the size of a batch, so that a file of them does not pile up in memory.
 _BAD = 200
+# A compressed text file may unpack to so many times its size: twice of what plain text comes to with the best methods.
+_UNPACKED = 32
 
 
 def read_batches(piece: Piece) -> Iterator[Batch]:
@@ -37,96 +40,64 @@ def read_batches(piece: Piece) -> Iterator[Batch]:
         if piece.texts is not None:
             yield Batch(list(piece.texts), list(piece.bad), Counter(dict(piece.empty)))
         elif file.format == "jsonl":
-            yield from read_json_lines(file, piece.span, piece.field, piece.template)
+            yield from read_json_lines(file, piece.span, piece.field, piece.template, piece.most)
         elif file.format == "parquet":
-            yield from read_parquet(file, piece.span or (0, 0), piece.field, piece.template)
+            yield from read_parquet(file, piece.span or (0, 0), piece.field, piece.template, piece.most)
         elif file.format == "arrow":
-            yield from read_arrow(file, piece.span, piece.field, piece.template)
+            yield from read_arrow(file, piece.span, piece.field, piece.template, piece.most)
         elif file.format == "csv":
             yield from _read_csv(piece)
         else:
             yield _read_text(piece)
     except OSError as error:
         raise unreadable(file.location, error) from error
+    except MemoryError:
+        raise DataError(
+            "there is not enough memory to read this file",
+            where=file.location,
+            fix="use fewer workers, or lower data.max_document_bytes",
+        ) from None
 
 
 def _read_text(piece: Piece) -> Batch:
-    batch, where = Batch([]), piece.file.location
+    """The one document of a text file, however large it is; but what unpacks to far more than it is may have no end."""
+    batch, file = Batch([]), piece.file
+    most = max(piece.most, _UNPACKED * file.bytes) if file.compression else math.inf
     try:
-        with open_content(piece.file) as stream:
-            data = stream.read().removeprefix(BOM)
-        if data:
+        with open_content(file) as stream:
+            data = _up_to(stream, most)
+        if len(data) > most:
+            more = f"more than {format_bytes(len(data))}, which is over {_UNPACKED} times its size"
+            what = f"the file unpacks to {more} and over data.max_document_bytes ({format_bytes(piece.most)})"
+            batch.add(BadDocument(file.location, what, too_large=True))
+        elif data := data.removeprefix(BOM):
             batch.add(data.decode())
     except UnicodeDecodeError as error:
-        batch.add(BadDocument(where, not_utf8(data, error)))
+        batch.add(BadDocument(file.location, not_utf8(data, error)))
     except Exception as error:
         if not is_damage(error):
             raise
-        batch.add(damaged(where, error))
+        batch.add(damaged(file.location, error))
     return batch
+
+
+def _up_to(stream: BinaryIO, most: float) -> bytes:
+    """All that is in a stream, or a little more than `most` bytes of it."""
+    if most == math.inf:
+        return stream.read()
+    parts, size = [], 0
+    while size <= most and (block := stream.read(_BLOCK)):
+        parts.append(block)
+        size += len(block)
+    return b"".join(parts)
 
 
 def _read_csv(piece: Piece) -> Iterator[Batch]:
     batch, size = Batch([]), 0
-    for document in _csv_documents(piece):
+    for document in csv_documents(piece):
         batch.add(document)
         size += len(document) if isinstance(document, str) else _BAD
         if size >= _BATCH:
             yield batch
             batch, size = Batch([]), 0
     yield batch
-
-
-def _csv_documents(piece: Piece) -> Iterator[str | BadDocument]:
-    location = piece.file.location
-    csv.field_size_limit(2**31 - 1)  # the module's default of 128 KiB is shorter than many documents
-    text_of = text_getter(piece.field, piece.template)
-    last = 0
-    try:
-        with open_content(piece.file) as stream:
-            # Bytes that are no UTF-8 become surrogates here and are found by `text_of`, in the fields that matter.
-            lines = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-            rows = csv.reader(lines, strict=True)
-            header = _csv_header(rows, f"{location}:1")
-            if header is None:
-                return
-            check_fields(header, piece.field, piece.template, f"{location}:1")
-            columns = [(name, header.index(name)) for name in wanted_fields(piece.field, piece.template)]
-            while True:
-                last = rows.line_num
-                try:
-                    row = next(rows)
-                    if any(row[len(header) :]):
-                        # A comma that nobody quoted: what stands behind it would be lost without a word.
-                        yield BadDocument(f"{location}:{last + 1}", f"row has {len(row)} columns, not {len(header)}")
-                    elif row:
-                        yield text_of({name: row[column] for name, column in columns})
-                except StopIteration:
-                    return
-                except IndexError:
-                    yield BadDocument(f"{location}:{last + 1}", f"row has {len(row)} of {len(header)} columns")
-                except csv.Error as error:
-                    # A quote is where none may be, so no quote behind it tells text from what stands between texts:
-                    # any line may be one of this row's.
-                    reason = f"not valid CSV: {error}; nothing tells where the next row begins"
-                    yield BadDocument(f"{location}:{last + 1}", reason, rest=True)
-                    return
-                except BadRecordError as error:
-                    yield BadDocument(f"{location}:{last + 1}", str(error))
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        yield damaged(f"{location}:{last + 1}", error)
-
-
-def _csv_header(rows: Any, where: str) -> list[str] | None:
-    """The names of a CSV file's columns; None when the file is empty.
-
-    Raises:
-        DataError: its first line is no row.
-    """
-    try:
-        header: list[str] | None = next(rows, None)
-    except csv.Error as error:
-        raise DataError(f"the names of the columns are not valid CSV: {error}", where=where, fix="repair it") from None
-    return header

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from headway.config.data import SourceConfig, source_name, stored_names
+from headway.config.data import MAX_DOCUMENT_BYTES, SourceConfig, source_name, stored_names
 from headway.config.units import Amount
 from headway.core.console import progress, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.object_storage import missing_fix
 from headway.data.reading import huggingface_datasets as hub
 from headway.data.reading import streams
+from headway.data.reading.arrow_files import arrow_spans
 from headway.data.reading.compression import ENDINGS
 from headway.data.reading.json_lines import first_complaint
 from headway.data.reading.pieces import Piece as Piece
 from headway.data.reading.places import STDLIB, Listing, Place, is_remote, list_places, stamp_of
 from headway.data.reading.places import SourceFile as SourceFile
-from headway.data.reading.tables import Span, arrow_spans, parquet_spans
+from headway.data.reading.table_texts import Span
+from headway.data.reading.tables import parquet_spans
 
 #: Bytes of a large file that one worker handles at a time.
 PIECE_BYTES = 4 * 2**20
@@ -67,6 +69,8 @@ class Source:
     """Its path in the config, which names a stream in messages."""
     limit: Amount | None = None
     """As much of it is used, from its beginning on."""
+    most: int = MAX_DOCUMENT_BYTES
+    """Bytes that a record of it may have (`data.max_document_bytes`)."""
     _cuts: dict[SourceFile, tuple[str, list[tuple[Span | None, int]]]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )
@@ -79,7 +83,9 @@ class Source:
         return size if self.limit is None or self.limit.unit != "bytes" else min(size, self.limit.amount)
 
 
-def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] | None = None) -> list[Source]:
+def find_sources(
+    configs: Sequence[SourceConfig], iterables: Mapping[str, Any] | None = None, most: int = MAX_DOCUMENT_BYTES
+) -> list[Source]:
     """The files of all sources, each source's sorted by name.
 
     A file that two sources mean, and read for the same text, belongs to the first.
@@ -87,6 +93,7 @@ def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] |
     Args:
         configs: The sources.
         iterables: By name, the texts (or mappings with fields) of sources whose path is `python:` and nothing more.
+        most: Bytes that a record may have (`data.max_document_bytes`).
 
     Raises:
         ConfigError: a source needs a package that is not installed, or names a function that is not there; or one whose
@@ -111,7 +118,8 @@ def find_sources(configs: Sequence[SourceConfig], iterables: Mapping[str, Any] |
                     raise _behind_a_limit(file, sources[owner].name, name)
             if not files:
                 warning(f"source '{name}' has no files of its own: earlier sources have them all")
-        sources.append(Source(name, config.field, files, ignored, config.template, stream, config.path, config.limit))
+        how = config.template, stream, config.path, config.limit, most
+        sources.append(Source(name, config.field, files, ignored, *how))
     return sources
 
 
@@ -255,10 +263,10 @@ def _file_pieces(number: int, source: Source, file: SourceFile) -> Iterator[Piec
         if source.limit is None:
             raise
         # The limit may be reached before it, and what is behind that is nobody's business.
-        yield Piece(number, file, source.field, None, file.bytes, source.template, problem=error)
+        yield Piece(number, file, source.field, None, file.bytes, source.template, problem=error, most=source.most)
         return
     for span, size in spans:
-        yield Piece(number, file, source.field, span, size, source.template)
+        yield Piece(number, file, source.field, span, size, source.template, most=source.most)
 
 
 def _spans(source: Source, file: SourceFile) -> Iterator[tuple[tuple[int, int] | None, int]]:
@@ -289,7 +297,7 @@ def _stream_pieces(number: int, source: Source) -> Iterator[Piece]:
     assert source.stream is not None
     file = SourceFile(source.location, source.name, 0, local=False, ranges=False, format="stream")
     fields = source.field, source.template
-    batches = streams.read_stream(source.location, source.stream, *fields, PIECE_BYTES, source.limit)
+    batches = streams.read_stream(source.location, source.stream, *fields, PIECE_BYTES, source.limit, source.most)
     for batch, size in batches:
         texts, bad, empty = tuple(batch.texts), tuple(batch.bad), tuple(batch.empty.items())
         yield Piece(number, file, source.field, None, size, source.template, texts, bad, empty)
@@ -300,7 +308,7 @@ def _check_first_records(source: Source) -> None:
     malformed documents would turn into an empty corpus."""
     first = next((file for file in source.files if file.bytes), None)
     if first is not None and first.format == "jsonl":
-        complaint = first_complaint(first, source.field, source.template)
+        complaint = first_complaint(first, source.field, source.template, source.most)
         if complaint is not None:
             fix = "set the source's field" if source.template is None else "name fields in the template that are there"
             raise DataError(complaint.reason, where=complaint.where, fix=fix)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from headway.config.data import MAX_DOCUMENT_BYTES
 from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.functions import load_function
-from headway.data.reading.documents import BadDocument, Batch, text_size
+from headway.data.reading.documents import BadDocument, Batch, text_size, too_large
 from headway.data.reading.records import BadRecordError, MissingFieldError, text_getter, unicode_text
 
 Stream = Callable[[], Iterable[Any]]
@@ -59,12 +60,18 @@ def given_stream(name: str, given: Mapping[str, Any]) -> Stream:
 
 
 def read_stream(
-    name: str, stream: Stream, field: str, template: str | None, size: int, limit: Amount | None = None
+    name: str,
+    stream: Stream,
+    field: str,
+    template: str | None,
+    size: int,
+    limit: Amount | None = None,
+    most: int = MAX_DOCUMENT_BYTES,
 ) -> Iterator[tuple[Batch, int]]:
     """What a stream yields, in batches of about `size` bytes of text, each with its bytes.
 
-    Items are texts, or mappings of which `field` or `template` makes a text; others are malformed documents. No item
-    is asked for when the texts so far have reached the limit.
+    Items are texts, or mappings of which `field` or `template` makes a text; others are malformed documents, and so are
+    texts of more than `most` bytes. No item is asked for when the texts so far have reached the limit.
 
     Raises:
         DataError: the function does not give an iterable, or fails on the way.
@@ -81,10 +88,14 @@ def read_stream(
             found += _BAD
         else:
             fields_seen = True
-            batch.add(text)
             utf8_bytes = text_size(text)
-            found += utf8_bytes
-            left -= bool(text) if limit is not None and limit.unit == "documents" else utf8_bytes
+            if utf8_bytes > most:
+                batch.add(too_large(f"{name}:item {number}", "item", utf8_bytes, most))
+                found += _BAD
+            else:
+                batch.add(text)
+                found += utf8_bytes
+                left -= bool(text) if limit is not None and limit.unit == "documents" else utf8_bytes
         if left <= 0:
             break
         if found >= size:
