@@ -21,7 +21,7 @@ def list_sources(settings: DataConfig, json: bool) -> None:
     from headway.core.format import counted, format_bytes
     from headway.data.reading.sources import find_sources
 
-    sources = find_sources(settings.sources)
+    sources = find_sources(settings.sources, most=settings.max_document_bytes)
     if json:
         print_json([_facts(source) for source in sources])
         return

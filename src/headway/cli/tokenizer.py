@@ -45,7 +45,7 @@ def train(
 
     settings = load(config, overrides, trains=False).data
     wanted = settings.tokenizer
-    sources = find_sources(settings.sources)
+    sources = find_sources(settings.sources, most=settings.max_document_bytes)
     trained, _ = train_tokenizer(sources, wanted.vocab_size, wanted.training_bytes, wanted.pattern)
     _check_trained(trained, wanted.vocab_size)
     with writing(output):
@@ -108,7 +108,9 @@ def inspect(
     special = False
     if not path.is_dir() and path.suffix in (".yaml", ".yml"):
         settings = load(path, overrides, trains=False).data
-        sample = sample or list(sample_text(find_sources(settings.sources), _SAMPLE_BYTES))
+        sample = sample or list(
+            sample_text(find_sources(settings.sources, most=settings.max_document_bytes), _SAMPLE_BYTES)
+        )
         loaded, path = _own(settings)
         special = settings.tokenizer.special_tokens_in_text
     else:
@@ -174,7 +176,7 @@ def compare(
 
     overrides, paths = _sorted_arguments(tokenizers or [])
     settings = load(config, overrides, trains=False).data
-    sources = find_sources(settings.sources)
+    sources = find_sources(settings.sources, most=settings.max_document_bytes)
     share = _bytes(sample) // len(sources)
     samples = {source.name: list(sample_text([source], share)) for source in sources}
     loaded = [(str(path), Tokenizer.load(path, settings.tokenizer.pattern)) for path in paths]

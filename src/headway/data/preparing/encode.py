@@ -102,6 +102,8 @@ class PieceResult:
     skipped_list: list[BadDocument] = field(default_factory=list)
     cut: int = 0
     """Those of them that stand for the rest of a file."""
+    too_large: int = 0
+    """Those of them that are larger than `data.max_document_bytes`."""
     failed: BadDocument | None = None
     """The malformed document before which reading ended, when these are not to be skipped."""
     ended: bool = False
@@ -195,6 +197,7 @@ class PieceWorker:
                 result.failed, count, bad, ended = bad[0], bad[0].after, [], True
             result.skipped += len(bad)
             result.cut += sum(document.rest for document in bad)
+            result.too_large += sum(document.too_large for document in bad)
             result.skipped_list += bad[: LISTED - len(result.skipped_list)]
             result.empty += empty
             result.read += count

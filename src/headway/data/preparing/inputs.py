@@ -26,6 +26,8 @@ from headway.data.reading.places import SourceFile, open_file, stamp_of, unreada
 _BLOCK = 2**22
 # A file that changed so shortly before it was hashed may change again without its time telling (as in git's index).
 _RACY_NS = 2 * 10**9
+# Bytes of a line behind a span that are hashed in any case.
+_LINE = 2**30
 # Input that is hashed between two saves, half a minute's work on a fast disk: what a kill costs at most.
 _SAVED_BYTES = 2**34
 
@@ -85,7 +87,8 @@ class InputHashes:
             return facts | {"version": file.version}
         # Only lines can be told by their bytes; row groups need the footer, which is anywhere in the file.
         span = facts.get("span") if file.format == "jsonl" else None
-        return facts | {"sha256": self._hash(file, (span[0], span[1]) if span else None)}
+        lines = (span[0], span[1]) if span else None
+        return facts | {"sha256": self._hash(file, lines, pieces[0].most)}
 
     def stay(self, file: SourceFile) -> str:
         """See that a file is as it was when it was listed, and whenever this was asked before; returns its stamp.
@@ -100,13 +103,13 @@ class InputHashes:
             )
         return now
 
-    def _hash(self, file: SourceFile, lines: tuple[int, int] | None) -> str:
+    def _hash(self, file: SourceFile, lines: tuple[int, int] | None, most: int) -> str:
         key = _place(file) + (f"#{lines[0]}-{lines[1]}" if lines else "")
         stamp = self.stay(file)
         known = self._used.get(key) or self._known.get(key)
         if known is None or known[0] != stamp:
             now = time.time_ns()
-            known = [stamp, _hash_lines(file, lines)]
+            known = [stamp, _hash_lines(file, lines, most)]
             self.stay(file)
             if not file.local or now - file.path.stat().st_ctime_ns <= _RACY_NS:
                 self._racy.add(key)
@@ -178,19 +181,24 @@ def _hash_texts(pieces: Sequence[Piece]) -> str:
     return digest.hexdigest()
 
 
-def _hash_lines(file: SourceFile, lines: tuple[int, int] | None) -> str:
-    """SHA-256 of a file, or of bytes [start, end) of it and on to the end of the line that is cut there."""
+def _hash_lines(file: SourceFile, lines: tuple[int, int] | None, most: int) -> str:
+    """SHA-256 of a file, or of bytes [start, end) of it and on to the end of the line that is cut there.
+
+    Of a line that is longer than `most` bytes nothing is used. So where a large file is one line, no unit reads all
+    that follows; but each reads a fixed length at least, since a store must not tell which limit it was begun with.
+    """
+    most = max(most, _LINE)
     digest = hashlib.sha256()
     try:
         with open_file(file, *(lines or (0, None))) as stream:
-            for block in _blocks(stream, lines):
+            for block in _blocks(stream, lines, most):
                 digest.update(block)
     except OSError as error:
         raise unreadable(file.location, error) from error
     return digest.hexdigest()
 
 
-def _blocks(stream: BinaryIO, lines: tuple[int, int] | None) -> Iterator[bytes]:
+def _blocks(stream: BinaryIO, lines: tuple[int, int] | None, most: int) -> Iterator[bytes]:
     if lines is None:
         while block := stream.read(_BLOCK):
             yield block
@@ -202,9 +210,10 @@ def _blocks(stream: BinaryIO, lines: tuple[int, int] | None) -> Iterator[bytes]:
         yield block
         left -= len(block)
         last = block[-1:]
-    while last != b"\n" and (block := stream.readline(_BLOCK)):
+    behind = 0
+    while last != b"\n" and behind <= most and (block := stream.readline(_BLOCK)):
         yield block
-        last = block[-1:]
+        behind, last = behind + len(block), block[-1:]
 
 
 def _read(memory: Path) -> dict[str, list[Any]]:

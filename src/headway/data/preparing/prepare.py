@@ -67,6 +67,8 @@ class PrepareReport:
     """Documents that cleaning and the search for duplicates left out."""
     skipped: int
     """Malformed documents that were left out (`bad_documents: skip`)."""
+    too_large: int
+    """Those of them that are larger than `max_document_bytes`."""
     empty_documents: int
     """Documents without any text; they are left out."""
     empty_files: int
@@ -91,9 +93,10 @@ class PrepareReport:
         kept = self.input_bytes - self.processed_bytes
         if kept and not self.up_to_date:
             parts.append(f"{format_bytes(kept)} unchanged")
+        large = f" ({format_count(self.too_large)} of them larger than data.max_document_bytes)" * bool(self.too_large)
         left_out = (
             (self.removed, "document", "removed by cleaning and deduplication"),
-            (self.skipped, "malformed document", f"skipped, listed in {SKIPPED}"),
+            (self.skipped, "malformed document", f"skipped{large}, listed in {SKIPPED}"),
             (self.empty_documents, "document", "without text"),
             (self.ignored_files, "file", "of unknown format ignored"),
         )
@@ -142,7 +145,7 @@ def prepare(
     if force:
         refuse_in_use(path, keeps_for)  # otherwise it may turn out that nothing has changed
     steps = _described_steps(data)
-    sources = find_sources(data.sources, iterables)
+    sources = find_sources(data.sources, iterables, data.max_document_bytes)
     _warn_of_empty_files(sources)
     count = _worker_count(workers or data.workers, sources)
     with building(path) as folder, _os_errors("the token store cannot be written", path, _DISK_FIX):
@@ -169,7 +172,8 @@ def prepare(
             clean=tuple(data.clean),
             begin=tuple(begin.values()),
         )
-        records = Records(folder, path, tokenizer.dtype.itemsize, fresh=force, hashed=repair)
+        width, most = tokenizer.dtype.itemsize, data.max_document_bytes
+        records = Records(folder, path, width, most, fresh=force, hashed=repair)
         builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count, keeps_for)
         outcomes, bound = _built(builder, data, sources, present)
         _warn_of_cut_files(outcomes)
@@ -183,7 +187,8 @@ def prepare(
         else:
             _write(folder, records, manifest, inputs, skipped, encoder, _kept(uses, path, records))
             publish(folder, path, keeps_for)
-    return _report(path, manifest, sources, builder, up_to_date, count, time.monotonic() - started)
+    too_large = sum(outcome.survey.too_large for outcome in outcomes)
+    return _report(path, manifest, sources, builder, up_to_date, count, too_large, time.monotonic() - started)
 
 
 def _begin_hashing(hashes: InputHashes, data: DataConfig, sources: Sequence[Source]) -> None:
@@ -394,6 +399,7 @@ def _report(
     builder: Builder,
     up_to_date: bool,
     workers: int,
+    too_large: int,
     seconds: float,
 ) -> PrepareReport:
     def total(key: str) -> int:
@@ -412,6 +418,7 @@ def _report(
         processed_bytes=sum(builder.processed.values()),
         removed=total("read") - total("documents"),
         skipped=total("skipped"),
+        too_large=too_large,
         empty_documents=total("empty"),
         empty_files=sum(not file.bytes for source in sources for file in source.files),
         ignored_files=sum(source.ignored for source in sources),

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.config.data import MAX_DOCUMENT_BYTES
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.foreign import LISTING_BYTES, read_json_object
 from headway.data.preparing.encode import LISTED, PieceResult
@@ -61,6 +62,10 @@ class Survey:
     """Documents read from each piece."""
     complete: bool = True
     """The unit was read to its end, not to its source's limit."""
+    most: int = MAX_DOCUMENT_BYTES
+    """`data.max_document_bytes` when it was read; before there was that key, documents were as large as they came."""
+    too_large: int = 0
+    """Skipped documents that were larger."""
 
     def add(self, result: PieceResult) -> None:
         """Count one more piece."""
@@ -69,6 +74,7 @@ class Survey:
         self.empty += result.empty
         self.skipped += result.skipped
         self.cut += result.cut
+        self.too_large += result.too_large
         listed = [{"where": bad.where, "reason": bad.reason} for bad in result.skipped_list]
         self.skipped_list += listed[: LISTED - len(self.skipped_list)]
         self.piece_documents.append(result.read)
@@ -100,6 +106,10 @@ class Shards:
     largest: int = -1
     splits: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per split the shard's entry in the manifest; a split without documents has none."""
+    most: int = MAX_DOCUMENT_BYTES
+    """`data.max_document_bytes` when it was read."""
+    too_large: int = 0
+    """Skipped documents that were larger."""
 
     def add(self, result: PieceResult) -> None:
         """Count one more piece."""
@@ -107,7 +117,15 @@ class Shards:
         self.tokens += sum(len(part.tokens) for part in result.splits.values())
         self.characters += result.characters
         self.text_bytes += result.text_bytes
+        self.too_large += result.too_large
         self.smallest, self.largest = min(self.smallest, result.smallest), max(self.largest, result.largest)
+
+
+def _holds_for(record: dict[str, Any], most: int) -> bool:
+    """Whether what a unit gave is what it gives when documents may have `most` bytes. A limit is no part of a result's
+    key, for hardly a unit has a document that large: the others stay when somebody raises it for one."""
+    before = record.get("most", MAX_DOCUMENT_BYTES)
+    return bool(before == most if record.get("too_large") else before <= most)
 
 
 class Records:
@@ -117,14 +135,24 @@ class Records:
         folder: The store in the making.
         old: The present store.
         width: Bytes of a token.
+        most: Bytes that a document may have (`data.max_document_bytes`).
         fresh: Take nothing from the present store.
         hashed: Take no shard whose hash has not been looked at; otherwise the length of its files will do.
     """
 
-    def __init__(self, folder: Path, old: Path, width: int, *, fresh: bool = False, hashed: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        old: Path,
+        width: int,
+        most: int = MAX_DOCUMENT_BYTES,
+        *,
+        fresh: bool = False,
+        hashed: bool = False,
+    ) -> None:
         self.folder, self._old = folder, None if fresh else old
         self._present = old
-        self._width, self._hashed = width, hashed
+        self._width, self._most, self._hashed = width, most, hashed
         self.used: set[str] = set()
         """Files of the store in the making that belong to it, relative to it."""
         self.taken: list[str] = []
@@ -146,7 +174,7 @@ class Records:
         name = f"{WORK}/{key}.shards.json"
         for place in self._places():
             record = _read(place / name)
-            if record is not None and self._whole(place, source, record["splits"]):
+            if record is not None and _holds_for(record, self._most) and self._whole(place, source, record["splits"]):
                 self._use(place, [name, *_files_of(source, record["splits"])])
                 return Shards(**record)
         return None
@@ -166,7 +194,8 @@ class Records:
     def _find(self, name: str, others: list[str]) -> dict[str, Any] | None:
         for place in self._places():
             record = _read(place / name)
-            if record is not None and all((place / other).exists() for other in others):
+            is_good = record is not None and _holds_for(record, self._most)
+            if is_good and all((place / other).exists() for other in others):
                 self._use(place, [name, *others])
                 return record
         return None
@@ -188,11 +217,13 @@ class Records:
 
     def save_survey(self, key: str, survey: Survey, others: Iterable[str] = ()) -> None:
         """Keep a survey; `others` are the endings of files that belong to it."""
+        survey.most = self._most
         self._save(f"{WORK}/{key}.survey.json", asdict(survey), [f"{WORK}/{key}.{ending}" for ending in others])
         survey.skipped_list = []  # of many dirty units they would fill the memory
 
     def save_shards(self, key: str, shards: Shards, source: str) -> None:
         """Keep the record of shards that have been written."""
+        shards.most = self._most
         self._save(f"{WORK}/{key}.shards.json", asdict(shards), _files_of(source, shards.splits))
 
     def _save(self, name: str, record: dict[str, Any], others: list[str]) -> None:

@@ -54,14 +54,11 @@ def arrow_spans(file: SourceFile, field: str, template: str | None, size: int) -
             ]
         if not file.ranges or any(_has_dictionary(part.type) for part in reader.schema):
             return [(None, file.bytes)]
-        messages, end = [], 0
         try:
-            for message in stream_messages(stream, 0, file.bytes, file.bytes):
-                end = message.end
-                if message.kind != SCHEMA:
-                    messages.append((message.start, end))
-        except MalformedError:
-            messages.append((end, file.bytes))  # whoever reads the rest says what is wrong with it
+            found = stream_messages(stream, 0, file.bytes, file.bytes)
+            messages = [(message.start, message.end) for message in found if message.kind != SCHEMA]
+        except MalformedError as error:
+            raise DataError(f"the Arrow stream is damaged: {error}", where=file.location, fix=REPAIR) from None
     if not messages:
         return []
     groups = grouped([end - start for start, end in messages], size)

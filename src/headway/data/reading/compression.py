@@ -19,6 +19,8 @@ ENDINGS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _BLOCK, _INPUT = 2**20, 2**14
 # As far back as `zstd --long=31` reaches, with which large dumps are written; memory is taken as a file asks for it.
 _ZSTD_WINDOW = 2**31
+# Compressed bytes that zstd gets at a time.
+_FEWEST, _MOST = 64, 2**12
 # What a truncated or damaged compressed stream raises while it is read.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
@@ -143,20 +145,36 @@ class _Members(io.RawIOBase):
 
 
 class _ZstdFrame:
-    """Decompresses one zstd frame, with the names that the standard library has for it."""
+    """Decompresses one zstd frame, with the names that the standard library has for it.
 
-    needs_input = True
+    The library gives back all that some bytes hold, and 4 of them can hold 128 KiB; so it gets few at a time, the fewer
+    the more came of those before.
+    """
 
     def __init__(self, library: Any) -> None:
         self._library = library
         self._frame = library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+        self._waiting, self._step = memoryview(b""), _FEWEST
 
-    def decompress(self, data: bytes, _: int) -> bytes:
-        """What the next bytes hold; all of it, for the library keeps nothing back."""
-        try:
-            return bytes(self._frame.decompress(data))
-        except self._library.ZstdError as error:
-            raise OSError(str(error)) from None
+    @property
+    def needs_input(self) -> bool:
+        """Whether all that was handed over has been decompressed."""
+        return not self._waiting
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        """Return what the next bytes hold, about `most` bytes of it; the rest with the next call."""
+        self._waiting = memoryview(bytes(self._waiting) + data) if self._waiting else memoryview(data)
+        parts, size = [], 0
+        while self._waiting and size < most and not self.eof:
+            try:
+                part = bytes(self._frame.decompress(self._waiting[: self._step]))
+            except self._library.ZstdError as error:
+                raise OSError(str(error)) from None
+            self._waiting = self._waiting[self._step :]
+            self._step = max(_FEWEST, self._step // 2) if len(part) > most else min(_MOST, 2 * self._step)
+            parts.append(part)
+            size += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @property
     def eof(self) -> bool:
@@ -166,4 +184,4 @@ class _ZstdFrame:
     @property
     def unused_data(self) -> bytes:
         """What stands behind it."""
-        return bytes(self._frame.unused_data)
+        return bytes(self._frame.unused_data) + bytes(self._waiting)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from headway.core.errors import DataError
 from headway.core.format import format_bytes
 
+#: What is unpacked at once may have so many times the bytes of one document: memory holds all of it.
+UNPACKED = 16
+
 
 @dataclass(frozen=True)
 class BadDocument:
@@ -27,6 +30,18 @@ class BadDocument:
         """Return the error that ends a preparation which does not skip the document."""
         mend = "raise data.max_document_bytes" if self.too_large else "repair it"
         return DataError(self.reason, where=self.where, fix=f"{mend}, or set data.bad_documents: skip")
+
+
+class TooLargeError(Exception):
+    """What is unpacked at once is more than memory is made for.
+
+    Args:
+        what: What that is, and how much.
+        most: What it may be.
+    """
+
+    def __init__(self, what: str, most: int) -> None:
+        super().__init__(f"{what}, and {UNPACKED} times data.max_document_bytes is {format_bytes(most)}")
 
 
 def too_large(where: str, what: str, size: int, most: int, *, more: bool = False, rest: bool = False) -> BadDocument:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError, missing_extra
 from headway.core.format import counted, format_bytes
 from headway.data.reading.compression import is_damage
-from headway.data.reading.documents import BadDocument, Batch, too_large
+from headway.data.reading.documents import UNPACKED, BadDocument, Batch, TooLargeError, too_large
 from headway.data.reading.json_lines import damaged
 from headway.data.reading.places import Place
 from headway.data.reading.records import BadRecordError, missing_field, refuse_shared_name, text_getter, wanted_fields
@@ -27,8 +27,6 @@ ROWS, BATCH_BYTES = 1024, 2**20
 
 #: What to do about a file that nobody can read.
 REPAIR = "repair it, or leave it out of data.sources"
-# What is unpacked at once may have so many times the bytes of one document: memory holds all of it.
-_UNPACKED = 16
 
 Span = tuple[int, int]
 Lengths = NDArray[np.int64]
@@ -59,17 +57,14 @@ def given(table: Any) -> Part:
 def texts_of(parts: Iterator[Part], texts: TableTexts) -> Iterator[Batch]:
     """Yield the texts of a table's parts. One that is not what it should be is a malformed document, and the ones
     behind it are read; where it cannot be told what follows, the rest is."""
-    most = _UNPACKED * texts.most
+    most = UNPACKED * texts.most
     while True:
         try:
             part = next(parts, None)
             if part is None:
                 return
             if part.unpacked > most:
-                reason = (
-                    f"{part.name} unpacks to {format_bytes(part.unpacked)}, which is more than {_UNPACKED} times"
-                    f" data.max_document_bytes ({format_bytes(texts.most)})"
-                )
+                reason = str(TooLargeError(f"{part.name} unpacks to {format_bytes(part.unpacked)}", most))
                 yield Batch([], [BadDocument(texts.place, reason, rest=part.read is None, too_large=True)])
                 if part.read is None:
                     return
@@ -78,6 +73,9 @@ def texts_of(parts: Iterator[Part], texts: TableTexts) -> Iterator[Batch]:
             if part.read is None:
                 continue
             table = part.read()
+        except TooLargeError as error:
+            yield Batch([], [BadDocument(texts.place, str(error), rest=True, too_large=True)])
+            return
         except Exception as error:
             if not is_fault_of_file(error):
                 raise

@@ -9,8 +9,9 @@ from typing import Any
 from headway.config.data import MAX_DOCUMENT_BYTES
 from headway.core.errors import DataError, HeadwayError
 from headway.core.format import counted
-from headway.data.reading.documents import Batch
+from headway.data.reading.documents import UNPACKED, Batch
 from headway.data.reading.json_lines import damaged
+from headway.data.reading.parquet_pages import UNPACKED_BYTES, PageGuard, page_header
 from headway.data.reading.places import SourceFile, open_file
 from headway.data.reading.table_texts import (
     BATCH_BYTES,
@@ -24,6 +25,11 @@ from headway.data.reading.table_texts import (
     import_pyarrow,
     texts_of,
 )
+
+# Rows that are decoded at once where each value begins as the one before it does.
+_DELTA_ROWS = 16
+# Bytes in which the header of a dictionary is: it has no statistics.
+_HEADER_BYTES = 256
 
 
 def parquet_spans(file: SourceFile, field: str, template: str | None, size: int) -> list[tuple[Span, int]]:
@@ -44,18 +50,13 @@ def read_parquet(
     file: SourceFile, span: Span, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[Batch]:
     """The texts of some row groups. A row whose text has more than `most` bytes is malformed."""
-    with open_parquet(file) as parquet:
+    with _opened(file) as (stream, parquet):
         columns = columns_for(parquet.schema_arrow, field, template, file.location)
         facts = parquet.metadata
         before = sum(facts.row_group(group).num_rows for group in range(span[0]))
         expected = sum(facts.row_group(group).num_rows for group in range(*span))
         texts = TableTexts(field, template, most, lambda row: f"{file.location}:row {before + row + 1}")
-        batches = parquet.iter_batches(
-            batch_size=_rows_at_once(facts, span, columns),
-            row_groups=range(*span),
-            columns=columns,
-            use_threads=False,
-        )
+        batches = _batches(stream, parquet, span, columns, most)
         rest = False
         for batch in texts_of(map(given, batches), texts):
             yield batch
@@ -63,6 +64,46 @@ def read_parquet(
         if texts.rows != expected and not rest:
             what = f"there are {counted(texts.rows, 'row')}, and the footer says {expected:,}"
             yield Batch([], [damaged(texts.place, ValueError(what))])
+
+
+def _batches(stream: PageGuard, parquet: Any, span: Span, columns: Sequence[str], most: int) -> Iterator[Any]:
+    """Record batches of some row groups, none of which memory does not hold."""
+    facts = parquet.metadata
+    groups = [facts.row_group(number) for number in range(*span)]
+    chunks = [
+        chunk
+        for group in groups
+        for chunk in (group.column(number) for number in range(group.num_columns))
+        if _below(chunk.path_in_schema, columns)
+    ]
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    rows = max(1, min(ROWS, BATCH_BYTES * sum(group.num_rows for group in groups) // max(1, size)))
+    # Of a value that rows share each has a copy: by a dictionary, or as the beginning of the value before.
+    shared = max((_dictionary_bytes(stream, chunk) for chunk in chunks), default=0)
+    rows = max(1, min(rows, UNPACKED * most // 4 // max(1, shared)))
+    if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks):
+        rows = min(rows, _DELTA_ROWS)
+    places = [(_start(chunk), _start(chunk) + chunk.total_compressed_size) for chunk in chunks]
+    stream.watch(places, UNPACKED * most, rows)
+    yield from parquet.iter_batches(batch_size=rows, row_groups=range(*span), columns=columns, use_threads=False)
+
+
+def _start(chunk: Any) -> int:
+    """Where a column chunk begins, as the library takes it."""
+    place, first = chunk.dictionary_page_offset, chunk.data_page_offset
+    return int(place if chunk.has_dictionary_page and place and 0 < place < first else first)
+
+
+def _dictionary_bytes(stream: PageGuard, chunk: Any) -> int:
+    """What the dictionary of a column chunk unpacks to; 0 where it has none."""
+    if not chunk.has_dictionary_page or _start(chunk) == chunk.data_page_offset:
+        return 0
+    stream.seek(_start(chunk))
+    try:
+        header, _ = page_header(stream.read(_HEADER_BYTES), 0)
+    except (IndexError, ValueError):
+        return 0  # the library, or the guard, says what is wrong with it
+    return int(header.get(UNPACKED_BYTES, 0))
 
 
 @contextmanager
@@ -73,6 +114,12 @@ def open_parquet(file: SourceFile) -> Iterator[Any]:
         ConfigError: pyarrow is not installed.
         DataError: the file is no readable Parquet file.
     """
+    with _opened(file) as (_, opened):
+        yield opened
+
+
+@contextmanager
+def _opened(file: SourceFile) -> Iterator[tuple[PageGuard, Any]]:
     import_pyarrow(file)
     import pyarrow.parquet as parquet
 
@@ -80,25 +127,16 @@ def open_parquet(file: SourceFile) -> Iterator[Any]:
         what = "the server gives files from their beginning only, and a Parquet file is read from its end"
         raise DataError(what, where=file.location, fix="download it, and name the copy")
     with open_file(file) as stream:
+        guard = PageGuard(stream)
         try:
             # Without `pre_buffer` and with a buffer a row group is read as a stream, however large it is.
-            opened = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=2**20)
+            opened = parquet.ParquetFile(guard, pre_buffer=False, buffer_size=2**20)
         except HeadwayError:
             raise
         except Exception as error:  # what is in a file can have the library raise whatever there is
             raise DataError(f"not a readable Parquet file: {error}", where=file.location, fix=REPAIR) from None
         with opened:
-            yield opened
-
-
-def _rows_at_once(facts: Any, span: Span, columns: Sequence[str]) -> int:
-    """Rows that hold about a batch's bytes of text."""
-    rows = size = 0
-    for group in (facts.row_group(number) for number in range(*span)):
-        rows += group.num_rows
-        parts = (group.column(number) for number in range(group.num_columns))
-        size += sum(part.total_uncompressed_size for part in parts if _below(part.path_in_schema, columns))
-    return max(1, min(ROWS, BATCH_BYTES * rows // max(1, size)))
+            yield guard, opened
 
 
 def _below(path: str, columns: Sequence[str]) -> bool:

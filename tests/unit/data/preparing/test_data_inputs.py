@@ -31,7 +31,7 @@ def units(tmp_path: Path) -> list[Unit]:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
     real = inputs._hash_lines
-    monkeypatch.setattr(inputs, "_hash_lines", lambda file, lines: (names.append(file.name), real(file, lines))[1])
+    monkeypatch.setattr(inputs, "_hash_lines", lambda file, *how: (names.append(file.name), real(file, *how))[1])
     yield names
 
 

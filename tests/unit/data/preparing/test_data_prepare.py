@@ -356,6 +356,7 @@ def test_a_very_long_line_works_in_bounded_memory(tmp_path: Path, megabytes: int
         "import re; from pathlib import Path; from headway.config.schema import DataConfig;"
         "from headway.data.preparing.prepare import prepare;"
         "r = prepare(DataConfig.model_validate({'sources': 'a.jsonl', 'store': 'store', 'validation': 0,"
+        " 'max_document_bytes': '2 GB',"
         " 'tokenizer': {'path': 'tokenizer.json'}}), workers=1);"
         "print(r.documents, re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])"
     )

@@ -237,9 +237,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     hash_lines = inputs._hash_lines
 
-    def counted(file: SourceFile, lines: tuple[int, int] | None) -> str:
+    def counted(file: SourceFile, lines: tuple[int, int] | None, most: int) -> str:
         sizes.append(lines[1] - lines[0] if lines else file.bytes)
-        return hash_lines(file, lines)
+        return hash_lines(file, lines, most)
 
     monkeypatch.setattr(inputs, "_hash_lines", counted)
     return sizes
