@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.retention import Every
-from headway.core.foreign import LINE_BYTES, open_regular, parse_json_lines, read_json, read_text
+from headway.core.foreign import LINE_BYTES, as_number, open_regular, parse_json_lines, read_json, read_text
 
 if TYPE_CHECKING:
     from headway.config import Batches
@@ -42,7 +42,8 @@ def step_metrics(run: Path, step: int) -> dict[str, float]:
         if at < step or attempt not in (None, record.get("attempt")):
             break
         attempt = record.get("attempt")
-        values = {k: float(v) for k, v in record.items() if k not in _NOT_METRICS and isinstance(v, (int, float))}
+        numbers = {k: as_number(v) for k, v in record.items() if k not in _NOT_METRICS}
+        values = {k: v for k, v in numbers.items() if v is not None}
         found = {**values, **found}
         if _LEFT_OUT in record:
             break  # what comes before is of when the step was computed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.cores import usable_cores
 from headway.core.files import sha256_file
-from headway.core.foreign import parse_json
+from headway.core.foreign import open_regular, parse_json
 
 if TYPE_CHECKING:
     from headway.checkpoint.format import FileEntry
@@ -49,7 +49,7 @@ def is_as_written(path: Path, entry: FileEntry, threads: int | None = None) -> b
 
 def _parts_hash_of(path: Path, threads: int) -> str | None:
     """None when the file is no such file. It is read, not mapped: an error of the disk would end the process."""
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
         length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
         if length > min(size - 8, _HEADER_BYTES):

@@ -20,6 +20,7 @@ from headway.checkpoint.verify import verify_checkpoint
 from headway.core.console import warning
 from headway.core.errors import CheckpointError
 from headway.core.files import sync_folder
+from headway.core.foreign import read_bytes
 from headway.core.object_storage import scheme_of
 
 
@@ -197,7 +198,7 @@ def _send_folder(place: Objects, folder: Path, manifest: Manifest) -> bool:
         raise taken
     for file in manifest.files:
         place.put(f"{name}/{file}", folder / file)
-    if not place.create(f"{name}/{MANIFEST}", (folder / MANIFEST).read_bytes()):
+    if not place.create(f"{name}/{MANIFEST}", read_bytes(folder / MANIFEST)):
         raise taken
     return True
 

@@ -6,7 +6,6 @@ worked out by PyTorch's distributed checkpointing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headway.checkpoint.format import DTYPES, Manifest, Slice, TensorEntry
 from headway.checkpoint.sealing import SEALED, SealedFile
 from headway.core.errors import CheckpointError
+from headway.core.foreign import open_regular, parse_json
 from headway.core.types import part_of
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def open_shard(path: Path, framework: str = "pt") -> Iterator[Shard]:
     import safetensors
 
     with _told_well(path):
+        open_regular(path).close()  # what opens it below would wait for a FIFO
         yield SealedShard(path) if path.name.endswith(SEALED) else safetensors.safe_open(str(path), framework)
 
 
@@ -89,7 +90,7 @@ class SealedShard:
         self._file = SealedFile(path)
         # It was authenticated, so it is as Headway has written it.
         length = int.from_bytes(self._file.read(0, 8), "little")
-        header = json.loads(self._file.read(8, 8 + length))
+        header = parse_json(bytes(self._file.read(8, 8 + length)))
         self._tensors = {
             name: _Described(entry["dtype"], entry["shape"], *(8 + length + at for at in entry["data_offsets"]))
             for name, entry in header.items()

@@ -19,7 +19,7 @@ from headway.checkpoint.folders import checkpoint_folders
 from headway.checkpoint.format import Manifest, read_manifest
 from headway.core.console import warning
 from headway.core.errors import CheckpointError
-from headway.core.foreign import parse_json
+from headway.core.foreign import as_number, open_regular, parse_json
 
 FILE_NAME = "checkpoints.sqlite"
 LOCAL, REMOTE = "local", "remote"
@@ -91,7 +91,7 @@ def entry_of(manifest: Manifest, run: str | None) -> Entry:
         step=manifest.step,
         state_sha256=manifest.state_sha256,
         run=run,
-        time=_number(context.get("time")),
+        time=as_number(context.get("time")),
         attempt=_whole(context.get("attempt")),
         kind=str(context["kind"]) if context.get("kind") else None,
         bytes=manifest.total_bytes,
@@ -100,7 +100,7 @@ def entry_of(manifest: Manifest, run: str | None) -> Entry:
         world_size=_whole(context.get("world_size")),
         parent_step=_whole(parent.get("step")),
         parent_sha256=str(parent["state_sha256"]) if parent.get("state_sha256") else None,
-        metrics={k: float(v) for k, v in metrics.items() if _number(v) is not None}
+        metrics={k: number for k, v in metrics.items() if (number := as_number(v)) is not None}
         if isinstance(metrics, dict)
         else {},
     )
@@ -172,20 +172,20 @@ class Registry:
                 found = connection.execute("SELECT step, state_sha256, tier, place, complete FROM places ORDER BY tier")
                 for step, state, tier, place, complete in found:
                     places.setdefault((step, state), []).append(Place(tier, place, bool(complete)))
-        except (sqlite3.Error, OSError) as error:
+            return sorted(
+                (
+                    Entry(
+                        **dict(zip(_COLUMNS, row, strict=False)),
+                        metrics=parse_json(row[-1]),
+                        places=tuple(places.get((row[0], row[1]), ())),
+                    )
+                    for row in rows
+                ),
+                key=lambda entry: (entry.step, entry.time or 0.0),
+            )
+        except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # a column may hold any type
             self._cannot("read", error)
             return []
-        return sorted(
-            (
-                Entry(
-                    **dict(zip(_COLUMNS, row, strict=False)),
-                    metrics=parse_json(row[-1]),
-                    places=tuple(places.get((row[0], row[1]), ())),
-                )
-                for row in rows
-            ),
-            key=lambda entry: (entry.step, entry.time or 0.0),
-        )
 
     def _put(self, connection: sqlite3.Connection, entry: Entry) -> None:
         values = [getattr(entry, name) for name in _COLUMNS]
@@ -228,6 +228,8 @@ class Registry:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """A connection inside one transaction, with the tables there."""
+        if self.path.exists():
+            open_regular(self.path).close()  # SQLite would wait for a FIFO
         with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
             # Rollback journals need nothing but locks, which network file systems can have.
             mode = "DELETE" if on_network(self.path.parent) else "WAL"
@@ -236,6 +238,9 @@ class Registry:
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("BEGIN IMMEDIATE")
             try:
+                if connection.execute("SELECT 1 FROM sqlite_master WHERE type NOT IN ('table', 'index')").fetchone():
+                    # A view may be a query that never ends.
+                    raise sqlite3.DatabaseError("it has views or triggers")
                 if connection.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
                     connection.execute("DROP TABLE IF EXISTS checkpoints")
                     connection.execute("DROP TABLE IF EXISTS places")
@@ -287,10 +292,6 @@ def on_network(folder: Path, mounts: Path = Path("/proc/mounts")) -> bool:
     except (OSError, ValueError):
         return False
     return kind in _NETWORK or kind.startswith("fuse.")
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _whole(value: Any) -> int | None:

@@ -60,7 +60,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.faults import fault_point
 from headway.core.files import write_json
-from headway.core.foreign import parse_json
+from headway.core.foreign import parse_json, read_bytes
 
 _JOURNALS = ".uploads"
 #: The journals of uploads, in the run directory.
@@ -310,7 +310,7 @@ class RemoteTier:
             ConfigError: what is published of the step cannot be read with the key that is given.
         """
         manifest = read_manifest(folder)
-        content = (folder / MANIFEST).read_bytes()
+        content = read_bytes(folder / MANIFEST)
         name = step_name(manifest.step)
         self.assert_owner()
         if self._is_there(manifest):

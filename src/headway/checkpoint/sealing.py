@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headway.core.errors import CheckpointError, ConfigError, missing_extra
+from headway.core.foreign import open_regular
 from headway.core.keys import key_text
 
 VARIABLE = "HEADWAY_ENCRYPTION_KEY"
@@ -154,7 +155,7 @@ def unseal_bytes(content: bytes, key: bytes, name: str) -> bytes:
 
 def unseal_file(source: Path, target: Path, key: bytes, name: str) -> None:
     """Decrypt a file, and flush it to disk."""
-    with source.open("rb") as sealed, target.open("wb") as file:
+    with open_regular(source) as sealed, target.open("wb") as file:
         unseal(sealed, file, key, name)
         file.flush()
         os.fsync(file.fileno())
@@ -175,7 +176,7 @@ class SealedFile:
         if key is None:
             raise ConfigError("it is encrypted, and there is no key", where=str(path), fix=f"set {VARIABLE}")
         self._path = path
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             self._opener = _Opener(file.read(_HEAD_BYTES), key, path.name.removesuffix(SEALED))
             size = content_size(os.fstat(file.fileno()).st_size)
         if size is None:
@@ -188,7 +189,7 @@ class SealedFile:
         if not 0 <= begin <= end <= self.size:
             raise self._opener.wrong
         content, last = bytearray(end - begin), max(0, -(-self.size // CHUNK_BYTES) - 1)
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             numbers = range(begin // CHUNK_BYTES, -(-end // CHUNK_BYTES))
             file.seek(_HEAD_BYTES + numbers.start * (CHUNK_BYTES + _TAG_BYTES))
             for number in numbers:

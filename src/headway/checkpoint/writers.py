@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from headway.core.foreign import SETTINGS_BYTES, read_bytes
 from headway.core.machine import host_name
 from headway.core.waiting import wait_until
 
@@ -28,7 +29,7 @@ def open_writer_lock(run: Path, rank: int) -> int:
     path, host = _lock_of(run, rank), host_name().encode()
     # A successor asks for nothing that a disk which hangs would not let pass, not even to be allowed to write.
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # should it be a FIFO
         if os.pread(descriptor, len(host) + 1, 0) == host:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             return descriptor
@@ -54,7 +55,7 @@ def writer_has_ended(run: Path, rank: int) -> bool:
 def writer_is_here(run: Path, rank: int) -> bool:
     """Whether the process that writes checkpoints of a worker is, or was, on this machine, as far as that is known."""
     with suppress(OSError):
-        return _lock_of(run, rank).read_text(encoding="utf-8", errors="replace") == host_name()
+        return read_bytes(_lock_of(run, rank), SETTINGS_BYTES).decode("utf-8", "replace") == host_name()
     return False
 
 

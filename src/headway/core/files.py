@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from headway.core.errors import ConfigError
+from headway.core.foreign import open_regular
 
 # Linux: AT_FDCWD and RENAME_EXCHANGE.
 _HERE, _EXCHANGE = -100, 2
@@ -24,10 +27,10 @@ def sha256_bytes(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sha256_file(path: Path) -> str:
-    """Hex SHA-256 of a file, read in blocks."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256_file(path: Path, most: int | None = None) -> str:
+    """Hex SHA-256 of a file of at most so many bytes, read in blocks."""
+    with open_regular(path, most=most) as file:
+        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
 
 def canonical_json(value: Any) -> bytes:
@@ -121,6 +124,21 @@ def file_in_memory(name: str) -> tuple[int, Path] | None:
     return None
 
 
+def _opened_in_place(path: Path) -> int | None:
+    """A device or a pipe, opened to be written to; None for what is to be replaced: a file, and a FIFO that nobody
+    reads, for which one would have to wait."""
+    if not path.exists() or path.is_dir() or (path.is_file() and not path.is_relative_to("/dev")):
+        return None
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_TRUNC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 @contextmanager
 def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path` and rename it over `path` when the block ends without an error.
@@ -129,8 +147,8 @@ def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     new one. On an error the temporary file is removed and `path` is left as it was. A link stays one, and a device
     or a pipe (`/dev/null`, `/dev/stdout`) is written to: a file in its place would be missed by all others.
     """
-    if path.exists() and not path.is_dir() and (not path.is_file() or path.is_relative_to("/dev")):
-        with path.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+    if (descriptor := _opened_in_place(path)) is not None:
+        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
         return
     if path.is_symlink():
@@ -159,7 +177,7 @@ def write_json(path: Path, value: Any) -> None:
 def append_json_line(path: Path, value: Any) -> None:
     """Append one record to a JSON-lines file with a single write, so a kill never leaves two records mixed."""
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
-    with path.open("ab") as file:
+    with open_regular(path, "ab") as file:
         # A kill in mid-write may have left a line without its end: start a fresh one rather than corrupt this record.
         if file.tell() and not ends_with_newline(path):
             line = "\n" + line
@@ -168,7 +186,7 @@ def append_json_line(path: Path, value: Any) -> None:
 
 def ends_with_newline(path: Path) -> bool:
     """Whether the last byte of a file that is not empty ends a line."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
 

@@ -16,8 +16,9 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, Literal
 
 from headway.core.format import format_bytes, printable
 
@@ -34,6 +35,7 @@ DEPTH = 100
 _VALUES = 8_000_000
 _SHORT_BYTES = 2 * _VALUES
 _BLOCK_BYTES = 256 * 1024
+_FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 #: What a shell or another process has opened for this one: `headway train <(generate)`.
 _HANDED_OVER = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
@@ -46,22 +48,29 @@ class ForeignFileError(OSError):
         self.problem = problem
 
 
-def open_regular(path: Path, most: int | None = None) -> IO[bytes]:
-    """Open a regular file, or a link to one, for reading.
+def open_regular(
+    path: Path, mode: Literal["rb", "r+b", "ab"] = "rb", *, most: int | None = None, buffering: int | None = None
+) -> BinaryIO:
+    """Open a regular file, or a link to one.
 
     Args:
         path: The file.
+        mode: As of `open`.
         most: Bytes that it may have.
+        buffering: As of `open`; what is written is not buffered when it is not given.
 
     Raises:
-        OSError: it cannot be opened; `ForeignFileError` where it is not what may be read.
+        OSError: it cannot be opened; `ForeignFileError` where it is not what may be opened.
     """
-    _check(path, path.stat(), most)
+    if buffering is None:
+        buffering = -1 if mode == "rb" else 0
+    with suppress(FileNotFoundError):
+        _check(path, path.stat(), most)
     # Somebody may have put a FIFO in its place since, and to open one may wait for ever.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    descriptor = os.open(path, _FLAGS[mode] | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     try:
         _check(path, os.fstat(descriptor), most)
-        return os.fdopen(descriptor, "rb")
+        return os.fdopen(descriptor, mode, buffering)
     except BaseException:
         os.close(descriptor)
         raise
@@ -87,7 +96,7 @@ def read_bytes(path: Path, most: int = LISTING_BYTES) -> bytes:
     Raises:
         OSError: as `open_regular`.
     """
-    with open_regular(path, most) as file:
+    with open_regular(path, most=most) as file:
         return _all_of(file, path, most)
 
 
@@ -178,6 +187,16 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise _DuplicateKey(f"gives the key '{printable(key):.80}' twice")
     return found
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number of JSON; None for what is none, or too large for one."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def check_number_of_values(text: bytes | str) -> None:

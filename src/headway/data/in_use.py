@@ -40,7 +40,7 @@ def _share(manifest: Path) -> int | None:
     """Share the lock of the store that is here now; waits for the moment in which it is being replaced."""
     for _ in range(_TRIES):
         try:
-            descriptor = os.open(manifest, os.O_RDONLY)
+            descriptor = os.open(manifest, os.O_RDONLY | os.O_NONBLOCK)  # should it be a FIFO
         except OSError:  # whoever reads it says so
             return None
         is_shared = False
@@ -95,7 +95,7 @@ def _opened(manifest: Path) -> int | None:
     # On NFS, whose locks are of another kind, nobody has a file for himself who has not opened it to write.
     for mode in (os.O_RDWR, os.O_RDONLY):
         with suppress(OSError):
-            return os.open(manifest, mode)
+            return os.open(manifest, mode | os.O_NONBLOCK)
     return None
 
 

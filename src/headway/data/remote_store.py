@@ -5,7 +5,6 @@ Rows come in the very order of a local store, since the order follows from the m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.faults import fault_point
 from headway.core.files import atomic_write, fingerprint, sha256_bytes, write_json
+from headway.core.foreign import read_bytes, read_json
 from headway.core.format import format_bytes
 from headway.core.launched import workers_of_this_machine, world_size_from_environment
 from headway.data.reading import remote
@@ -87,7 +87,7 @@ class RemoteTokenStore(TokenStore):
             if not (copies.folder / MANIFEST).exists():
                 raise
             warning(f"{error.what}; going on with the copies in {copies.folder}")
-            content = (copies.folder / MANIFEST).read_bytes()
+            content = read_bytes(copies.folder / MANIFEST)
             store = cls(copies, parse_manifest(content, str(copies.folder / MANIFEST)), reached=False)
         except remote.MissingError:
             raise _no_store(copies.url) from None
@@ -106,7 +106,7 @@ class RemoteTokenStore(TokenStore):
         try:
             with locked(folder / KEEPING / "lock"):
                 if (folder / _SOURCE).exists():
-                    self._refuse_change(json.loads((folder / _SOURCE).read_bytes())["fingerprint"])
+                    self._refuse_change(read_json(folder / _SOURCE)["fingerprint"])
                 if (folder / MANIFEST).exists():
                     return
                 # First the mark that the folder is for copies, last what says that all of these are there.
@@ -232,7 +232,7 @@ class RemoteTokenStore(TokenStore):
         if size is not None:
             return self._explained(lambda: self.copies.read(RemotePart(name, size, digest)))
         if file_problem(self.path / name, None, digest) is None:
-            return (self.path / name).read_bytes()
+            return read_bytes(self.path / name)
         content = _read_small(self.copies, name)
         if sha256_bytes(content) != digest:
             raise _wrong(self.copies.url_of(name), "its SHA-256 is not the manifest's")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import stat
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, sha256_file
+from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes, read_json
 
 FORMAT = "headway-token-store"
 VERSION = 2
@@ -237,7 +237,11 @@ class TokenStore:
         """
         if "inputs_sha256" not in self.manifest:
             return {}
-        return dict(json.loads(self._content(INPUTS, None, self.manifest["inputs_sha256"])))
+        content = self._content(INPUTS, None, self.manifest["inputs_sha256"])
+        try:
+            return dict(parse_json(content))
+        except (ValueError, TypeError) as error:
+            raise _damaged(self.path / INPUTS, str(error)) from None
 
     def shards(self, split: str, source: str) -> list[Shard]:
         """The shards of a source in a split, in order."""
@@ -308,7 +312,7 @@ class TokenStore:
         if not (self.path / name).exists():
             return []
         try:
-            said = orjson.loads((self.path / name).read_bytes())["eos_token"]
+            said = read_json(self.path / name)["eos_token"]
         except (OSError, ValueError, KeyError, TypeError):
             return [f"{name}: unreadable, or not the settings of a tokenizer"]
         end = said.get("content") if isinstance(said, dict) else said
@@ -372,7 +376,7 @@ class TokenStore:
         problem = file_problem(file, size, digest if size is None else None)
         if problem:
             raise _damaged(file, problem)
-        return file.read_bytes()
+        return read_bytes(file, max(LISTING_BYTES, size or 0))
 
 
 def _map(folder: Path, shard: dict[str, Any], dtype: np.dtype[Any]) -> Tokens:
@@ -477,10 +481,13 @@ def _sizes(folder: Path) -> dict[str, int]:
 def file_problem(file: Path, size: int | None, digest: str | None) -> str | None:
     """What is wrong with a file, if anything; a length or hash of None is not looked at."""
     try:
-        actual = file.stat().st_size
+        found = file.stat()
+        actual = found.st_size
+        if not stat.S_ISREG(found.st_mode):
+            return "not a regular file"
         if size is not None and actual != size:
             return f"{actual} bytes long, not {size}"
-        if digest is not None and sha256_file(file) != digest:
+        if digest is not None and sha256_file(file, LISTING_BYTES if size is None else None) != digest:
             return "its SHA-256 is not the manifest's"
     except FileNotFoundError:
         return "missing"
@@ -497,11 +504,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        content = file.read_bytes()
+        content = read_bytes(file)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError("there is no token store here", where=str(path), fix=PREPARE) from None
     except OSError as error:
-        what = f"the manifest of the token store cannot be read: {error!r}"
+        what = f"the manifest of the token store cannot be read: {error.strerror or error}"
         raise DataError(what, where=str(file), fix="check the file's permissions and the disk") from None
     return parse_manifest(content, str(file))
 
@@ -513,7 +520,7 @@ def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
         DataError: it is no JSON, or of another format or version.
     """
     try:
-        manifest = orjson.loads(content)  # of a large store it is megabytes
+        manifest = parse_json(content)
         kind, version = manifest["format"], manifest["version"]
     except (ValueError, KeyError, TypeError) as error:
         what = f"the manifest of the token store cannot be read: {error!r}"

@@ -9,6 +9,7 @@ from headway.checkpoint.folders import checkpoint_folders
 from headway.config import Config, ModelConfig
 from headway.core.console import is_first_worker, warning
 from headway.core.errors import ConfigError
+from headway.core.foreign import read_bytes
 from headway.core.launched import world_size_from_environment
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _look_at_tokenizer(config: Config, pretrained: Path, store: TokenStore) -> N
     Ids that only one of the two knows are no contradiction: tokens may be added, and a `tokenizer.json` written anew.
     """
     ours, theirs = store.tokenizer_folder / "tokenizer.json", pretrained / "tokenizer.json"
-    if not ours.is_file() or not theirs.is_file() or ours.read_bytes() == theirs.read_bytes():
+    if not ours.is_file() or not theirs.is_file() or read_bytes(ours) == read_bytes(theirs):
         return
     meant = _tokens(theirs)
     for number, token in _tokens(ours).items():
@@ -100,4 +101,4 @@ def _tokens(file: Path) -> dict[int, str]:
     """Id -> token."""
     from headway.data.tokenizing.spec import parse, vocabulary
 
-    return {number: token for token, number in vocabulary(parse(file.read_bytes(), str(file))).items()}
+    return {number: token for token, number in vocabulary(parse(read_bytes(file), str(file))).items()}

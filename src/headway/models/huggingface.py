@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import write_json
-from headway.core.foreign import LISTING_BYTES, read_json_object
+from headway.core.foreign import LISTING_BYTES, open_regular, read_json_object
 from headway.models.decoder import Decoder
 from headway.models.huggingface_config import from_huggingface, to_huggingface
 from headway.models.huggingface_folder import mark, published, refuse_foreign
@@ -157,10 +157,12 @@ def _some(names: list[str]) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
+        open_regular(path).close()
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"the weights cannot be read: {error}", where=str(path), fix=_FETCH_AGAIN) from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise CheckpointError(f"the weights cannot be read: {reason}", where=str(path), fix=_FETCH_AGAIN) from error
 
 
 def _names_in(path: Path) -> list[str]:
@@ -269,7 +271,12 @@ def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
             "there is no tokenizer", where=str(tokenizer_folder / "tokenizer.json"), fix="give the tokenizer's folder"
         )
     tokenizer = _read_json(tokenizer_folder / "tokenizer.json")
-    vocabulary: dict[Any, int] = _vocabulary(tokenizer)
+    try:
+        vocabulary: dict[Any, int] = _vocabulary(tokenizer)
+    except (AttributeError, IndexError, KeyError, TypeError):
+        raise CheckpointError(
+            "the file is no tokenizer", where=str(tokenizer_folder / "tokenizer.json"), fix="give the run's own again"
+        ) from None
     config, names = (
         _read_json(file) if (file := tokenizer_folder / name).is_file() else {}
         for name in ("tokenizer_config.json", "special_tokens_map.json")
@@ -278,7 +285,8 @@ def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
     settings = {**names, **config} if "added_tokens_decoder" in config else {**config, **names}
     for kind in ("bos", "eos", "pad"):
         token = settings.get(f"{kind}_token")
-        ids[f"{kind}_token_id"] = vocabulary.get(token.get("content") if isinstance(token, dict) else token)
+        text = token.get("content") if isinstance(token, dict) else token
+        ids[f"{kind}_token_id"] = vocabulary.get(text) if isinstance(text, str) else None
     return ids
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,10 @@ class UnwritableLedger(CheckpointError):
     """A line cannot be written, since the disk is full for example, or it cannot be read what it is to follow."""
 
 
+class UnreadableLedger(CheckpointError):
+    """Nothing is known of what is in it."""
+
+
 class Ledger:
     """`ledger.jsonl`: one line per commit, rollback or decision, only ever appended to.
 
@@ -99,7 +103,7 @@ class Ledger:
         """
         commits: list[Commit] = []
         rollbacks: list[Rollback] = []
-        for record in read_json_lines(self.path):
+        for record in self._records():
             try:
                 if record["kind"] == "decision":
                     _decision_of(record)
@@ -113,7 +117,7 @@ class Ledger:
                     continue
                 commit = _commit_of(record)
                 joined = commit.first_step == (commits[-1].last_step if commits else 0) < commit.last_step
-            except (KeyError, TypeError, ValueError):
+            except (AttributeError, KeyError, TypeError, ValueError):
                 raise self._broken(f"holds a line that is no commit: {record}") from None
             if not joined:
                 raise self._broken(f"has a gap or an overlap before step {commit.first_step}")
@@ -127,7 +131,7 @@ class Ledger:
             CheckpointError: a line tells nothing certain.
         """
         found: dict[tuple[int, int, str], LedgerDecision] = {}
-        for record in read_json_lines(self.path):
+        for record in self._records():
             if record.get("kind") == "decision":
                 try:
                     decision = _decision_of(record)
@@ -175,8 +179,8 @@ class Ledger:
         """
         try:
             return self.committed_step
-        except OSError as error:
-            raise self._unwritable(error) from error
+        except UnreadableLedger as error:
+            raise UnwritableLedger(error.what, where=error.where, fix=error.fix) from error
 
     def commit(
         self,
@@ -240,6 +244,14 @@ class Ledger:
         lost = {"lost_seconds": seconds, "lost_steps": {str(by): steps for by, steps in lost_steps.items()}}
         self._append({"kind": "goodput", "attempt": attempt, "ratio": round(ratio, 4), **lost})
 
+    def _records(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from read_json_lines(self.path)
+        except OSError as error:
+            what = f"the ledger cannot be read: {error.strerror or error}"
+            fix = "see to its disk, or restore ledger.jsonl from a copy"
+            raise UnreadableLedger(what, where=str(self.path), fix=fix) from error
+
     def _append(self, record: dict[str, Any]) -> None:
         try:
             append_json_line(self.path, {**record, "time": time.time()})
@@ -285,13 +297,26 @@ def merged_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _decision_of(record: dict[str, Any]) -> LedgerDecision:
     """The decision in a line of the ledger; `KeyError` or `ValueError` when it is none."""
     decision = LedgerDecision(**{name: record[name] for name in LedgerDecision.__dataclass_fields__})
+    if not (_is_count(decision.attempt) and isinstance(decision.action, str) and isinstance(decision.reason, str)):
+        raise ValueError("not a decision's values")
     if not 0 <= decision.first_step < decision.last_step:
         raise ValueError("no steps")
     return decision
 
 
 def _commit_of(record: dict[str, Any]) -> Commit:
-    """The commit in a line of the ledger; `KeyError` when something is missing that every commit has."""
+    """The commit in a line of the ledger; `KeyError`, `AttributeError` or `ValueError` when it is none."""
     fields = Commit.__dataclass_fields__.values()
     values: dict[str, Any] = {f.name: record[f.name] if f.default is MISSING else record.get(f.name) for f in fields}
-    return Commit(**values)
+    commit = Commit(**values)
+    counts = (commit.attempt, commit.first_step, commit.last_step, *commit.rows.values())
+    texts = (commit.checkpoint, commit.plan or "", *commit.rows)
+    if not (all(map(_is_count, counts)) and all(isinstance(text, str) for text in texts)):
+        raise ValueError("not a commit's values")
+    if commit.epoch_rows is not None and not _is_count(commit.epoch_rows):
+        raise ValueError("not a number of rows")
+    return commit
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63

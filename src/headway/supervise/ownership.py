@@ -23,6 +23,7 @@ from headway.checkpoint.writers import WRITERS_FOLDER, wait_for_writers
 from headway.core.console import notice
 from headway.core.errors import CheckpointError
 from headway.core.files import is_at
+from headway.core.foreign import open_regular
 from headway.core.machine import host_name
 from headway.core.waiting import wait_until
 from headway.supervise.processes import Seen, gets_on, writers_at
@@ -52,7 +53,7 @@ class OwnerLock:
         try:
             while True:
                 path.touch()
-                file = path.open("r+b", buffering=0)
+                file = open_regular(path, "r+b")
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # The directory may have been moved away between the two calls: then the lock is on the wrong file.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.core.errors import INTERRUPTED
+from headway.core.foreign import as_number
 from headway.core.format import counted, format_seconds
 from headway.telemetry.metrics import LEFT_OUT, read_records
 from headway.telemetry.record import FINISHED, PREEMPTED, RUNNING, Attempt, Run, as_int, as_text
@@ -113,7 +114,7 @@ def goodput(
         attempt, work = known[index], done.get(known[index].number, _Done())
         assert attempt.started is not None and attempt.ended is not None, "known"
         said = endings.get(attempt.number, {}).get("silent_seconds")
-        silent = float(said) if isinstance(said, (int, float)) else 0.0
+        silent = as_number(said) or 0.0
         # The wall clock may have been set meanwhile; steps, stalls and silence are measured by one that nobody sets.
         measured = sum(work.seconds) + work.stalls + silent
         went = max(attempt.seconds or 0.0, measured)
@@ -191,12 +192,12 @@ def _by_attempt(records: Iterable[Mapping[str, Any]]) -> dict[int, _Done]:
             continue
         work = found.setdefault(number, _Done())
         if not _DONE.isdisjoint(record):
-            work.last_time = float(record.get("time") or 0.0)
+            work.last_time = as_number(record.get("time")) or 0.0
         seconds = record.get("speed/step_seconds")
         if isinstance(seconds, float):
             share = record.get("speed/data_wait_share")
             if work.began is None:
-                work.began = float(record.get("time") or 0.0) - seconds
+                work.began = (as_number(record.get("time")) or 0.0) - seconds
             work.steps.append(step)
             work.seconds.append(seconds)
             work.waited.append(seconds * share if isinstance(share, float) else 0.0)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError
 from headway.core.files import ends_with_newline
-from headway.core.foreign import parse_json_lines, read_json_lines
+from headway.core.foreign import as_number, open_regular, parse_json_lines, read_json_lines
 from headway.core.patience import Patiently
 
 FILE_NAME = "metrics.jsonl"
@@ -81,7 +81,7 @@ class MetricsLog:
         self._closed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = open_regular(path, "ab")
             if path.stat().st_size and not ends_with_newline(path):
                 self._file.write(b"\n")  # the attempt before was killed in mid-line
         except OSError as error:
@@ -192,7 +192,7 @@ def _number(value: Any) -> float | None:
     """A recorded value as a float; None for what is no number."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return as_number(value)
 
 
 class _Column:
@@ -245,7 +245,7 @@ class Metrics:
         step, attempt = record.get("step"), record.get("attempt", 0)
         if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
             return
-        if attempt < max(0, self._attempt):
+        if not max(0, self._attempt) <= attempt < 2**63:
             return
         # A rollback to right before the trouble goes on with the step that had it, which is left out now.
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
@@ -334,11 +334,9 @@ def read_records(run_dir: Path, *, newest: bool = False) -> Iterator[dict[str, A
 
 
 def _tail(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = max(0, path.stat().st_size - _TAIL_BYTES)
         file.seek(start)
-        lines = file.read().splitlines()
+        lines = file.read(2 * _TAIL_BYTES).splitlines()  # it may grow
     # The first line is cut off, unless the file is short.
     yield from parse_json_lines(lines[1:] if start else lines)

@@ -19,7 +19,7 @@ from headway.config.document import parse
 from headway.config.load import CONFIG_BYTES
 from headway.config.segments import Segment, batches_before
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.foreign import LISTING_BYTES, read_json_lines, read_json_object, read_text
+from headway.core.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
 from headway.core.machine import host_name
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
@@ -32,6 +32,9 @@ RESTORED = "restored"
 NOT_ENDED = "not ended"
 
 NOT_STARTED = "not started"
+
+#: As Unix seconds, the end of the year 9999, behind which Python has no dates.
+_LAST_MOMENT = 253_402_300_800
 
 
 @dataclass(frozen=True)
@@ -315,11 +318,8 @@ def as_time(value: Any) -> float | None:
             return datetime.fromisoformat(value).timestamp()
         except (ValueError, OverflowError, OSError):
             return None
-    try:
-        found = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-    except OverflowError:  # a whole number with hundreds of digits
-        return None
-    return found if found is not None and math.isfinite(found) else None
+    moment = as_number(value)
+    return moment if moment is not None and 0 <= moment < _LAST_MOMENT else None
 
 
 def _attempt(number: int, record: dict[str, Any], span: Span | None, newest: bool) -> Attempt:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from headway.core.files import atomic_write
+from headway.core.foreign import SETTINGS_BYTES, read_bytes
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.charts import loss_chart, metric_chart
@@ -161,7 +162,7 @@ def _charts(run: Run) -> str:
 
 def _samples(run: Run) -> str:
     try:
-        text = (run.path / "samples.txt").read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(run.path / "samples.txt", SETTINGS_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
     return html.preformatted(text[:_SHOWN_CHARACTERS]) if text.strip() else ""
@@ -299,7 +300,7 @@ def _environment(run: Run) -> list[tuple[str, str]]:
     names = [as_text(dig(item, "name")) or UNKNOWN for item in accelerators] if isinstance(accelerators, list) else []
     memory = dig(hardware, "memory_gib")
     return [
-        ("Command", shlex.join(words) if isinstance(words, list) else UNKNOWN),
+        ("Command", shlex.join(map(str, words)) if isinstance(words, list) else UNKNOWN),
         (
             "Processor",
             f"{_plain(dig(hardware, 'cpu'))}, {_plain(dig(hardware, 'cores_usable'))} usable cores",

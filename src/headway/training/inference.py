@@ -15,6 +15,7 @@ from headway.config import Config, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files import sha256_file
+from headway.core.foreign import LISTING_BYTES
 from headway.data.feeding.feed import EvaluationFeed
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
@@ -148,7 +149,10 @@ def _tokenizer_folder(run: Path, config: Config, info: CheckpointInfo) -> Path:
 def _is_tokenizer(folder: Path, fingerprint: str | None) -> bool:
     """Whether a tokenizer lies there, and the one with the fingerprint where that is known."""
     file = folder / "tokenizer.json"
-    return file.is_file() and fingerprint in (None, sha256_file(file))
+    try:
+        return file.is_file() and fingerprint in (None, sha256_file(file, LISTING_BYTES))
+    except OSError:
+        return False
 
 
 def continue_text(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,15 +44,16 @@ class Recorder(Callback):
         load_seconds: float | None = None,
         may_write: Callable[[], None] = lambda: None,
     ) -> None:
-        self._path, self._attempt, self._may_write = metrics_path, attempt, may_write
+        self._path, self._attempt, self._may_write, self._open = metrics_path, attempt, may_write, ExitStack()
         self._spent_usd, self._load_seconds, self._made = spent_usd, load_seconds, time.monotonic()
 
     def on_start(self, job: Job) -> None:
         """Open the files."""
         telemetry = job.config.telemetry
-        self._log = MetricsLog(self._path, self._attempt, self._assert_not_lost)
+        self._log = self._open.enter_context(MetricsLog(self._path, self._attempt, self._assert_not_lost))
         work = job.config.train.batches.rows_before
         self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour, work)
+        self._open.callback(self._line.close)
         self._has_steps = self._has_trained = False
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
@@ -112,9 +113,8 @@ class Recorder(Callback):
             )
 
     def on_end(self, job: Job) -> None:
-        """Close the files."""
-        self._line.close()
-        self._log.close()
+        """Close the files, as far as they were opened."""
+        self._open.close()
 
     def _assert_not_lost(self) -> None:
         with suppress(OwnerUnknown):  # a record that an older attempt slips in does not count

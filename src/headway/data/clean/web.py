@@ -10,6 +10,7 @@ from typing import Any
 from headway.config.clean import C4Step, FinewebStep
 from headway.core.errors import DataError
 from headway.core.files import fingerprint
+from headway.core.foreign import SETTINGS_BYTES, read_bytes
 from headway.data.clean.base import Step, shown_number
 from headway.data.clean.counts import Drop
 
@@ -109,7 +110,7 @@ class _BlockedWords:
 
     def __init__(self, path: Path) -> None:
         try:
-            lines = path.read_text("utf-8-sig").splitlines()
+            lines = read_bytes(path, SETTINGS_BYTES).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"the list of blocked words cannot be read: {error}", where=str(path), fix="check blocked_words"

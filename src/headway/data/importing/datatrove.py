@@ -18,6 +18,7 @@ import numpy as np
 from headway.core.console import warning
 from headway.core.errors import DataError
 from headway.core.files import expanded
+from headway.core.foreign import read_text
 from headway.data.importing.files import BLOCK_DOCUMENTS, Ends, ImportSource, TokenFile, damaged, size_of
 
 _ENDING = ".ds"
@@ -93,7 +94,7 @@ def _beside(path: Path, ending: str) -> Path:
 
 def _metadata(path: Path) -> _Metadata:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_text(path).splitlines()
         name, _, width = lines[0].rpartition("|")
         facts = _Metadata(name or None, int(width), int(lines[1]))
     except (OSError, ValueError, IndexError):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
+from headway.core.foreign import open_regular
 
 #: Tokens read at a time.
 BLOCK_TOKENS = 2**21
@@ -100,7 +101,7 @@ def read_blocks(
 
 def _ids(file: TokenFile, hashed: Any, advance: Callable[[int], None]) -> Iterator[tuple[int, NDArray[Any]]]:
     try:
-        with file.path.open("rb", buffering=0) as opened:
+        with open_regular(file.path, buffering=0) as opened:
             hashed.update(_exactly(opened, file.first_byte, file))
             for start in range(0, file.tokens, BLOCK_TOKENS):
                 count = min(BLOCK_TOKENS, file.tokens - start)
@@ -172,7 +173,7 @@ def size_of(path: Path) -> int:
     try:
         if path.is_dir():
             raise DataError("a file is wanted here, not a folder", where=str(path), fix="name the files in it")
-        with path.open("rb") as opened:
+        with open_regular(path) as opened:
             return opened.seek(0, 2)
     except OSError as error:
         raise unreadable(path, error) from None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import expanded
+from headway.core.foreign import open_regular
 from headway.data.importing.files import (
     BLOCK_DOCUMENTS,
     Ends,
@@ -104,7 +105,7 @@ def open_file(prefix: Path) -> TokenFile:
     index, data = (prefix.with_name(prefix.name + ending) for ending in _ENDINGS)
     length = size_of(index)
     try:
-        with index.open("rb") as opened:
+        with open_regular(index) as opened:
             header = opened.read(_HEADER.size)
     except OSError as error:
         raise unreadable(index, error) from None

@@ -17,6 +17,7 @@ import numpy as np
 
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import expanded
+from headway.core.foreign import open_regular
 from headway.data.importing.files import ImportSource, TokenFile, damaged, size_of, unreadable
 
 _HEADER_BYTES = 1024
@@ -93,7 +94,7 @@ def open_file(path: Path, dtype: np.dtype[Any], *, given: bool = False) -> Token
     """
     size = size_of(path)
     try:
-        with path.open("rb") as opened:
+        with open_regular(path) as opened:
             beginning = opened.read(_HEADER_BYTES)
     except OSError as error:
         raise unreadable(path, error) from None

@@ -14,7 +14,7 @@ from headway.config.data import DataConfig
 from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files import atomic_write, canonical_json, fingerprint
-from headway.core.foreign import read_text
+from headway.core.foreign import read_bytes, read_json_object, read_text
 from headway.core.format import format_bytes
 from headway.data.preparing.inputs import InputHashes, outlines_of
 from headway.data.preparing.records import WORK
@@ -110,7 +110,7 @@ def renew_settings(folder: Path, store: Path, data: DataConfig) -> None:
     """
     wanted, file = (folder / SETTINGS).read_bytes(), store / SETTINGS
     with suppress(OSError):
-        if file.read_bytes() == wanted or (data.tokenizer.path is None and _json_object(file)):
+        if read_bytes(file) == wanted or (data.tokenizer.path is None and _json_object(file)):
             return
     with atomic_write(file) as output:
         output.write(wanted)
@@ -241,10 +241,9 @@ def _record(place: Path) -> dict[str, Any]:
 def _json_object(file: Path) -> dict[str, Any]:
     """What a file holds; nothing when that is no JSON object, or there is none."""
     try:
-        value = json.loads(file.read_bytes())
+        return read_json_object(file)
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from headway.core.errors import DataError
 from headway.core.files import expanded
+from headway.core.foreign import open_regular
 from headway.core.object_storage import scheme_of
 from headway.data.reading import remote
 from headway.data.store import INPUTS, SKIPPED
@@ -214,8 +215,8 @@ def _of_a_store(path: Path) -> bool:
 
 def _size(path: Path) -> int:
     try:
-        with path.open("rb"):
-            return path.stat().st_size
+        with open_regular(path) as file:
+            return os.fstat(file.fileno()).st_size
     except OSError as error:
         raise unreadable(str(path), error, "make it readable, or leave it out") from None
 
@@ -238,7 +239,7 @@ def open_file(file: Place, start: int = 0, end: int | None = None) -> BinaryIO:
     """
     if file.local:
         try:
-            return file.path.open("rb", buffering=_BLOCK)
+            return open_regular(file.path, buffering=_BLOCK)
         except OSError as error:
             raise unreadable(file.location, error) from None
     raw = remote.open_remote(file.location, file.options, file.bytes, file.ranges, start, end)

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from headway.core.errors import DataError
+from headway.core.foreign import read_bytes
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings, read_settings
 
 # What a folder may hold, the first one counts.
@@ -35,7 +36,7 @@ def read_tokenizer(path: Path, pattern: str | None = None) -> FoundTokenizer:
     """
     path = _file_in(path) if path.is_dir() else path
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise DataError(f"no tokenizer can be read: {error.strerror}", where=str(path), fix=_FIX) from None
     return _converted(path, data, read_settings(path.parent), pattern)

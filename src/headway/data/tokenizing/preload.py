@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from headway.core.foreign import read_bytes
 from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.reference_process import ReferenceProcess
 
@@ -103,7 +104,7 @@ def _made_short_beside(process: ReferenceProcess) -> tuple[bytes, bytes | None] 
     found = process.vocabulary()
     if found is None:
         return None
-    content = found.file.read_bytes()
+    content = read_bytes(found.file)
     return content, found.short if found.is_of(content) else None
 
 
@@ -111,7 +112,7 @@ def begin_loading_file(path: Path | None, encoder: str) -> None:
     """The same for `data.tokenizer.path`: a `tokenizer.json`, or a folder with one; other vocabularies have to wait."""
     file = _file_of(path)
     if file is not None:
-        begin_loading(file.read_bytes, encoder)
+        begin_loading(lambda: read_bytes(file), encoder)
 
 
 def _file_of(path: Path | None) -> Path | None:
@@ -140,8 +141,9 @@ def _named(config: Path, overrides: Sequence[str]) -> tuple[Path | None, str]:
     try:
         import yaml
 
-        content = config.read_bytes()
-        if len(content) > _GUESS_BYTES or any(text.startswith("data.tokenizer") for text in overrides):
+        # An anchor (&name) is what a few lines need to stand for more than memory holds.
+        content = read_bytes(config, _GUESS_BYTES)
+        if b"&" in content or any(text.startswith("data.tokenizer") for text in overrides):
             return None, "auto"
         named = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["data"]["tokenizer"]
         path, encoder = named["path"], named.get("encoder", "auto")

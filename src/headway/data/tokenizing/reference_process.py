@@ -122,9 +122,10 @@ def _serve(find: Callable[[], Path | None], hears: int, says: int) -> NoReturn:
 def _answer(file: Path, questions: BinaryIO, answers: BinaryIO) -> None:
     """Load a vocabulary, say so, and answer the one question."""
     from headway.core.files import sha256_bytes
+    from headway.core.foreign import read_bytes
     from headway.data.tokenizing.library import encode, numbers_of, open_library
 
-    content = file.read_bytes()
+    content = read_bytes(file)
     short = compact(content)
     _send(answers, [str(file), sha256_bytes(content), len(short)], short)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

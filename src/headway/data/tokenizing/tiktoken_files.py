@@ -18,6 +18,7 @@ from typing import Any
 
 from headway.core.errors import DataError
 from headway.core.files import sha256_bytes
+from headway.core.foreign import parse_json
 from headway.data.tokenizing.patterns import PATTERNS, from_tiktoken, pre_tokenizer
 from headway.data.tokenizing.settings_files import TokenizerSettings
 from headway.data.tokenizing.spec import END_OF_TEXT, refuse_shared_ids
@@ -147,10 +148,8 @@ def from_tekken(data: bytes, where: str) -> tuple[bytes, str | None]:
     Raises:
         DataError: the file is damaged.
     """
-    import orjson
-
     try:
-        spec = orjson.loads(data)
+        spec = parse_json(data)
         config = spec["config"]
         reserved = int(config["default_num_special_tokens"])
         count = int(config["default_vocab_size"]) - reserved

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError, DataError
 from headway.core.files import atomic_write, sha256_bytes, sync_folder, write_json
+from headway.core.foreign import read_bytes
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.begin_of_text import tokens_before
 from headway.data.tokenizing.library import encode, numbers_of, open_library
@@ -323,7 +324,7 @@ def _files_in(folder: Path) -> dict[str, bytes]:
     """What lies in a tokenizer's folder, but for what a killed process may have left of a file."""
     if not folder.is_dir():
         return {}
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name[:1] != "."}
+    return {file.name: read_bytes(file) for file in folder.iterdir() if file.is_file() and file.name[:1] != "."}
 
 
 def not_unicode(texts: Sequence[str]) -> DataError:
