@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from headway.cli.main import _run as run_command_line
 from headway.core import faults as core_faults
 from headway.core.errors import HeadwayError
 from headway.core.heartbeat import read_heartbeat
@@ -90,6 +96,43 @@ def headway(
         check=False,
         **options,
     )
+
+
+def headway_in_copy(*arguments: str | Path, seconds: int = 60, gib: float = 1.0) -> tuple[int, str]:
+    """Run the command line in a copy of this process, which takes no time to start, but may not take long or much.
+
+    Args:
+        arguments: The words behind `headway`.
+        seconds: After which it is killed.
+        gib: How much more memory it may take than this process has.
+
+    Returns:
+        Its exit code, negative for the signal that killed it, and all that it has printed.
+    """
+    with tempfile.TemporaryFile() as printed:
+        copy = os.fork()
+        if not copy:
+            code = 99
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(seconds)
+                used = int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]) * 1024
+                resource.setrlimit(resource.RLIMIT_DATA, (used + int(gib * 2**30),) * 2)
+                for number, name in ((1, "stdout"), (2, "stderr")):
+                    os.dup2(printed.fileno(), number)
+                    setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace"))
+                sys.argv = ["headway", *map(str, arguments)]
+                code = run_command_line() or 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                with suppress(OSError):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                os._exit(code if isinstance(code, int) else 98)
+        status = os.waitpid(copy, 0)[1]
+        printed.seek(0)
+        return os.waitstatus_to_exitcode(status), printed.read().decode(errors="backslashreplace")
 
 
 def stopped_worker(run: Path, seconds: float = 120) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shlex
 import subprocess
@@ -26,10 +25,14 @@ from headway.bench.results import (
     write_result,
 )
 from headway.core.errors import ConfigError, DataError
+from headway.core.foreign import parse_json, read_given_bytes
+from headway.core.format import format_bytes
 
 KUBECTL = "kubectl:"
 _KUBECTL_SECONDS = 120
 _GZIP, _PIECE_BYTES = b"\x1f\x8b", 4096
+#: What is read of one log, at most, packed and unpacked.
+_LOG_BYTES = 256 * 2**20
 
 
 @dataclass
@@ -115,15 +118,15 @@ def _lines(file: Path) -> list[str]:
     from headway.bench.blocks import block
 
     try:
-        data = file.read_bytes()
+        data = read_given_bytes(file, _LOG_BYTES)
     except OSError as error:
         raise DataError(f"the log cannot be read: {error.strerror}", where=str(file), fix="check the file") from None
     if file.suffix == ".gz":
-        data = _unpacked(data)
+        data = _unpacked(data, str(file))
     text = data.decode(errors="replace")
     if file.name.endswith((".json", ".json.gz")):
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except ValueError:
             return text.splitlines()
         if isinstance(value, dict) and {"schema_version", "cell", "repeats"} <= value.keys():
@@ -131,17 +134,21 @@ def _lines(file: Path) -> list[str]:
     return text.splitlines()
 
 
-def _unpacked(data: bytes) -> bytes:
+def _unpacked(data: bytes, where: str) -> bytes:
     """What a gzipped log holds up to its end, or to where it was cut off or is damaged; as it is if it is none.
 
     A pod that vanished leaves half a file, in which whole results may be.
     """
-    whole = list[bytes]()
+    whole, size = list[bytes](), 0
     while data.startswith(_GZIP):
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         with suppress(zlib.error):
             for start in range(0, len(data), _PIECE_BYTES):  # an error costs its own piece only
                 whole.append(member.decompress(data[start : start + _PIECE_BYTES]))
+                size += len(whole[-1])
+                if size > _LOG_BYTES:
+                    fix = "cut it in several"
+                    raise DataError(f"the log has more than {format_bytes(_LOG_BYTES)}", where=where, fix=fix)
         data = member.unused_data if member.eof else b""
     return b"".join([*whole, data])
 

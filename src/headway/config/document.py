@@ -125,6 +125,12 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
 
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
+        """Begin a `[` or `{`; PyYAML looks through all that are open at every token."""
+        if self.flow_level >= DEPTH:
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass)
+
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Put what `<<` names before a mapping's own keys, which win. Every key is there once then, since what is named
         may name something itself."""

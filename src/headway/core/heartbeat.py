@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol
 
 from headway.core.faults import fault_point
 from headway.core.files import file_in_memory, is_at
+from headway.core.foreign import open_regular, read_bytes
 
 _LAYOUT = struct.Struct("<8sqqqqqqqqqqqqq48s48s")
 _MAGIC = b"HWBEAT2\0"
@@ -239,7 +240,7 @@ def read_heartbeat(page: Path | int) -> Reading | None:
         page: Its path, or a descriptor, which can be read when the worker is gone, too.
     """
     try:
-        content = os.pread(page, _LAYOUT.size, 0) if isinstance(page, int) else page.read_bytes()[: _LAYOUT.size]
+        content = os.pread(page, _LAYOUT.size, 0) if isinstance(page, int) else read_bytes(page)[: _LAYOUT.size]
         magic, pid, phase, step, beat, since, collectives, own, data, first, steps, *exchanges = _LAYOUT.unpack(content)
     except (OSError, struct.error):
         return None
@@ -268,7 +269,7 @@ def why_unreadable(page: Path) -> str:
     """What keeps who asks from a page that is there, as the end of a sentence; empty where nothing does."""
     try:
         if os.path.lexists(page):
-            os.close(os.open(page, os.O_RDONLY))
+            open_regular(page).close()
     except OSError as error:
         return f"; its heartbeat cannot be opened ({error.strerror or error}: {page})"
     return ""

@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 from headway.core.errors import ConfigError
+from headway.core.foreign import read_given_bytes
+
+#: Keys are much shorter.
+_MOST_BYTES = 64 * 1024
 
 
 def key_text(variable: str) -> str | None:
@@ -19,9 +23,10 @@ def key_text(variable: str) -> str | None:
     if text is None and path is not None:
         where = f"{variable}_FILE={path}"
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_given_bytes(Path(path), _MOST_BYTES).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the key cannot be read: {error}", where=where, fix="name a readable file") from None
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise ConfigError(f"the key cannot be read: {reason}", where=where, fix="name a readable file") from None
     if text is None:
         return None
     if not text.strip():

@@ -18,7 +18,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.faults import fault_point
 from headway.core.files import atomic_write, fingerprint, sha256_bytes, write_json
-from headway.core.foreign import read_bytes, read_json
+from headway.core.foreign import LISTING_BYTES, read_bytes, read_json
 from headway.core.format import format_bytes
 from headway.core.launched import workers_of_this_machine, world_size_from_environment
 from headway.data.reading import remote
@@ -284,6 +284,8 @@ def _read_small(copies: Copies, name: str) -> bytes:
     """A small remote file as it is now."""
     url = copies.url_of(name)
     size = remote.describe(url, copies.options).bytes
+    if size > LISTING_BYTES:
+        raise _wrong(url, f"it has {format_bytes(size)}, and at most {format_bytes(LISTING_BYTES)} are read")
     with remote.open_remote(url, copies.options, size, not copies.web) as stream:
         return stream.read() or b""
 

@@ -15,7 +15,7 @@ from headway.config import Config, load_resolved
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files import sha256_file
-from headway.core.foreign import LISTING_BYTES
+from headway.core.foreign import LISTING_BYTES, read_bytes
 from headway.data.feeding.feed import EvaluationFeed
 from headway.data.remote_store import open_store
 from headway.data.remote_store import tokenizer_folder as folder_of
@@ -199,7 +199,7 @@ def _refuse_other_tokens(store: TokenStore, trained: TrainedModel) -> None:
     if store.tokenizer_fingerprint != ours.fingerprint:
         # An export's may say otherwise what stands before a text, and the store says that itself.
         file = store.tokenizer_folder / "tokenizer.json"
-        contents = [ours.content, file.read_bytes() if file.is_file() else b"{}"]
+        contents = [ours.content, read_bytes(file) if file.is_file() else b"{}"]
         if not is_same_but_for_template(*contents):
             raise DataError(
                 "the store was written with another tokenizer than the model's",

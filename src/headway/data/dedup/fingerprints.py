@@ -19,6 +19,7 @@ from headway.config.data import DedupConfig
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
 from headway.core.files import atomic_write
+from headway.core.foreign import open_regular
 from headway.data.dedup.minhash import Layout, make_signatures
 from headway.data.dedup.paragraphs import hash_paragraphs
 from headway.data.dedup.words import UNICODE_VERSION, hash_words, normal_bytes
@@ -155,8 +156,8 @@ def _read_places(path: Path) -> dict[str, tuple[int, tuple[Any, ...]]]:
     """Offset and shape of each array in a file of prints."""
     places: dict[str, tuple[int, tuple[Any, ...]]] = {}
     try:
-        with path.open("rb") as file:
-            if file.readline() != _MAGIC + b"\n":
+        with open_regular(path) as file:
+            if file.readline(100) != _MAGIC + b"\n":
                 raise ValueError("the file is of another format")
             for name, kind in _DTYPES.items():
                 if np.lib.format.read_magic(file) != (1, 0):
