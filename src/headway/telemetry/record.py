@@ -6,7 +6,6 @@ most wants to look at are those that died.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
