@@ -80,7 +80,7 @@ class HeldStates:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._place = self._directory.stat().st_ino
             if self._rank > 0:
-                write_json(mine, sorted(held))
+                write_json(mine, sorted(held), exact=True)
                 chosen = self._read_when_there(choice, 0)
                 return [step for step in chosen or [] if step in held]
             common = set(newer)
@@ -89,7 +89,7 @@ class HeldStates:
                 common &= set(self._read_when_there(note, rank) or [])
                 note.unlink(missing_ok=True)
             steps = sorted(common)[-1:]
-            write_json(choice, steps)
+            write_json(choice, steps, exact=True)
             return steps
         return []
 

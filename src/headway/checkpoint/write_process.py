@@ -180,7 +180,7 @@ class WriteProcess:
         try:
             self._may_write()
             part = write_part(folder, images, staged, self._get_on, self._key)
-            write_json(folder / _note(self._rank), part.record())
+            write_json(folder / _note(self._rank), part.record(), exact=True)
         except (HeadwayError, OSError) as error:
             with suppress(OSError):
                 leave_failure(folder, self._rank, str(error))
@@ -303,6 +303,7 @@ def main() -> None:
     os.nice(5)  # on the CPU, training comes first
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    console.redact_streams()
     process = WriteProcess(json.loads(sys.stdin.readline()), answers)
     console.hand_over(lambda text, only_log: process.tell("logged" if only_log else "said", text=text))
     process.tell("ready")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import JsonOption, OverridesArgument, load, print_json, print_table, refuse_folder, writing
+from headway.core.console import exact_results
 
 # What is printed of duplicates, and its name in the report of the search.
 _DUPLICATES = {
@@ -52,7 +53,8 @@ def inspect(
     opened = open_store(store, overrides)
     facts = describe_store(opened)
     if json:
-        print_json({**facts, "sample": sample_text(opened)})
+        with exact_results():
+            print_json({**facts, "sample": sample_text(opened)})
         return
     vocabulary = facts["tokenizer"]
     print(f"{facts['store']}: {vocabulary['vocab_size']:,} token ids as {facts['dtype']},", end=" ")
@@ -61,12 +63,14 @@ def inspect(
     print(f"fingerprint {facts['fingerprint'][:16]}\n")
     _print_sources(facts["sources"])
     _print_removed(facts["sources"], facts["duplicates"])
-    for source in facts["sources"]:
-        _print_cleaning(source, examples)
+    with exact_results():
+        for source in facts["sources"]:
+            _print_cleaning(source, examples)
     _print_duplicates(facts["duplicates"])
     print()
     _print_splits(facts["splits"])
-    print(f"\nfirst training document:\n{sample_text(opened)}")
+    with exact_results():
+        print(f"\nfirst training document:\n{sample_text(opened)}")
 
 
 def report(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.core.console import exact_results
 
 if TYPE_CHECKING:
     from headway.data.feeding.preview import RowView, StepView
@@ -43,10 +44,11 @@ def preview(
     settings = load(config, overrides)
     grid = resolve_grid(settings, settings.parallel.workers)
     view = preview_step(settings, grid, open_store(settings.data), step, rows or None)
-    if json:
-        print_json(asdict(view))
-    else:
-        _print(view, characters)
+    with exact_results():
+        if json:
+            print_json(asdict(view))
+        else:
+            _print(view, characters)
 
 
 def _print(view: StepView, characters: int) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import as_utf8
+from headway.core.console import exact_results
 
 HELP = """Continue a text with a trained model, token by token as they come.
 
@@ -52,7 +53,8 @@ def generate(
         seed=seed,
     )
     first = next(pieces, "")  # the prompt is shown once it is known to be usable
-    for piece in chain((text + first,), pieces):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    print()
+    with exact_results():
+        for piece in chain((text + first,), pieces):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        print()

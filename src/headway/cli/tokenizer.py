@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
+from headway.core.console import exact_results
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,10 +52,11 @@ def train(
     with writing(output):
         trained.save(output)
     facts = _facts(trained, str(output))
-    if json:
-        print_json(facts)
-    else:
-        _print_facts(facts)
+    with exact_results():
+        if json:
+            print_json(facts)
+        else:
+            _print_facts(facts)
 
 
 def _check_trained(trained: Tokenizer, asked: int) -> None:
@@ -119,10 +121,11 @@ def inspect(
     facts = _facts(loaded, str(path)) | _measured(sample, ids)
     if text is not None:
         facts["tokens"] = [[number, loaded.decode([number], skip_special_tokens=False)] for number in ids[0].tolist()]
-    if json:
-        print_json(facts)
-    else:
-        _print_facts(facts)
+    with exact_results():
+        if json:
+            print_json(facts)
+        else:
+            _print_facts(facts)
 
 
 def _pattern_of(overrides: list[str]) -> str | None:
@@ -185,10 +188,11 @@ def compare(
         loaded = [(str(path), own)]
     wanted = settings.tokenizer
     results = [(name, measure(one, samples, wanted.encoder, wanted.special_tokens_in_text)) for name, one in loaded]
-    if json:
-        print_json([{"tokenizer": name, **figures.to_json()} for name, figures in results])
-    else:
-        _print_comparison(results)
+    with exact_results():
+        if json:
+            print_json([{"tokenizer": name, **figures.to_json()} for name, figures in results])
+        else:
+            _print_comparison(results)
 
 
 def _sorted_arguments(arguments: list[str]) -> tuple[list[str], list[Path]]:

@@ -19,6 +19,7 @@ from typing import IO
 
 from headway.core.format import format_bytes, format_count, format_seconds
 from headway.core.patience import PatientLog
+from headway.core.secrets import redact
 
 _CLEAR = "\r\x1b[2K"
 _WARNING = "warning: "
@@ -27,6 +28,7 @@ _log: IO[bytes] | PatientLog | None = None
 _receiver: Callable[[str, bool], None] | None = None
 _alert: Callable[[str], None] | None = None
 _live = ""
+_exact = False
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def alert_with(tell: Callable[[str], None]) -> Iterator[None]:
 def alert(text: str) -> None:
     """Tell what nobody should learn by chance, besides where it is said."""
     if _alert is not None:
-        _alert(text)
+        _alert(redact(text))
 
 
 def is_first_worker() -> bool:
@@ -94,6 +96,7 @@ def warning(text: str) -> None:
 
 def write_log(text: str) -> None:
     """One line for the log file alone, if there is one (`log_to`)."""
+    text = redact(text)
     if _receiver is not None:
         _receiver(text, True)
     if _log is not None:
@@ -105,8 +108,8 @@ class ResultLost(OSError):
     """Standard output does not take what is printed."""
 
 
-class _Results(io.TextIOWrapper):
-    """Standard output whose errors can be told from those of files, which have the same type and no name either."""
+class _Redacted(io.TextIOWrapper):
+    """A standard stream on which credentials are not written, whoever prints: a library's warning, a traceback."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         # As standard error has it: what a locale cannot write is no reason to lose a result.
@@ -116,8 +119,16 @@ class _Results(io.TextIOWrapper):
         self._stream = stream  # it closes what is below both when it goes
 
     def write(self, text: str) -> int:
+        super().write(redact(text))
+        return len(text)
+
+
+class _Results(_Redacted):
+    """Standard output whose errors can be told from those of files, which have the same type and no name either."""
+
+    def write(self, text: str) -> int:
         try:
-            return super().write(text)
+            return io.TextIOWrapper.write(self, text) if _exact else super().write(text)
         except OSError as error:
             raise ResultLost(error.errno, error.strerror) from error
 
@@ -142,6 +153,26 @@ def open_streams() -> None:
             setattr(sys, name, stream)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _Results(sys.stdout)
+    redact_streams()
+
+
+def redact_streams() -> None:
+    """Redact all that Python code of this process prints from now on; for processes whose output becomes a log."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Redacted):
+            setattr(sys, name, _Redacted(stream))
+
+
+@contextmanager
+def exact_results() -> Iterator[None]:
+    """Print documents as they are, for the length of a block: what stands in a text is data, whatever it looks like."""
+    global _exact
+    before, _exact = _exact, True
+    try:
+        yield
+    finally:
+        _exact = before
 
 
 def settle_streams() -> OSError | None:
@@ -168,7 +199,7 @@ def show_live(text: str) -> None:
     """
     global _live
     if is_first_worker() and sys.stderr.isatty() and (text or _live):
-        _live = text
+        _live = text = redact(text)
         _write(_CLEAR + _fitted(text))
 
 
@@ -186,6 +217,7 @@ def _fitted(text: str) -> str:
 
 def say(text: str) -> None:
     """One line as it is, from whom it was handed over (`hand_over`)."""
+    text = redact(text)
     if _receiver is not None:
         _receiver(text, False)
         return

@@ -6,6 +6,8 @@ with its code, so a scheduler can tell a typing mistake from a full disk or a pr
 
 from __future__ import annotations
 
+from headway.core.secrets import redact
+
 #: The exit code of Ctrl-C, as shells have it.
 INTERRUPTED = 130
 
@@ -22,7 +24,9 @@ class HeadwayError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
-        self.what, self.where, self.fix = what, where, fix
+        # Here, since parts of an error go to the screen, into logs and records, and to other processes.
+        self.what = redact(what)
+        self.where, self.fix = (text and redact(text) for text in (where, fix))
         super().__init__(self.render())
 
     def render(self) -> str:

@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 
 from headway.core.errors import ConfigError
 from headway.core.foreign import open_regular
+from headway.core.secrets import redact_values
 
 # Linux: AT_FDCWD and RENAME_EXCHANGE.
 _HERE, _EXCHANGE = -100, 2
@@ -140,12 +141,17 @@ def _opened_in_place(path: Path) -> int | None:
 
 
 @contextmanager
-def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+def atomic_write(path: Path, mode: str = "wb", *, private: bool = False) -> Iterator[IO[Any]]:
     """Open a temporary file beside `path` and rename it over `path` when the block ends without an error.
 
     The file and its name are flushed to disk before the block returns, so a reader sees the old content or the whole
     new one. On an error the temporary file is removed and `path` is left as it was. A link stays one, and a device
     or a pipe (`/dev/null`, `/dev/stdout`) is written to: a file in its place would be missed by all others.
+
+    Args:
+        path: The file.
+        mode: As `open` has it.
+        private: Only the file's owner may read it, from before there is anything in it.
     """
     if (descriptor := _opened_in_place(path)) is not None:
         with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -156,6 +162,9 @@ def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        if private:
+            temporary.unlink(missing_ok=True)
+            temporary.touch(0o600, exist_ok=False)
         with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
@@ -167,8 +176,14 @@ def atomic_write(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically, indented for people. Names of files that are no UTF-8 are spelled out."""
+def write_json(path: Path, value: Any, *, exact: bool = False) -> None:
+    """Write a JSON file atomically, indented for people. Names of files that are no UTF-8 are spelled out.
+
+    Args:
+        exact: Write what was given, character for character, for what others check against it or compute with.
+            Otherwise credentials in it are redacted.
+    """
+    value = value if exact else redact_values(value)
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     with atomic_write(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))

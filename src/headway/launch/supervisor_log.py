@@ -7,6 +7,8 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from headway.core.secrets import redact
+
 #: So long a line is waited for. It takes microseconds, and signals come and workers hang meanwhile.
 _SECONDS = 1.0
 
@@ -26,7 +28,7 @@ class SupervisorLog:
 
     def write(self, text: str) -> None:
         """Append a line; for one thread."""
-        self._waiting.append(text)
+        self._waiting.append(redact(text))
         while self._waiting:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._write, name="headway-supervisor-log", daemon=True)

@@ -22,6 +22,7 @@ from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase
 from headway.core.notices import SIGNAL_KEY, posted
+from headway.core.secrets import redact
 from headway.launch.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
 from headway.launch.leader_process import Leader
 from headway.launch.supervisor_log import SupervisorLog
@@ -363,7 +364,7 @@ class WatchedAttempt:
     def _keep_traceback(self, told: Mapping[str, Any]) -> None:
         if self.record is not None and told.get("traceback"):
             with suppress(OSError):  # a full disk must not hide what went wrong
-                (self.record.directory / "traceback.txt").write_text(told["traceback"], encoding="utf-8")
+                (self.record.directory / "traceback.txt").write_text(redact(told["traceback"]), encoding="utf-8")
 
 
 def _error(kind: Any, told: Mapping[str, Any], what: str | None = None) -> Ending:

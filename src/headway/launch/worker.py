@@ -16,11 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from headway.core.console import say
+from headway.core.console import redact_streams, say
 from headway.core.errors import HeadwayError
 from headway.core.files import append_json_line, write_json
 from headway.core.heartbeat import current_step, open_heartbeat
 from headway.core.leaving import end, leave
+from headway.core.secrets import redact
 from headway.supervise.endings import frames_of
 from headway.supervise.run_directory import attempt_folder, worker_log
 
@@ -60,7 +61,7 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         _report(folder, error_record(error, rank))
         leave(error.exit_code)
     except Exception as error:
-        text = traceback.format_exc().rstrip()
+        text = redact(traceback.format_exc().rstrip())
         say(text)
         if _stacks is not None:
             with suppress(OSError):  # a full disk must not hide what went wrong
@@ -139,6 +140,7 @@ def _report(folder: Path, record: dict[str, Any]) -> None:
 def begin_process() -> None:
     """First of all in a process that somebody has started for himself, and that ends by `leave`."""
     atexit.register(end)
+    redact_streams()
     die_with_parent()
 
 

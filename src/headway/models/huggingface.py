@@ -218,8 +218,8 @@ def export_model(
     special_ids = _special_ids(tokenizer_folder)
     config = to_huggingface(model.config, str(_DTYPES[dtype]).removeprefix("torch."), special_ids)
     with published(folder) as building:
-        write_json(building / "config.json", config)
-        write_json(building / "generation_config.json", {"_from_model_config": True, **special_ids})
+        write_json(building / "config.json", config, exact=True)
+        write_json(building / "generation_config.json", {"_from_model_config": True, **special_ids}, exact=True)
         if tokenizer_folder is not None:
             _copy_tokenizer(tokenizer_folder, building, model.config.max_sequence_length)
             if tokenizer_json is not None:
@@ -251,7 +251,7 @@ def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: tor
         with (folder / file).open("rb") as written:
             os.fsync(written.fileno())
     if len(shards) > 1:
-        write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}, exact=True)
 
 
 def _stored(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -303,4 +303,4 @@ def _copy_tokenizer(source: Path, folder: Path, max_sequence_length: int) -> Non
             shutil.copyfile(source / name, folder / name)
     if not (folder / "tokenizer_config.json").exists():
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_sequence_length}
-        write_json(folder / "tokenizer_config.json", settings)
+        write_json(folder / "tokenizer_config.json", settings, exact=True)

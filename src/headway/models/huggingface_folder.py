@@ -46,7 +46,9 @@ def refuse_foreign(folder: Path) -> None:
 
 def mark(folder: Path) -> None:
     """Write down what is in the folder of an export."""
-    write_json(folder / MARKER, {"files": {path.name: sha256_file(path) for path in sorted(folder.iterdir())}})
+    write_json(
+        folder / MARKER, {"files": {path.name: sha256_file(path) for path in sorted(folder.iterdir())}}, exact=True
+    )
 
 
 def _written(folder: Path) -> dict[str, str | None]:

@@ -22,6 +22,7 @@ from headway.core.errors import CheckpointError
 from headway.core.files import is_there, sync_folder, write_json
 from headway.core.foreign import read_json_object
 from headway.core.notices import posted
+from headway.core.secrets import redact_arguments
 from headway.core.waiting import wait_until
 from headway.supervise.ledger import Ledger
 from headway.supervise.ownership import OwnerLock
@@ -32,8 +33,9 @@ _WRITERS_SECONDS = 5.0
 
 
 def command_line() -> str:
-    """This process's command as it can be typed again: `checkpoint.every='3 steps'` keeps its quotes."""
-    return shlex.join(sys.argv)
+    """This process's command as it can be typed again, but for credentials: `checkpoint.every='3 steps'` keeps its
+    quotes."""
+    return shlex.join(redact_arguments(sys.argv))
 
 
 @dataclass(frozen=True)

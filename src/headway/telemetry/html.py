@@ -7,6 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from headway.core.format import UNKNOWN
+from headway.core.secrets import redact
 from headway.telemetry.charts import Chart
 from headway.telemetry.record import FINISHED, NOT_ENDED, NOT_STARTED, PREEMPTED, RUNNING
 
@@ -92,8 +93,8 @@ _TONES = {FINISHED: "good", RUNNING: "busy", PREEMPTED: "warn", NOT_ENDED: "warn
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """A whole document that loads nothing from anywhere."""
-    return (
+    """A whole document that loads nothing from anywhere, and has no credentials in it."""
+    return redact(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"

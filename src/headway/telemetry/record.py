@@ -6,6 +6,7 @@ most wants to look at are those that died.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,7 @@ from headway.config.segments import Segment, batches_before
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
 from headway.core.machine import host_name
+from headway.core.secrets import redact_arguments, redact_values
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics
 
 FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
@@ -87,13 +89,14 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """`config.yaml`; empty when it cannot be read."""
-        return _read_yaml(self.path / "config.yaml")
+        """`config.yaml`, without the credentials that earlier versions may have left in it; empty when it cannot be
+        read."""
+        return dict(redact_values(_read_yaml(self.path / "config.yaml")))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """`run.json`; empty when it cannot be read."""
-        return read_json(self.path / "run.json")
+        """`run.json`, without credentials as well; empty when it cannot be read."""
+        return dict(redact_values(read_json(self.path / "run.json")))
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -321,6 +324,16 @@ def as_time(value: Any) -> float | None:
     return moment if moment is not None and 0 <= moment < _LAST_MOMENT else None
 
 
+def _command(text: str | None) -> str | None:
+    """A command line, without the credentials that earlier versions have written down."""
+    try:
+        words = shlex.split(text or "")
+    except ValueError:
+        return text
+    shown = redact_arguments(words)
+    return text if shown == words else shlex.join(shown)
+
+
 def _attempt(number: int, record: dict[str, Any], span: Span | None, newest: bool) -> Attempt:
     ended = as_time(record.get("ended"))
     first, last = as_int(record.get("first_step")), as_int(record.get("last_step"))
@@ -328,7 +341,7 @@ def _attempt(number: int, record: dict[str, Any], span: Span | None, newest: boo
         number=number,
         outcome=_outcome(record, newest),
         exit_code=as_int(record.get("exit_code")),
-        command=as_text(record.get("command")),
+        command=_command(as_text(record.get("command"))),
         host=as_text(record.get("host")),
         pid=as_int(record.get("pid")),
         started=as_time(record.get("started")),

@@ -15,6 +15,31 @@ import pytest
 
 from headway.core import console
 
+PRINTS = """
+import logging, os, sys, warnings
+from headway.core import console
+console.open_streams()
+print("https://me:first@h.example")
+print("https://me:second@h.example", file=sys.stderr)
+warnings.warn("password=third")
+logging.warning("password=fourth")
+console.warning("password=fifth")
+with console.exact_results():
+    print("a document on https://me:sixth@h.example")
+    print("password=seventh", file=sys.stderr)
+raise RuntimeError("password=eighth")
+"""
+
+
+def test_whoever_prints_prints_no_credentials() -> None:
+    """But documents, which are printed as they are."""
+    done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, check=False)
+    assert done.stdout == "https://***@h.example\na document on https://me:sixth@h.example\n"
+    found = [
+        word for word in ("first", "second", "third", "fourth", "fifth", "seventh", "eighth") if word in done.stderr
+    ]
+    assert found == [] and done.stderr.count("***") >= 6 and "RuntimeError: password=***" in done.stderr
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

@@ -99,7 +99,7 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
     for folder in (own, shared):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / _FIGURES, figures.to_json())
+            write_json(folder / _FIGURES, figures.to_json(), exact=True)
             if folder == own:
                 if not store.is_part:
                     _remove_others(own)
@@ -201,7 +201,7 @@ def _write(folder: Path, job: _Job) -> None:
             for file in (starts, lengths, rows, continued):
                 file.flush()
                 os.fsync(file.fileno())
-        write_json(temporary / _FIGURES, total.to_json())
+        write_json(temporary / _FIGURES, total.to_json(), exact=True)
         temporary.chmod(0o755)  # private to its maker as made by mkdtemp; a store may have several users
         _publish(temporary, folder)
     finally:

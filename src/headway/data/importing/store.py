@@ -301,7 +301,7 @@ def _build(plan: ImportPlan, folder: Path, shard_bytes: int) -> tuple[dict[str, 
         warning("one document cannot be split (nor can equal ones): nothing is held out for validation")
     plan.tokenizer.save(folder / "tokenizer", begin=builder.begin)
     manifest = builder.manifest(settled)
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest, exact=True)
     return manifest, builder.total
 
 

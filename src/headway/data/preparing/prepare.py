@@ -365,7 +365,7 @@ def _write(
         (folder / SKIPPED).write_text(lines, "utf-8", "backslashreplace")
     with atomic_write(folder / INPUTS) as file:
         file.write(inputs)
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest, exact=True)
 
 
 def _kept(uses: Sequence[Use], path: Path, records: Records) -> list[str]:

@@ -295,7 +295,7 @@ class Tokenizer:
             "eos_token": self.end_of_text,
             "clean_up_tokenization_spaces": False,
         }
-        write_json(folder / "tokenizer_config.json", config)
+        write_json(folder / "tokenizer_config.json", config, exact=True)
 
 
 def keep_copy(source: Path, folder: Path, fingerprint: str) -> None:
