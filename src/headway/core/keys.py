@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 from pathlib import Path
 
 from headway.core.errors import ConfigError
 from headway.core.foreign import read_given_bytes
+from headway.core.secrets import remember
 
 #: Keys are much shorter.
 _MOST_BYTES = 64 * 1024
@@ -15,8 +18,11 @@ _MOST_BYTES = 64 * 1024
 def key_text(variable: str) -> str | None:
     """The content of an environment variable, or of the file that `<variable>_FILE` names; None when neither is set.
 
+    A file of one's own that others may use is refused, as ssh refuses such a key (ssh(1), FILES); not where it holds a
+    public key, which is no secret.
+
     Raises:
-        ConfigError: the file cannot be read, or what is there is empty.
+        ConfigError: the file cannot be read, or is there for others too, or what is there is empty.
     """
     text, where = os.environ.get(variable), variable
     path = os.environ.get(f"{variable}_FILE")
@@ -24,11 +30,21 @@ def key_text(variable: str) -> str | None:
         where = f"{variable}_FILE={path}"
         try:
             text = read_given_bytes(Path(path), _MOST_BYTES).decode("utf-8")
+            found = Path(path).stat()
         except (OSError, UnicodeDecodeError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             raise ConfigError(f"the key cannot be read: {reason}", where=where, fix="name a readable file") from None
+        others = stat.S_IMODE(found.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
+        if others and found.st_uid == os.geteuid() and "PUBLIC KEY-----" not in text:
+            raise ConfigError(
+                f"permissions {stat.S_IMODE(found.st_mode):04o} of the key's file let others use it",
+                where=where,
+                fix=f"chmod 600 {shlex.quote(path)}; where it cannot be changed, give the key itself in {variable}",
+            )
     if text is None:
         return None
     if not text.strip():
         raise ConfigError("the key is empty", where=where, fix="give one, or unset the variable")
+    if "PUBLIC KEY-----" not in text:
+        remember(text.strip(), variable)
     return text.strip()

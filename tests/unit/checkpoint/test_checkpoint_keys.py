@@ -35,6 +35,7 @@ from headway.cli import checkpoints as verb
 from headway.config import RemoteConfig
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
+from headway.core.secrets import redact
 from headway.supervise.restoring import prune
 from headway.supervise.run_directory import RunDirectory
 from states import equal, make_state, names, save
@@ -61,6 +62,7 @@ def problem(store: CheckpointStore, step: int = 1) -> str:
 def test_only_who_has_the_key_makes_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     private, public = (SECRET, SECRET) if kind == "hmac-sha256" else ed25519()
     other = OTHER if kind == "hmac-sha256" else ed25519()[1]
+    (tmp_path / "key").touch(0o600)
     (tmp_path / "key").write_text(private)
     monkeypatch.setenv("HEADWAY_SIGNING_KEY_FILE", str(tmp_path / "key"))
     store = CheckpointStore(tmp_path / "run", sign_with=key_to_sign_with())
@@ -127,6 +129,32 @@ def test_keys_that_cannot_sign_are_refused_at_the_start(monkeypatch: pytest.Monk
     monkeypatch.setenv("HEADWAY_SIGNING_KEY_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="cannot be read"):
         signing_key()
+
+
+def test_a_key_file_that_others_may_use_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As ssh refuses it: one of one's own. A public key is no secret."""
+    file = tmp_path / "a key"
+    file.write_text(SECRET)
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY_FILE", str(file))
+    for mode in (0o644, 0o640, 0o602, 0o660):
+        file.chmod(mode)
+        with pytest.raises(ConfigError, match=f"permissions {mode:04o} of the key's file let others use it") as refused:
+            signing_key()
+        assert f"chmod 600 '{file}'" in str(refused.value) and SECRET not in str(refused.value)
+    for mode in (0o600, 0o400):
+        file.chmod(mode)
+        assert signing_key() is not None
+    assert redact(f"sent {SECRET} to nobody") == "sent *** to nobody", "it is known from here on"
+    # Somebody else's file, as a scheduler mounts it for a group.
+    file.chmod(0o640)
+    monkeypatch.setattr("os.geteuid", lambda: file.stat().st_uid + 1)
+    assert signing_key() is not None
+    monkeypatch.undo()
+    pytest.importorskip("cryptography")
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY_FILE", str(file))
+    file.write_text(ed25519()[1])
+    file.chmod(0o644)
+    assert signing_key() is not None
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 10, 15])
