@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from headway.core import console
+from headway.core import console, secrets
 from headway.core.machine import host_name
 
 #: So many at a time; one that has not ended after this long is killed, and at the end of a run after this long.
 _MOST, LIMIT_SECONDS, _END_SECONDS = 4, 30.0, 5.0
-#: It tells of its end itself: a supervisor takes leave of all children that have ended, whoever has started them.
-_SCRIPT = 'sh -c "$1" || echo "telemetry.alert ended with exit code $?" >&2'
+#: What the command says on standard error goes through the filter: `curl -v` tells every header that it sends. The
+#: filter tells of its end too, since a supervisor takes leave of all children that have ended, whoever has started
+#: them, and ends then, though the command may have left something running. Without a filter nothing is kept.
+_SCRIPT = (
+    'command=$1; shift; { sh -c "$command" 2>&1 >/dev/null; printf "\\n%s%s\\n" "$1" "$?"; }'
+    ' | { shift; "$@" || cat >/dev/null; }'
+)
 _BEGINNING = ["sh", "-c", _SCRIPT, "headway-alert"]
+_FILTER = [secrets.END_MARK, sys.executable, "-I", "-S", str(Path(secrets.__file__))]
 
 
 def is_alert(arguments: Sequence[str]) -> bool:
@@ -33,7 +41,7 @@ class Alerts:
     Args:
         command: For the shell. It gets a line of JSON on standard input: `run`, `what`, `host`, `time` (Unix seconds).
         run: What to call the run.
-        errors: File for what it says on standard error, and for its exit code when that is not 0.
+        errors: File for what it says on standard error, redacted, and for its exit code when that is not 0.
     """
 
     def __init__(self, command: str, run: str, errors: Path) -> None:
@@ -61,7 +69,7 @@ class Alerts:
         if len(self._running) >= _MOST:
             console.write_log(f"not told to telemetry.alert, which is busy: {what}")
             return
-        message = {"run": self._run, "what": what, "host": host_name(), "time": time.time()}
+        message = {"run": self._run, "what": secrets.redact(what), "host": host_name(), "time": time.time()}
         try:
             process = self._start()
         except OSError as error:
@@ -73,11 +81,13 @@ class Alerts:
             stream.write(json.dumps(message).encode()[:60_000] + b"\n")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [*_BEGINNING, self._command]
+        # What variables hold that the command names is as likely a secret as any, whatever they are called.
+        named = re.findall(r"\$\{?([A-Za-z_]\w*)", self._command)
+        command = [*_BEGINNING, self._command, *_FILTER, *dict.fromkeys(named)]
         quiet = subprocess.DEVNULL
         self._stream = self._stream or self._open()
-        errors = self._stream or quiet
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=errors, start_new_session=True)
+        log = self._stream or quiet
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=quiet, start_new_session=True)
 
     def _open(self) -> IO[bytes] | None:
         try:

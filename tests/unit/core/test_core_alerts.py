@@ -45,6 +45,30 @@ def test_its_file_can_be_opened_before_the_disk_hangs(tmp_path: Path) -> None:
     assert (run / "alerts.log").read_text() == "so\n" and (old / "alerts.log").read_text() == ""
 
 
+def test_what_it_says_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`curl -v` tells every header; and what a variable holds that the command names is nobody's business."""
+    monkeypatch.setenv("PAGER_WORD", "plain1text")
+    monkeypatch.setenv("PAGER_TOKEN", "other1text")
+    file = tmp_path / "told"
+    command = f"cat > '{file}'; echo \"> Authorization: Bearer abc, $PAGER_WORD ${{PAGER_WORD}} other1text $HOME\" >&2"
+    with alerting(command, tmp_path):
+        console.warning("403 for https://me:abc@example.org with other1text")
+    home = str(Path.home())
+    assert (tmp_path / "alerts.log").read_text() == f"> Authorization: ***, *** *** *** {home}\n"
+    assert json.loads(file.read_text())["what"] == "403 for https://***@example.org with ***"
+
+
+def test_what_a_command_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    with alerting(
+        f"(while [ ! -e '{release}' ]; do sleep 0.05; done; touch '{tmp_path}/done') & echo so >&2", tmp_path
+    ):
+        console.warning("x")
+    assert (tmp_path / "alerts.log").read_text() == "so\n" and not (tmp_path / "done").exists()
+    release.touch()
+    assert wait_until((tmp_path / "done").exists, 60), "it goes on"
+
+
 def test_a_command_that_fails_or_hangs_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with console.log_to(tmp_path / "log"):
         with alerting("echo so >&2; exit 3", tmp_path):
