@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.retention import Every
 from headway.core.foreign import LINE_BYTES, as_number, open_regular, parse_json_lines, read_json, read_text
+from headway.core.secrets import redact_values
 
 if TYPE_CHECKING:
     from headway.config import Batches
@@ -71,12 +72,22 @@ def step_context(run: Path, step: int, full: bool) -> dict[str, Any]:
     # Cut off by whatever, or not what Headway has written: the checkpoint does without.
     with suppress(OSError, ValueError):
         context["config"] = read_text(run / "config.yaml")
+    # Manifests travel, and can be read by whoever can read weights or not.
     with suppress(OSError, ValueError):
-        context["run"] = read_json(run / "run.json")
+        context["run"] = redact_values(read_json(run / "run.json"))
+    # One that an earlier version has written may have it, whatever the config says now.
+    if "git_diff: full" not in context.get("config", ""):
+        _drop_diff(context.get("run"))
     evaluation = latest_evaluation(run, step)
     if evaluation is not None:
         context["evaluation"] = evaluation
     return context
+
+
+def _drop_diff(record: Any) -> None:
+    git = record.get("git") if isinstance(record, dict) else None
+    if isinstance(git, dict):
+        git.pop("diff", None)
 
 
 def crossed(interval: Every, before: tuple[int, float], now: tuple[int, float], batches: Batches | None) -> bool:

@@ -288,7 +288,12 @@ class TelemetryConfig(Section):
     """Price of all machines together; cost is shown only when this is known."""
     alert: Annotated[str, Field(min_length=1)] | None = None
     """Command for the shell that is told of every warning while a run trains, and of attempts that end in trouble: a
-    line of JSON on its standard input (`run`, `what`, `host`, `time`), say for `curl -s -d @- https://...`."""
+    line of JSON on its standard input (`run`, `what`, `host`, `time`), say for `curl -s -d @- https://...`. A token
+    comes from the environment: `$NAME`."""
+    git_diff: Literal["local", "none", "full"] = "local"
+    """Where uncommitted changes of the code are kept. `local`: in a file of the attempt; records, reports and
+    checkpoints have its hash and the names of changed files. `full`: in those too, without what looks like a
+    credential. `none`: nowhere."""
 
 
 class Config(Section):

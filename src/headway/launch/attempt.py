@@ -29,6 +29,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, HeadwayError, Preempted
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
+from headway.core.secrets import redact
 from headway.core.signals import NOTICES, handled, held, untold
 from headway.launch.listening import holding
 from headway.supervise.ledger import Ledger
@@ -203,6 +204,8 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
         config_fingerprint=fingerprint(identity(config)),
         fingerprints=fingerprints,
         model=facts,
+        git_diff=config.telemetry.git_diff,
+        keep=attempt.directory,
     )
     record[RUN_ID] = read_run_id(attempt.run) or new_run_id()
     write_config(config, attempt.run, attempt.directory)
@@ -316,7 +319,7 @@ def _concluding(attempt: Attempt) -> Iterator[None]:
         raise
     except BaseException as error:
         with suppress(OSError):  # a full disk must not hide what went wrong
-            (attempt.directory / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            (attempt.directory / "traceback.txt").write_text(redact(traceback.format_exc()), encoding="utf-8")
         attempt.finish(f"crashed: {type(error).__name__}: {error}", 1)
         raise
     attempt.finish("finished", 0)

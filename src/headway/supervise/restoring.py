@@ -23,9 +23,11 @@ from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_ID, run_identi
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, identity, load_resolved
+from headway.config.document import parse, to_yaml
 from headway.core import console
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import atomic_write, fingerprint, sync_folder, write_json
+from headway.core.secrets import redact, redact_values
 from headway.supervise.ledger import Ledger
 from headway.supervise.ownership import OwnerLock, wait_for_orphaned_writers
 from headway.supervise.run_directory import Attempt, RunDirectory
@@ -328,13 +330,23 @@ def _roll_back(run: RunDirectory, step: int) -> None:
         ledger.rollback(step, f"restored to step {step} by hand")
 
 
+def _without_credentials(config: str) -> str:
+    """A config as a checkpoint has it; those of earlier versions may have been made with some in them."""
+    try:
+        values = parse(config, "the checkpoint's config").plain()
+    except ConfigError:  # which whoever uses the run is told
+        return redact(config)
+    redacted = redact_values(values)
+    return config if redacted == values else to_yaml(redacted)
+
+
 def _complete(run: RunDirectory, manifest: Manifest) -> None:
     """Config and provenance of a full checkpoint, where the run directory has none. Under another name it becomes a run
     of its own, with an id of its own."""
     config, record = manifest.context.get("config"), manifest.context.get("run")
     if isinstance(config, str) and not run.config_path.exists():
         with atomic_write(run.config_path, "w") as file:
-            file.write(config)
+            file.write(_without_credentials(config))
     if isinstance(record, dict) and not run.record_path.exists():
         made_by = run_record(manifest.context.get(OF_RUN))
         if made_by is None or made_by["name"] != run.path.resolve().name:

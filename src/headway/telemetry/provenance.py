@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,13 +12,20 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from headway.core.files import sha256_file
+from headway.core.files import atomic_write, sha256_file
+from headway.core.secrets import redact, redact_arguments, redact_values
 from headway.telemetry.hardware import hardware_facts
+from headway.telemetry.variables import recorded_variables
 
-#: Most of a diff that is kept as text; its SHA-256 always covers the whole of it.
-_DIFF_BYTES = 1_000_000
+#: A diff, in the folder of the attempt that began with it.
+DIFF_FILE = "uncommitted.diff"
+#: Most of a diff that is kept as text in records, and as a file: one of more bytes is no longer about code. Its SHA-256
+#: always covers the whole of it.
+_TEXT_BYTES, _FILE_BYTES = 1_000_000, 64_000_000
+#: So many names of changed files are recorded, and as many of untracked ones.
+_NAMES = 100
 
 _GIT_SECONDS = 30
 
@@ -27,17 +34,9 @@ _PACKAGES = (
     "pyarrow", "zstandard", "matplotlib", "deepspeed", "ray",
 )  # fmt: skip
 
+GitDiff = Literal["local", "none", "full"]
+
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
-
-#: Environment variables that may be recorded. Everything else stays private.
-_VARIABLES = re.compile(
-    r"(OMP|MKL|KMP|OPENBLAS|ONEDNN|DNNL|CUDA|CUBLAS|CUDNN|NCCL|GLOO|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|ATEN|TRITON"
-    r"|HIP|ROCR|HEADWAY)_\w+"
-    r"|NVIDIA_TF32_OVERRIDE|PYTHONHASHSEED|TOKENIZERS_PARALLELISM|WORLD_SIZE|LOCAL_WORLD_SIZE|SLURM_JOB_ID|LD_PRELOAD"
-)
-
-#: Not even when the name is allowed.
-_SECRETS = re.compile(r"(^|_)(TOKEN|API_?KEY|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(_|$)", re.IGNORECASE)
 
 
 def provenance(
@@ -47,8 +46,10 @@ def provenance(
     fingerprints: Mapping[str, str],
     model: Mapping[str, Any] | None = None,
     folder: Path | None = None,
+    git_diff: GitDiff = "none",
+    keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Everything that `run.json` records, ready for JSON.
+    """Everything that `run.json` records, ready for JSON, without credentials.
 
     Args:
         command: The command line, as a list.
@@ -56,18 +57,21 @@ def provenance(
         fingerprints: Of what the run uses: "data" (the token store's manifest) and "tokenizer".
         model: Facts on the model that the config does not tell, e.g. "parameters" and "vocab_size".
         folder: Whose git repository is described; the working directory when not given.
+        git_diff: What is kept of uncommitted changes (`telemetry.git_diff`).
+        keep: The folder in which they are kept; see `git_state`.
     """
     folder = folder or Path.cwd()
-    return {
+    facts = {
         "created": round(time.time(), 3),
-        "command": list(command),
+        "command": redact_arguments(command),
         "folder": str(folder),
         "fingerprints": {"config": config_fingerprint, **fingerprints},
         "model": dict(model or {}),
-        "git": git_state(folder),
+        "git": git_state(folder, git_diff, keep),
         "environment": environment(),
         "hardware": hardware_facts(),
     }
+    return dict(redact_values(facts))
 
 
 def environment() -> dict[str, Any]:
@@ -82,7 +86,7 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "cudnn": cudnn.version() if cudnn.is_available() else None,
-        "variables": {name: value for name, value in sorted(os.environ.items()) if _may_be_told(name)},
+        "variables": recorded_variables(),
     }
 
 
@@ -102,33 +106,40 @@ def _versions() -> list[tuple[str, str]]:
     return found
 
 
-def _may_be_told(name: str) -> bool:
-    return _VARIABLES.fullmatch(name) is not None and _SECRETS.search(name) is None
-
-
-def git_state(folder: Path) -> dict[str, Any] | None:
+def git_state(folder: Path, diff: GitDiff = "none", keep: Path | None = None) -> dict[str, Any] | None:
     """Commit and uncommitted changes of the repository that holds `folder`.
 
+    Args:
+        folder: Any folder of the repository.
+        diff: What is kept of uncommitted changes: nothing at all, their hash and the names of changed files, or the
+            text too, redacted.
+        keep: The folder that gets the whole diff as `DIFF_FILE`, as it is and for its owner's eyes only, unless that
+            would be nothing or too much.
+
     Returns:
-        None without git or outside a repository; else `commit` (None before the first one), `branch`, `dirty`, `diff`
-        (text, at most 1 MB), `diff_bytes`, `diff_sha256` (of the whole diff) and `untracked` (up to 100 paths).
+        None without git or outside a repository; else `commit` (None before the first one), `branch` and `dirty`; of a
+        diff `diff_bytes`, `diff_sha256` (both of the whole), `changed` (up to 100 paths), `diff_file` (as seen from the
+        run directory, when `keep` is an attempt's folder), `diff` (text, at most 1 MB); and `untracked` (up to 100
+        paths).
     """
     if _git(folder, "rev-parse", "--is-inside-work-tree") != "true":
         return None
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     untracked = (_git(folder, "ls-files", "--others", "--exclude-standard") or "").splitlines()
-    changes = _diff(folder) if commit else {}
+    changes = _diff(folder, diff, keep) if commit else {}
+    told = {} if diff == "none" else {**changes, "untracked": untracked[:_NAMES]}
     return {
         "commit": commit,
         "branch": _git(folder, "symbolic-ref", "--short", "HEAD"),
         "dirty": bool(changes or untracked),
-        **changes,
-        "untracked": untracked[:100],
+        **told,
     }
 
 
-def _diff(folder: Path) -> dict[str, Any]:
+def _diff(folder: Path, wanted: GitDiff, keep: Path | None) -> dict[str, Any]:
     """Changes against HEAD; empty when there are none, or when git does not answer in time."""
+    if wanted == "none":
+        return {"changed": changed} if (changed := _git(folder, "diff", "HEAD", "--name-only")) else {}
     with tempfile.NamedTemporaryFile(prefix="headway-diff-") as file:
         # No text conversion and no external diff tools: the diff must be one that `git apply` takes.
         command = _git_command(folder, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
@@ -140,9 +151,16 @@ def _diff(folder: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if not size:
             return {}
-        with path.open("rb") as written:
-            text = written.read(_DIFF_BYTES).decode(errors="replace")
-        return {"diff": text, "diff_bytes": size, "diff_sha256": sha256_file(path)}
+        names = (_git(folder, "diff", "HEAD", "--name-only") or "").splitlines()
+        facts = {"diff_bytes": size, "diff_sha256": sha256_file(path), "changed": names[:_NAMES]}
+        if wanted == "full":
+            with path.open("rb") as written:
+                facts["diff"] = redact(written.read(_TEXT_BYTES).decode(errors="replace"))
+        if keep is not None and size <= _FILE_BYTES:
+            with path.open("rb") as written, atomic_write(keep / DIFF_FILE, private=True) as target:
+                shutil.copyfileobj(written, target)
+            facts["diff_file"] = f"{keep.parent.name}/{keep.name}/{DIFF_FILE}"
+        return facts
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

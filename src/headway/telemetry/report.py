@@ -12,6 +12,7 @@ import yaml
 from headway.core.files import atomic_write
 from headway.core.foreign import SETTINGS_BYTES, read_bytes
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
+from headway.core.secrets import redact_arguments
 from headway.telemetry import html
 from headway.telemetry.charts import loss_chart, metric_chart
 from headway.telemetry.goodput import Goodput, goodput_of
@@ -300,7 +301,7 @@ def _environment(run: Run) -> list[tuple[str, str]]:
     names = [as_text(dig(item, "name")) or UNKNOWN for item in accelerators] if isinstance(accelerators, list) else []
     memory = dig(hardware, "memory_gib")
     return [
-        ("Command", shlex.join(map(str, words)) if isinstance(words, list) else UNKNOWN),
+        ("Command", shlex.join(redact_arguments(map(str, words))) if isinstance(words, list) else UNKNOWN),
         (
             "Processor",
             f"{_plain(dig(hardware, 'cpu'))}, {_plain(dig(hardware, 'cores_usable'))} usable cores",
@@ -334,8 +335,19 @@ def _git_text(git: Any) -> str:
 
 
 def _changes(run: Run) -> str:
-    diff = as_text(dig(run.facts, "git", "diff"))
-    return html.preformatted(diff[:_SHOWN_CHARACTERS], "Uncommitted changes") if diff else ""
+    """Uncommitted changes: what the run records of them, and the text only where it was to travel."""
+    git = run.facts.get("git")
+    sha256, names = as_text(dig(git, "diff_sha256")), dig(git, "changed")
+    if sha256 is None:
+        return ""
+    facts = [("Uncommitted changes", f"SHA-256 {sha256}, {format_bytes(as_int(dig(git, 'diff_bytes')))}")]
+    if isinstance(names, list):
+        facts.append(("Changed files", ", ".join(map(str, names))))
+    if (file := as_text(dig(git, "diff_file"))) is not None:
+        facts.append(("The changes themselves", f"{file} in the run directory"))
+    diff = as_text(dig(git, "diff")) if run.get("telemetry.git_diff") == "full" else None
+    text = html.preformatted(diff[:_SHOWN_CHARACTERS], "Uncommitted changes") if diff else ""
+    return html.facts(facts) + text
 
 
 def _config(run: Run) -> str:

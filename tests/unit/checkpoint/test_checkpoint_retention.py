@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from headway.checkpoint import registry
 from headway.checkpoint.after_save import AfterSave
 from headway.checkpoint.claiming import claim_tier
-from headway.checkpoint.contents import crossed, latest_evaluation, step_metrics
+from headway.checkpoint.contents import crossed, latest_evaluation, step_context, step_metrics
 from headway.checkpoint.lineage import Origin
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.registry import Registry, on_network
@@ -270,6 +270,17 @@ def test_full_and_light_checkpoints(tmp_path: Path) -> None:
     assert [context["kind"] for context in contexts.values()] == ["full", "light", "full", "light", "full"]
     assert contexts[5]["config"] == "seed: 3\n" and contexts[5]["run"] == {"command": "x"}
     assert "config" not in contexts[3]
+
+
+@pytest.mark.parametrize("wanted", ["local", "full"])
+def test_a_record_of_an_earlier_version_does_not_travel_as_it_is(tmp_path: Path, wanted: str) -> None:
+    (tmp_path / "config.yaml").write_text(f"telemetry:\n  git_diff: {wanted}\n")
+    git = {"commit": "c", "diff": "+password = 'first'\n+word\n"}
+    record = {"command": ["train", "https://me:second@example.org"], "git": git}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    told = step_context(tmp_path, 1, full=True)["run"]
+    shown = {"diff": "+password = '***'\n+word\n"} if wanted == "full" else {}
+    assert told == {"command": ["train", "https://***@example.org"], "git": {"commit": "c", **shown}}
 
 
 def test_nothing_that_goes_wrong_after_a_save_ends_training(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from headway.config import Batches
 from headway.core.errors import ConfigError
@@ -118,7 +119,7 @@ def test_every_text_is_escaped(make_run: MakeRun) -> None:
     facts["command"] = ["headway", evil]
     facts["environment"]["variables"] = {"HEADWAY_X": evil}
     facts["model"] = {evil: evil}
-    facts["git"]["diff"] = evil
+    facts["git"] |= {"diff_sha256": evil, "changed": [evil]}
     (run / "run.json").write_text(json.dumps(facts))
     (run / "config.yaml").write_text(
         (run / "config.yaml").read_text().replace("precision: fp32", f"precision: '{evil}'")
@@ -134,6 +135,37 @@ def test_the_command_can_be_typed_again(make_run: MakeRun) -> None:
     facts["command"] = ["headway", "train", "a.yaml", "checkpoint.every=3 steps"]
     (run / "run.json").write_text(json.dumps(facts))
     assert "headway train a.yaml 'checkpoint.every=3 steps'" in Page(write_report(run).read_text()).text
+
+
+def test_changes_are_named_and_their_text_is_shown_only_where_it_was_to_travel(make_run: MakeRun) -> None:
+    """Whatever an earlier version has written into the record of the run."""
+    run = make_run()
+    facts = json.loads((run / "run.json").read_text())
+    facts["git"] |= {"diff_sha256": "ab" * 32, "diff_bytes": 70, "changed": ["a.py"], "diff": "+word = 'x'\n"}
+    facts["git"]["diff_file"] = "attempts/001/uncommitted.diff"
+    (run / "run.json").write_text(json.dumps(facts))
+    page = Page(write_report(run).read_text()).text
+    assert "ab" * 32 in page and "a.py" in page and "attempts/001/uncommitted.diff in the run directory" in page
+    assert "+word" not in page
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "telemetry": {"git_diff": "full"}}))
+    assert "+word = 'x'" in Page(write_report(run).read_text()).text
+
+
+def test_credentials_of_an_earlier_version_are_not_shown(make_run: MakeRun) -> None:
+    run = make_run()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["checkpoint"] = {"remote": {"url": "s3://AK:fir/st@bucket", "options": {"key": "se/cond"}}}
+    config["telemetry"] = {"alert": "curl -H 'Authorization: Bearer third'"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    facts = json.loads((run / "run.json").read_text())
+    facts["command"] = ["headway", "train", "a.yaml", "checkpoint.remote.options.key=fourth"]
+    (run / "run.json").write_text(json.dumps(facts))
+    command = "headway train a.yaml data.remote_options.key=fi/fth 'checkpoint.every=3 steps'"
+    (run / "attempts/002/attempt.json").write_text(json.dumps({"number": 2, "command": command}))
+    page = write_report(run).read_text()
+    assert "s3://***@bucket" in page and "data.remote_options.key=***" in page
+    assert [word for word in ("fir/st", "se/cond", "third", "fourth", "fi/fth") if word in page] == []
 
 
 def test_charts_take_their_colours_from_the_page(make_run: MakeRun) -> None:
