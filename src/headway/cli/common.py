@@ -51,23 +51,28 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
     from headway.config.document import Entry
     from headway.config.load import parse_override, set_entry
     from headway.core.errors import ConfigError
-    from headway.core.object_storage import scheme_of
+    from headway.core.object_storage import refuse_credentials, scheme_of
+    from headway.core.secrets import redact_argument
 
-    if not any(place is not None and scheme_of(place) for place in places):
+    urls = [place for place in places if place is not None and scheme_of(place)]
+    if not urls:
         raise ConfigError(
             "it is for reaching a URL, and none is given",
-            where=f"--option {given[0]}",
+            where=f"--option {redact_argument(given[0])}",
             fix="leave it out; what belongs to a run is reached as its config says",
         )
     tree = Entry({}, "--option")
     for text in given:
         try:
             key, value = parse_override(text)
-        except ConfigError as error:
+        except ConfigError:
             fix = "for example --option endpoint_url=https://storage.example.org"
-            raise ConfigError("it must have the form KEY=VALUE", where=f"--option {text}", fix=fix) from error
+            raise ConfigError(
+                "it must have the form KEY=VALUE", where=f"--option {redact_argument(text)}", fix=fix
+            ) from None
         set_entry(tree, key, value)
     plain: dict[str, Any] = tree.plain()
+    refuse_credentials(urls[0], plain)
     return plain
 
 

@@ -16,7 +16,10 @@ from headway.core.files import expanded
 class Section(BaseModel):
     """A part of the config; unknown keys are errors, values do not change once set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    # Inputs are not shown by pydantic's own errors, which pass no redaction.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from headway.config.schema import Config
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]*)://.", re.IGNORECASE)
-#: The config is written into the run directory and into full checkpoints, where a secret must not lie.
-_SECRETS = ("secret", "password", "account_key", "connection_string", "sas_token", "aws_secret_access_key")
-
 
 #: What an evaluation records.
 EVALUATED = ("evaluation/loss", "evaluation/perplexity")
@@ -59,7 +56,8 @@ class RemoteConfig(RetentionConfig):
     """Encrypt all that is sent, manifests too (AES-256-GCM), with the key in HEADWAY_ENCRYPTION_KEY or in the file that
     HEADWAY_ENCRYPTION_KEY_FILE names."""
     options: dict[str, Any] = {}
-    """What `fsspec` needs to reach it besides credentials, which come from the environment: `endpoint_url`, ..."""
+    """What `fsspec` needs to reach it: `endpoint_url`, `profile`, ... Credentials come from the environment; in a value
+    `${NAME}` stands for a variable's content."""
 
     @field_validator("url")
     @classmethod
@@ -71,14 +69,6 @@ class RemoteConfig(RetentionConfig):
             raise ValueError("nothing can be written to a web address; s3://, gs://, az:// and file:// can be")
         scheme, _, path = value.partition("://")
         return f"{scheme}://{path.rstrip('/') or '/'}"
-
-    @field_validator("options")
-    @classmethod
-    def _holds_no_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in value:
-            if key.lower() in _SECRETS:
-                raise ValueError(f"'{key}' would be kept in the run directory; credentials come from the environment")
-        return value
 
 
 class CheckpointConfig(RetentionConfig):

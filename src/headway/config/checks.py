@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from headway.config.checkpoint import checkpoint_problems
+from headway.config.credentials import credential_problems
 from headway.config.data import named_sources
 from headway.config.deepspeed import DEEPSPEED, deepspeed_problems
 from headway.config.experts import parallel_problems
@@ -44,6 +45,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *_left_to_the_machine(config),
         *_health(config),
         *checkpoint_problems(config),
+        *credential_problems(config),
     ]
 
 

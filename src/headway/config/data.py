@@ -51,7 +51,8 @@ class SourceConfig(Section):
     streaming: bool = False
     """Read a Hugging Face dataset as a stream instead of through the local cache."""
     storage_options: dict[str, Any] = {}
-    """What `fsspec` needs to reach a URL besides credentials, which come from the environment: `endpoint_url`, ..."""
+    """What `fsspec` needs to reach a URL: `endpoint_url`, `profile`, ... Credentials come from the environment; in a
+    value `${NAME}` stands for a variable's content, as in `headers: {Authorization: "Bearer ${NAME}"}`."""
 
     @model_validator(mode="after")
     def _template_is_one(self) -> Self:
@@ -217,7 +218,7 @@ class DataConfig(Section):
     remote: str | None = None
     """URL of a prepared store to train from (`s3://`, `https://`, ...); shards come to `store` as they are needed."""
     remote_options: dict[str, Any] = {}
-    """What `fsspec` needs to reach `remote` besides credentials: `endpoint_url`, ..."""
+    """What `fsspec` needs to reach `remote`, as `data.sources.storage_options`."""
     cache_bytes: Bytes = 50_000_000_000
     """Local copies of a remote store's shards take at most this much."""
     tokenizer: TokenizerConfig = TokenizerConfig()

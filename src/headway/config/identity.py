@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from headway.config.schema import Config
+from headway.core.secrets import redact_values
 
 #: Keys that decide where, how fast and how visibly a run goes, or when it gives up, but not what it computes: a model's
 #: preset is a name for its shape, and tokens are counted as steps. `parallel.threads` is kept by the checkpoint, since
@@ -96,4 +97,4 @@ def _is_incidental(key: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return "not set" if value is None else str(value)
+    return "not set" if value is None else str(redact_values(value))

@@ -15,6 +15,7 @@ from headway.config.schema import Config
 from headway.config.shapes import SHAPES
 from headway.core.errors import ConfigError
 from headway.core.foreign import read_bytes, read_given_bytes
+from headway.core.secrets import redact_argument, redact_values
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -73,8 +74,8 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def dump_config(config: Config) -> str:
-    """The config as YAML; loading it gives an equal one, if it is resolved."""
-    return to_yaml(config.model_dump(mode="json"))
+    """The config as YAML; loading it gives an equal one, if it is resolved (and so has no credentials in it)."""
+    return to_yaml(redact_values(config.model_dump(mode="json")))
 
 
 def _validated(tree: Entry, trains: bool = True) -> Config:
@@ -161,14 +162,15 @@ def parse_override(text: str) -> tuple[str, Entry]:
     Raises:
         ConfigError: it has another form, or the value is no YAML.
     """
-    place = f"override '{text}'"
+    place = f"override '{redact_argument(text)}'"
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
         raise ConfigError("an override has the form key.path=value", where=place, fix="for example train.steps=50")
     try:
         return key.strip(), parse(value, place, lines=False)
     except ConfigError as error:
-        fix = f"if it is text, quote it for YAML too: {quoted_override(key.strip(), value)}"
+        shown = redact_argument(text) == text
+        fix = "if it is text, quote it for YAML too" + (f": {quoted_override(key.strip(), value)}" if shown else "")
         raise ConfigError(error.what, where=place, fix=fix) from None
 
 

@@ -6,9 +6,11 @@ import logging
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.secrets import credential_in, credentials_in, expand
 
 Kind = Literal["missing", "credentials", "unreachable", "other"]
 
@@ -30,6 +32,10 @@ _CREDENTIALS = {
     "hf": "check the name, and set HF_TOKEN to a token that may read it; for a gated dataset access is asked for on its"
     " page",
 }
+_WEB_CREDENTIALS = (
+    "give a header from the environment, {headers: {Authorization: Bearer ${NAME}}} among the options; or write ${NAME}"
+    " in the URL, in place of what lets in"
+)
 _MISSING = {"hf": "check the dataset's name, revision and path; a private one needs HF_TOKEN"}
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 # By name, since the packages that define them need not be there.
@@ -50,15 +56,22 @@ def scheme_of(path: str) -> str | None:
 def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any, str]:
     """The `fsspec` file system for a URL, and the path on it.
 
+    `${NAME}` in options, and in the URL of a web server, stands for what an environment variable holds. It is put in
+    here and nowhere else, so that what lets in is in no config, manifest or record.
+
     Raises:
-        ConfigError: the scheme is unknown, or needs a package that is not installed; `purpose` says what for.
+        ConfigError: the scheme is unknown, or needs a package that is not installed; `purpose` says what for. Or there
+            are credentials in the URL or the options, or such a variable is not set.
     """
+    refuse_credentials(url, options)
+    options = expand(options, partial(_not_set, url))
+    path = expand(url, partial(_not_set, url)) if scheme_of(url) in WEB else url
     try:
         import fsspec
     except ImportError:
         raise missing_extra("fsspec", "remote", f"{purpose} {url}") from None
     try:
-        return fsspec.url_to_fs(url, **options)  # type: ignore[no-any-return]
+        return fsspec.url_to_fs(path, **options)  # type: ignore[no-any-return]
     except ImportError:
         scheme = str(scheme_of(url))
         package, extra = _PACKAGES.get(scheme, (f"fsspec's {scheme}", "remote"))
@@ -67,6 +80,23 @@ def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any,
         raise ConfigError(
             f"this URL cannot be used: {error}", where=url, fix="s3://, gs://, az:// and https:// are what most need"
         ) from None
+
+
+def refuse_credentials(url: str, options: Mapping[str, Any]) -> None:
+    """Refuse what lets in in a URL, or in the options that belong to it: both are recorded, and shown.
+
+    Raises:
+        ConfigError: there is something of that kind.
+    """
+    found = [("the URL", what) for what in filter(None, [credential_in(url)])]
+    found += [(key.removeprefix("options."), what) for key, what in credentials_in({"options": dict(options)})]
+    for place, what in found:
+        raise ConfigError(f"{place} has a credential in it: {what}", where=url, fix=credentials_fix(url))
+
+
+def _not_set(url: str, name: str) -> ConfigError:
+    fix = f"export {name}=... before the command"
+    return ConfigError(f"${{{name}}} stands for an environment variable that is not set", where=url, fix=fix)
 
 
 def load_filesystem(url: str) -> None:
@@ -80,6 +110,8 @@ def load_filesystem(url: str) -> None:
 def credentials_fix(url: str) -> str:
     """What to do when a store does not let us in."""
     scheme = str(scheme_of(url))
+    if scheme in WEB:
+        return _WEB_CREDENTIALS
     return _CREDENTIALS.get(_ALIASES.get(scheme, scheme), "check the credentials, and what they allow")
 
 

@@ -42,7 +42,10 @@ def test_all_keys_survive_a_dump(tmp_path: Path) -> None:
         ({"keep_for": "100 steps"}, "this is a time"),
         ({"remote": {"url": "/mnt/x"}}, "is no URL; write s3://bucket/folder, or file:///mnt/shared"),
         ({"remote": {"url": "https://x/y"}}, "nothing can be written to a web address"),
-        ({"remote": {"url": "s3://b", "options": {"secret": "x"}}}, "credentials come from the environment"),
+        (
+            {"remote": {"url": "s3://b", "options": {"secret": "x"}}},
+            "checkpoint.remote.options.secret has a credential in it",
+        ),
         ({"remote": {"every": "1 h"}}, "checkpoint.remote.url is missing"),
         ({"failures_per_day": 1}, "is for checkpoint.every=auto only"),
         ({"keep_best": 1}, "only the last step is evaluated"),

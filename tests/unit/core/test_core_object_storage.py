@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from headway.core.object_storage import kind_of
+from headway.core.errors import ConfigError
+from headway.core.object_storage import filesystem, kind_of
 
 
 def error_of(library: str, name: str, **facts: object) -> Exception:
@@ -37,6 +38,34 @@ def error_of(library: str, name: str, **facts: object) -> Exception:
 )
 def test_kinds(error: Exception, kind: str) -> None:
     assert kind_of(error)[0] == kind
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "fix"),
+    [
+        ("s3://AK:se/cret@bucket/a", {}, "AWS_PROFILE"),
+        ("s3://bucket/a", {"secret": "se/cret"}, "AWS_PROFILE"),
+        ("gs://bucket/a", {"token": "se/cret"}, "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://container/a", {"client_kwargs": {"credential": "se/cret"}}, "AZURE_STORAGE_ACCOUNT_KEY"),
+        ("https://h.example/a?sig=se/cret", {}, "${NAME}"),
+    ],
+)
+def test_credentials_are_refused_before_a_place_is_opened(url: str, options: dict[str, object], fix: str) -> None:
+    with pytest.raises(ConfigError, match="has a credential in it") as refused:
+        filesystem(url, options, "reading")
+    assert fix in str(refused.value) and "se/cret" not in str(refused.value)
+
+
+def test_options_and_web_addresses_may_name_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("A_WORD", "plain1text2")
+    options = {"client_kwargs": {"headers": {"Authorization": "Bearer ${A_WORD}"}}}
+    files, path = filesystem("https://h.example/a?token=${A_WORD}", options, "reading")
+    assert path == "https://h.example/a?token=plain1text2"
+    assert files.client_kwargs == {"headers": {"Authorization": "Bearer plain1text2"}}
+    assert filesystem("memory://a/${A_WORD}", {}, "reading")[1] == "/a/${A_WORD}", "a name like any other"
+    with pytest.raises(ConfigError, match="NOT_THERE} stands for an environment variable that is not set"):
+        filesystem("https://h.example/a", {"headers": {"X": "${NOT_THERE}"}}, "reading")
 
 
 def test_what_gcsfs_logs_of_an_error_is_not_told_twice() -> None:

@@ -79,7 +79,7 @@ def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFi
         if info is None and not _is_glob(url):
             return "nothing", []
         if info is not None and info.get("type") == "file":
-            return "file", [_remote_file(files, url, _last_part(url), info)]
+            return "file", [_remote_file(files, url, path, _last_part(url), info)]
         kind = "folder" if info is not None else "glob"
         listed = files.glob(path, detail=True) if info is None else files.find(path, detail=True)
     root = _fixed_part(path) if info is None else path
@@ -92,7 +92,7 @@ def list_files(url: str, options: Mapping[str, Any]) -> tuple[str, list[RemoteFi
             if scheme in WEB:
                 # A web page lists names only.
                 facts = _again(target, partial(files.info, target))
-            found.append(_remote_file(files, target, name, facts))
+            found.append(_remote_file(files, target, target, name, facts))
     return kind, found
 
 
@@ -137,9 +137,9 @@ def open_remote(
     return _Stream(url, _again(url, lambda: files.open(path, mode="rb", block_size=0)), size)
 
 
-def _remote_file(files: Any, url: str, name: str, info: Mapping[str, Any]) -> RemoteFile:
+def _remote_file(files: Any, url: str, path: str, name: str, info: Mapping[str, Any]) -> RemoteFile:
     size = _size(url, info)
-    ranges = scheme_of(url) not in WEB or _serves_ranges(files, url, info, size)
+    ranges = scheme_of(url) not in WEB or _serves_ranges(files, url, path, info, size)
     return RemoteFile(url, name, size, _version(info), ranges)
 
 
@@ -150,14 +150,14 @@ def _size(url: str, info: Mapping[str, Any]) -> int:
     return int(size)
 
 
-def _serves_ranges(files: Any, url: str, info: Mapping[str, Any], size: int) -> bool:
+def _serves_ranges(files: Any, url: str, path: str, info: Mapping[str, Any], size: int) -> bool:
     """Whether a web server gives parts of a file: asked for its last byte, for many do not say."""
     if info.get("partial") is False:
         return False
     if size < 2:
         return True
     try:
-        return len(_fetcher(files, url, url, size)(size - 1, size)) == 1
+        return len(_fetcher(files, url, path, size)(size - 1, size)) == 1
     except DataError:
         return False
 
