@@ -69,7 +69,7 @@ def _change(key: str, before: Any, after: Any) -> Iterator[str]:
     """What differs in one value; of lists of sections, such as sources, item by item."""
     lists = [before or [], after or []]
     if not all(isinstance(value, list) and all(isinstance(item, dict) for item in value) for value in lists):
-        yield f"{key} was {_shown(before)} and is now {_shown(after)}"
+        yield f"{key} was {_shown(key, before)} and is now {_shown(key, after)}"
         return
     for number, (old, new) in enumerate(zip_longest(*lists)):
         where = f"{key}.{number}"
@@ -78,7 +78,7 @@ def _change(key: str, before: Any, after: Any) -> Iterator[str]:
             continue
         for name in [*old, *(name for name in new if name not in old)]:
             if old.get(name) != new.get(name):
-                yield f"{where}.{name} was {_shown(old.get(name))} and is now {_shown(new.get(name))}"
+                yield f"{where}.{name} was {_shown(name, old.get(name))} and is now {_shown(name, new.get(name))}"
 
 
 def _named(item: dict[str, Any]) -> str:
@@ -96,5 +96,5 @@ def _is_incidental(key: str) -> bool:
     return any(key == name or key.startswith(name + ".") for name in _INCIDENTAL)
 
 
-def _shown(value: Any) -> str:
-    return "not set" if value is None else str(redact_values(value))
+def _shown(key: str, value: Any) -> str:
+    return "not set" if value is None else str(redact_values({key: value})[key])

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headway.config import Config, changes, dump_config, identity, load_config, override
+from headway.config import Config, DataConfig, changes, dump_config, identity, load_config, override
 from headway.core.files import fingerprint
 
 #: Text that YAML 1.1 or 1.2 would read as something else, and text that is merely awkward.
@@ -152,6 +152,21 @@ def test_what_changes_the_mathematics_is_told_in_words(key: str, value: str, bef
     assert fingerprint(identity(new)) != fingerprint(identity(old))
     (words,) = changes(old, new)
     assert words.startswith(f"{key} was {before} and is now ")
+
+
+def test_a_change_is_told_without_credentials() -> None:
+    """A run of an earlier version may have had some in its config."""
+    source = {
+        "path": "s3://AK:fi/rst@bucket/a.jsonl",
+        "storage_options": {"key": "second", "headers": {"X-A": "third"}},
+    }
+    old = a_config().model_copy(update={"data": DataConfig.model_validate({"sources": [source]})})
+    new = override(a_config(), ["data.sources=s3://bucket/a.jsonl"])
+    words = "; ".join(changes(old, new))
+    assert (
+        "s3://***@bucket/a.jsonl" in words and "storage_options was {'key': '***', 'headers': {'X-A': '***'}}" in words
+    )
+    assert [secret for secret in ("fi/rst", "second", "third") if secret in words + dump_config(old)] == []
 
 
 def test_another_name_for_the_same_shape_and_length_is_no_change() -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from typing import TYPE_CHECKING
 
+from headway.core.console import redact_streams
 from headway.core.errors import DataError
 from headway.data.preparing.encode import PieceResult, PieceWorker, Recipe, Work
 
@@ -132,6 +133,7 @@ def _start_process(recipe: Recipe) -> None:
     """First thing a worker process does."""
     # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    redact_streams()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _start_thread(*prepared(recipe, 1))
 
