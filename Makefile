@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test test-all lint unit bench bench-accept clean
+.PHONY: help setup quickstart test test-all test-parts lint unit bench bench-accept clean
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
 	@echo "make quickstart  text in, trained model out: runs/quickstart"
 	@echo "make test        lint, types, layers and all tests but the slow ones"
 	@echo "make test-all    those too"
+	@echo "make test-parts  tests with real servers and schedulers; installs what it can, system packages among it, and"
+	@echo "                 tells what was tested and what was skipped"
 	@echo "make lint        ruff, mypy, import-linter"
 	@echo "make bench       small comparisons with others, held against benchmarks/ratios.json (about 5 minutes)"
 	@echo "make bench-accept  take what is measured now as the ratios to keep"
@@ -44,6 +46,12 @@ test: lint
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal
+
+# The only target that may install system packages (tests/parts/install.sh).
+test-parts: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[parts]"
+	tests/parts/install.sh
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 10 -m parts
 
 bench: setup
 	$(BIN)/python benchmarks/gate.py --output build/bench.json

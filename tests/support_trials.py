@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.telemetry.metrics import read_metrics
-from support import state_hash, torchrun
+from support import run_workers, state_hash
 
 STEPS = 12
 _WORKER = Path(__file__).parent / "distributed" / "strategies_worker.py"
@@ -30,7 +30,7 @@ class Trials:
         for workers, jobs in self.jobs.items():
             path = self.folder / f"jobs-{workers}.json"
             path.write_text(json.dumps(jobs))
-            torchrun(workers, _WORKER, path)
+            run_workers(workers, _WORKER, path)
         self.jobs = {}
 
     def losses(self, name: str) -> list[float]:

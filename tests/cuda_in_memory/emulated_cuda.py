@@ -56,7 +56,7 @@ def _build() -> Path | None:
         command = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", str(source), "-o", str(made)]
         command += [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
         command += [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
-        subprocess.run(command, check=True, timeout=280)
+        subprocess.run(command, check=True, timeout=800)
         made.replace(library)
     return library
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headway.checkpoint.store import CheckpointStore
-from support import torchrun
+from support import run_workers
 from support_trials import STEPS, Trials, close
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'headway[deepspeed]'")
@@ -102,7 +102,7 @@ def test_a_trial_before_the_first_step_leaves_no_trace(trials: Callable[..., Tri
 
 
 def test_tensors_of_every_kind_are_kept_as_ddp_keeps_them(tmp_path: Path) -> None:
-    torchrun(2, Path(__file__).with_name("deepspeed_worker.py"), tmp_path)
+    run_workers(2, Path(__file__).with_name("deepspeed_worker.py"), tmp_path)
     stores = {path.name: CheckpointStore(path / "checkpoints") for path in tmp_path.iterdir()}
     saved = {name: store.load(store.info(4)) for name, store in stores.items()}
     expected = saved.pop("ddp")

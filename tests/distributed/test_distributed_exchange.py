@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from headway.telemetry.metrics import read_metrics
-from support import headway, torchrun
+from support import headway, run_workers
 
 
 def test_every_way_gives_the_sum_within_what_it_promises() -> None:
-    torchrun(4, Path(__file__).with_name("exchange_worker.py"))
+    run_workers(4, Path(__file__).with_name("exchange_worker.py"))
 
 
 @pytest.mark.slow

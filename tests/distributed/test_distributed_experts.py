@@ -11,7 +11,7 @@ import torch
 
 from headway.models.build import build_model
 from headway.models.huggingface import import_model
-from support import headway, torchrun
+from support import headway, run_workers
 from support_trials import Trials, close
 
 EXPERTS = {
@@ -58,10 +58,9 @@ def assert_like_single(runs: Trials, names: list[str]) -> None:
 
 
 def expert_worker(which: str) -> None:
-    torchrun(4, Path(__file__).with_name("experts_worker.py"), which, timeout=580)
+    run_workers(4, Path(__file__).with_name("experts_worker.py"), which)
 
 
-@pytest.mark.timeout(900)
 def test_parts_gradients_norms_and_counts_are_those_of_the_whole() -> None:
     expert_worker("some")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support import torchrun
+from support import run_workers
 
 WORKER = Path(__file__).with_name("memory_worker.py")
 
 
 def test_strategies_hold_no_more_than_they_must() -> None:
-    result = torchrun(2, WORKER)
-    assert result.stderr.count(" s\n") >= 4, result.stderr[-2000:]
+    said = run_workers(2, WORKER)
+    assert said.count(" s\n") >= 4, said[-2000:]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support import manifest, state_hash, torchrun, write_config
+from support import manifest, run_workers, state_hash, write_config
 
 STEPS = 4
 DIVIDED = [
@@ -28,7 +28,7 @@ RESUMED = [(o, s) for o, s in DIVIDED if (o, s) in (("muon", "zero3"), ("adamw8b
 def run(folder: Path, workers: int, jobs: list[dict[str, Any]]) -> None:
     path = folder / f"jobs-{workers}.json"
     path.write_text(json.dumps(jobs))
-    torchrun(workers, Path(__file__).with_name("strategies_worker.py"), path)
+    run_workers(workers, Path(__file__).with_name("strategies_worker.py"), path)
 
 
 def job(config: Path, name: str, optimizer: str, *overrides: str, copy_of: Path | None = None) -> dict[str, Any]:

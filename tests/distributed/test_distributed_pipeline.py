@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import headway, manifest, state_hash, torchrun
+from support import headway, manifest, run_workers, state_hash
 from support_trials import STEPS, Trials, close
 
 LAYERS = {"dropout": 0.0, "layers": 4}
@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_other_stages(trials: Callable[..., Trials]) -> None:
 @pytest.mark.slow
 def test_both_copies_of_a_tied_matrix_stay_the_same_bits(trials: Callable[..., Trials]) -> None:
     runs = trials(model={"dropout": 0.1, "layers": 4, "tie_embeddings": True}, train={"lanes": 2})
-    torchrun(4, Path(__file__).with_name("pipeline_worker.py"), runs.config)
+    run_workers(4, Path(__file__).with_name("pipeline_worker.py"), runs.config)
 
 
 @pytest.mark.slow
@@ -139,5 +139,5 @@ def test_a_killed_run_goes_on_bit_for_bit(tiny: Callable[..., Path], tmp_path: P
 
 
 def test_a_module_that_declares_no_cuts_is_refused(tmp_path: Path) -> None:
-    torchrun(2, Path(__file__).with_name("uncut_worker.py"), tmp_path)
+    run_workers(2, Path(__file__).with_name("uncut_worker.py"), tmp_path)
     assert not (tmp_path / "runs").exists()

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from waits import LONG
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "plan" / "memory.py"
 needs_benchmarks = pytest.mark.skipif(not BENCHMARK.exists(), reason="the benchmarks are not part of this copy")
 
@@ -20,7 +22,7 @@ def measured(folder: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     result = subprocess.run(
         [sys.executable, str(BENCHMARK), "--models", "tiny", "--precisions", "fp32", "--checkpointing", "full",
          "--micro-batches", "2", "--tolerance", "0.05", "--output", str(folder / "found.json"), *arguments],
-        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=LONG, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]
     return {line["strategy"]: line for line in json.loads((folder / "found.json").read_text())["results"]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.store import CheckpointStore
-from support import headway, torchrun
+from support import headway, run_workers
 from support_trials import Trials, close
 
 TENSOR, CONTEXT = "parallel.tensor=2", "parallel.context=2"
@@ -38,7 +38,7 @@ def assert_like_single(runs: Trials, names: list[str]) -> None:
 
 
 def test_parts_gradients_and_norms_are_those_of_the_whole() -> None:
-    torchrun(4, Path(__file__).with_name("split_worker.py"))
+    run_workers(4, Path(__file__).with_name("split_worker.py"))
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from support_trials import STEPS, Trials, close
 DATA_PARALLEL = ("ddp", "zero1", "zero2", "zero3")
 
 
-@pytest.mark.timeout(900)
 def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]) -> None:
     """Where mistakes stay silent: rows with unequally many tokens, several micro-batches, clipping, a shared matrix."""
     runs = trials(data={"packing": "pad"}, model={"tie_embeddings": True}, train={"lanes": 4, "max_grad_norm": 0.3})
@@ -31,7 +30,6 @@ def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]
         assert runs.metric(name, "evaluation/loss") == pytest.approx(runs.metric("single", "evaluation/loss"), abs=1e-5)
 
 
-@pytest.mark.timeout(900)
 def test_elastic_runs_have_the_same_bits_under_every_strategy(trials: Callable[..., Trials]) -> None:
     # Widths that do not fill vectors: kernels that treat the last elements of a shard otherwise would show.
     runs = trials(determinism="elastic", model={"dropout": 0.1, "dim": 36, "heads": 3, "kv_heads": 1, "ffn_dim": 75})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support import torchrun
+from support import run_workers
 
 
 def test_what_only_one_worker_meets_is_the_same_for_all() -> None:
-    torchrun(2, Path(__file__).with_name("traps_worker.py"))
+    run_workers(2, Path(__file__).with_name("traps_worker.py"))

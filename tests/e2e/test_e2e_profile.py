@@ -11,12 +11,13 @@ import pytest
 
 from headway.profiling.record import Profile
 from support import headway
+from waits import LONG
 
 #: Of the model below, counted by hand: attention, feed-forward, norms, projection; 6 per parameter, 12 L H Q T besides.
 _PARAMETERS = 32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 64 + 3 * 32 + 320 * 32
 _FLOPS_PER_TOKEN = 6 * _PARAMETERS + 12 * 1 * 4 * 8 * 32
 _EMBEDDING = 320 * 32
-_SLOW = ",".join(["slow@data=0%1"] * 6)  # six tenths of a second in each later step
+_SLOW = ",".join(["slow@data=0%1"] * 15)  # a second and a half in each later step
 
 
 def test_a_slow_feed_of_one_worker_is_the_largest_loss(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_a_slow_feed_of_one_worker_is_the_largest_loss(tiny: Callable[..., Path]
     )
     output = tmp_path / "profile"
     result = headway(
-        "profile", config, "--steps", "2", "--warmup", "1", "--output", output, "--json", faults=_SLOW, timeout=280
+        "profile", config, "--steps", "2", "--warmup", "1", "--output", output, "--json", faults=_SLOW, timeout=LONG
     )
     assert result.returncode == 0, result.stderr
     found = Profile.model_validate_json((output / "profile.json").read_bytes())
@@ -50,10 +51,10 @@ def test_a_slow_feed_of_one_worker_is_the_largest_loss(tiny: Callable[..., Path]
 
     # The slow worker waits for its data, the other one for it.
     fast, slow = found.workers
-    assert found.slowest == 1 and slow.part_seconds("data") > 0.6 > fast.part_seconds("data")
+    assert found.slowest == 1 and slow.part_seconds("data") > 1.5 > fast.part_seconds("data")
     assert fast.part_waiting("reduction") > slow.part_waiting("reduction")
     assert found.losses[0].parts == ["data"] and found.verdict.startswith("training waits for data on worker 1")
-    assert 0.6 <= found.losses[0].seconds <= found.step_seconds
+    assert 1.0 <= found.losses[0].seconds <= found.step_seconds
     assert "the feed by itself makes the batches" in found.losses[0].advice[0]  # so it is not the disk that is blamed
 
     # Work, by hand.

@@ -24,6 +24,7 @@ from headway.data.remote_store import open_store
 from headway.data.store import TokenStore
 from object_storage import S3Server, store_files
 from support import headway, state_hash, write_config, write_corpus
+from waits import LONG
 
 FILES = 12
 RUN = {"train": {"steps": 12, "sequence_length": 32, "global_batch": 8, "micro_batch": 2, "device": "cpu"}}
@@ -190,7 +191,7 @@ class TestAServerThatDies:
     @pytest.fixture
     def server(self, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
         """One of our own."""
-        server = S3Server(tmp_path / "server")
+        server = type(s3)(tmp_path / "server")
         server.start()
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -230,7 +231,7 @@ class TestAServerThatDies:
             time.sleep(4)
             assert run.poll() is None, "it should wait for the server"
             server.start()
-            _, said = run.communicate(timeout=200)
+            _, said = run.communicate(timeout=LONG)
         assert run.returncode == 0, said
         assert "trying again" in said
         assert state_hash(tmp_path / "local/runs/tiny") == state_hash(tmp_path / "remote/runs/tiny")

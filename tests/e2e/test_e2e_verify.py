@@ -22,6 +22,7 @@ from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.waiting import wait_until
 from headway.verify.reproducibility import Difference, _Trainings, first_difference, verify
 from support import headway
+from waits import LONG
 
 
 def test_elastic_promise_is_kept(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -168,12 +169,12 @@ def test_what_is_stopped_leaves_nothing_behind(
     signal.signal(signal.SIGINT, before)
     family: list[psutil.Process] = []
     try:
-        assert wait_until(lambda: any(scratch.glob("*/reference/metrics.jsonl")), 60, 0.05)
+        assert wait_until(lambda: any(scratch.glob("*/reference/metrics.jsonl")), LONG, 0.05)
         [training] = psutil.Process(process.pid).children()
         family = [training, *training.children(recursive=True)]
         process.send_signal(number)
-        errors = process.communicate(timeout=60)[1]
-        psutil.wait_procs(family, timeout=60)
+        errors = process.communicate(timeout=LONG)[1]
+        psutil.wait_procs(family, timeout=LONG)
         left = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     finally:
         process.kill()

@@ -16,6 +16,7 @@ import pytest
 from tests.support import store_contents
 
 from headway.core.waiting import wait_until
+from waits import LONG
 
 # PIECE_BYTES is lowered so that a small corpus has many pieces; spawned workers read what the parent cut.
 SCRIPT = """
@@ -56,7 +57,7 @@ def prepare(
         env={**os.environ, "HEADWAY_FAULTS": faults},
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=LONG,
         preexec_fn=before,
     )
 
@@ -118,7 +119,7 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, reference: dict[
     def alive() -> list[psutil.Process]:
         return [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)]
 
-    assert wait_until(lambda: not alive(), 60, 0.1), f"still there: {alive()}"
+    assert wait_until(lambda: not alive(), LONG, 0.1), f"still there: {alive()}"
 
 
 @pytest.mark.parametrize("kind", ["ordered", "limit"])

@@ -23,6 +23,7 @@ from headway.core.waiting import wait_until
 from headway.supervise.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from support import PATIENT_HEADWAY, headway, state_hash, stopped_worker, write_config
+from waits import LONG
 
 #: Ends a file system as a cable that is pulled does (`EXT4_IOC_SHUTDOWN`, without writing what is in memory).
 _SHUTDOWN, _NO_FLUSH = 0x8004587D, 2
@@ -123,13 +124,13 @@ class Training:
         self.said.extend(self._process.stderr)
 
     def until(self, text: str) -> None:
-        assert wait_until(lambda: any(text in line for line in self.said), 60), self.said
+        assert wait_until(lambda: any(text in line for line in self.said), LONG), self.said
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """While the worker is stopped before a save, and the first checkpoint is there."""
         worker = stopped_worker(self._run)
-        assert wait_until((self._run / "checkpoints/step-00000004").is_dir, 60), self.said
+        assert wait_until((self._run / "checkpoints/step-00000004").is_dir, LONG), self.said
         try:
             yield
         finally:
@@ -138,7 +139,7 @@ class Training:
     def end(self) -> tuple[int, str]:
         """Its exit code, and all that it has said."""
         try:
-            code = self._process.wait(120)
+            code = self._process.wait(LONG)
         finally:
             self._process.kill()
         self._reader.join()
@@ -271,7 +272,7 @@ def test_a_disk_that_hangs_for_a_while(
     tiny: Callable[..., Path], tmp_path: Path, disk: Disk, whole: str, workers: int
 ) -> None:
     """Steps go on, though it is longer than a worker may be silent, until there is no room for a further state."""
-    config = tiny(**_sections(disk.path / "runs", hang_seconds=10.0, save_seconds=240.0))
+    config = tiny(**_sections(disk.path / "runs", hang_seconds=20.0, save_seconds=240.0))
     run = disk.path / "runs/tiny"
     training = Training(config, run, "-w", str(workers), stops=(2,))
     with training.stopped():
@@ -279,8 +280,8 @@ def test_a_disk_that_hangs_for_a_while(
     training.until("step 10/16")
     if workers == 1:  # several wait for each other by then, with a sign of life every second
         training.until("in phase 'checkpoint', which may take 4 m 0 s")
-        assert wait_until(lambda: "gave no sign of life" in alerts(tmp_path), 60)
-    threading.Timer(11.0 if workers > 1 else 1.0, disk.go_on).start()
+        assert wait_until(lambda: "gave no sign of life" in alerts(tmp_path), LONG)
+    threading.Timer(21.0 if workers > 1 else 1.0, disk.go_on).start()
     code, said = training.end()
     assert code == 0, said
     assert "missing in" not in said, "what has waited is written"

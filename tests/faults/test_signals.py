@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from headway.core.waiting import wait_until
+from waits import LONG
 
 #: The command line, with workers that take half a second to write down why they end, and the first one a whole one.
 LINGERING = """
@@ -53,13 +54,13 @@ def start(config: Path, *arguments: str, program: str = "") -> subprocess.Popen[
 def ended(process: subprocess.Popen[str]) -> str:
     """What it has said, when it has ended; if it does not, it must not go on beside the other tests."""
     try:
-        return process.communicate(timeout=60)[1]
+        return process.communicate(timeout=LONG)[1]
     finally:
         process.kill()
 
 
 def wait_for(path: Path) -> None:
-    assert wait_until(lambda: path.exists() and path.stat().st_size, 120, 0.005)
+    assert wait_until(lambda: path.exists() and path.stat().st_size, LONG, 0.005)
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGINT, signal.SIGHUP])
@@ -88,7 +89,7 @@ def test_what_comes_after_a_save_takes_no_worker_before_it_has_told_why(
     wait_for(run / "metrics.jsonl")
     process.send_signal(signal.SIGHUP)
     if again:
-        assert wait_until(lambda: list((run / "checkpoints").glob("step-*")), 60, 0.005)
+        assert wait_until(lambda: list((run / "checkpoints").glob("step-*")), LONG, 0.005)
         process.send_signal(signal.SIGHUP)
     errors = ended(process)
     assert process.returncode == 75, errors

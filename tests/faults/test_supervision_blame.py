@@ -42,7 +42,7 @@ def train(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_one_of_four_workers_that_hangs_or_is_stopped_is_named(train: Callable[..., list[Any]], tmp_path: Path) -> None:
-    supervise = {"hang_seconds": 8, "hang_steps": 2, "max_failures": 1}
+    supervise = {"hang_seconds": 20, "hang_steps": 2, "max_failures": 1}
     records = train(4, "hang@compute=2%2,freeze@compute=2#2%1", supervise=supervise)
     assert [(r["kind"], r["rank"], r["step"]) for r in records] == [("hung", 2, 2), ("hung", 1, 2)]
     assert "gave no sign of life" in records[0]["outcome"] and "SIGSTOP" in records[1]["outcome"]

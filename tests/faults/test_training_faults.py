@@ -13,6 +13,7 @@ import pytest
 from headway.core.waiting import wait_until
 from headway.telemetry.metrics import read_metrics
 from support import headway, state_hash
+from waits import LONG
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -153,7 +154,7 @@ def test_a_run_directory_in_use_is_refused(tiny: Callable[..., Path], tmp_path: 
     )
     try:
         metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
-        assert wait_until(metrics.exists, 60)
+        assert wait_until(metrics.exists, LONG)
         second = headway("train", config)
         assert second.returncode == 4
         assert f"process {first.pid}" in second.stderr

@@ -17,6 +17,7 @@ import pytest
 from headway.core.heartbeat import Reading, read_heartbeat
 from headway.core.waiting import wait_until
 from support import headway, state_hash
+from waits import LONG
 
 STEPS = 40
 
@@ -32,7 +33,7 @@ def _kill_group_after(config: Path, workers: int, seconds: float) -> bool:
     metrics = config.parent / "runs" / "killed" / "metrics.jsonl"
     before = metrics.stat().st_size if metrics.exists() else 0
     # Once it makes steps the random moment counts.
-    wait_until(lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size > before), 120, 0.01)
+    wait_until(lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size > before), LONG, 0.01)
     time.sleep(seconds)
     running = process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
@@ -91,12 +92,12 @@ def test_the_death_of_the_launcher_leaves_no_orphans(tiny: Callable[..., Path], 
     )
     metrics = tmp_path / "runs" / "tiny" / "metrics.jsonl"
     try:
-        assert wait_until(lambda: metrics.exists() and metrics.stat().st_size, 120)
+        assert wait_until(lambda: metrics.exists() and metrics.stat().st_size, LONG)
         workers = [read_heartbeat(page) for page in (tmp_path / "runs/tiny/attempts/001").glob("heartbeat-*")]
         assert len(workers) == 2
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert wait_until(lambda: not processes_of(tmp_path, workers), 60), processes_of(tmp_path, workers)
+        assert wait_until(lambda: not processes_of(tmp_path, workers), LONG), processes_of(tmp_path, workers)
         size = metrics.stat().st_size
         time.sleep(1.0)
         assert metrics.stat().st_size == size, "a worker goes on training without its launcher"

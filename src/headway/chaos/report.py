@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.chaos.campaign import FEWEST_STEPS, Shape, Trial, plan_campaign
+from headway.chaos.campaign import FEWEST_STEPS, Shape, Stage, Trial, plan_campaign
 from headway.chaos.changes import changing_stages, one_stage
 from headway.chaos.controls import CONTROLS
 from headway.chaos.trial import SEED, Runs, TrialResult
@@ -163,14 +163,14 @@ def run_campaign(
             f"the folder cannot be used: {error.strerror or error}", where=str(folder.absolute()), fix="choose --output"
         ) from None
     stages = changing_stages(config, folder, worker_counts) if changes else one_stage(config, worker_counts)
-    steps, every = config.train.steps, max(2, config.train.steps // 8)
+    shape = shape_of(config, stages, worker_counts, remote=bool(remote))
+    steps, every = config.train.steps, shape.save_every
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
         # Its own numbers of workers, which would not be kept with fewer than those of the config.
         *("supervise.max_failures=1000000", "supervise.max_delay_seconds=0.1", "parallel.min_workers=null"),
     ]
     place = _place_in(config, remote) if remote else None
-    shape = Shape(stages, every, every + 1, worker_counts, place is not None)
     runs, start = Runs(file, overrides, folder, stages, place), time.monotonic()
     notice(f"training {steps} steps without a disturbance")
     result = CampaignResult(seed, runs.reference(worker_counts[0]))
@@ -220,6 +220,13 @@ def _place_in(config: Config, remote: str) -> str:
     open_place(place).make_folder()
     notice(f"remote checkpoints go to {place}")
     return place
+
+
+def shape_of(config: Config, stages: Sequence[Stage], worker_counts: Sequence[int], *, remote: bool) -> Shape:
+    """What the plan of a campaign follows from, besides the seed."""
+    assert config.train.steps is not None, "the config is resolved"
+    every = max(2, config.train.steps // 8)
+    return Shape(stages, every, every + 1, worker_counts, remote)
 
 
 def render(result: CampaignResult) -> str:

@@ -18,7 +18,7 @@ from headway.checkpoint.places import remote_manifests
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.checkpoint.writers import wait_for_writers
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, Preempted
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.files import append_json_line
 from headway.core.foreign import read_json_lines
@@ -32,11 +32,15 @@ from headway.telemetry.record import open_run
 SEED = "seed"
 #: How the death of a supervisor is told.
 SUPERVISOR = "kill@supervisor"
+#: How workers wait for it, who would be done before it otherwise where this process is kept from looking for long.
+_WAIT = "hang@data"
 _LOOK_SECONDS = 0.05
 #: A leg that takes longer has come to a standstill, which is a finding.
 _LEG_SECONDS = 1800.0
 #: For a process that writes and has outlived its run to end.
 _WRITER_SECONDS = 60.0
+#: How often a run is stopped for what it has to be uploaded: it is given some seconds each time.
+_STOPS = 5
 
 
 @dataclass(frozen=True)
@@ -129,15 +133,21 @@ class Runs:
         if trial.memory_every is not None:
             tiers.append(f"checkpoint.memory_every={trial.memory_every} steps")
         wanted: list[tuple[int, int]] = []
+        before = trial.legs[0]
         for number, leg in enumerate(trial.legs, 1):
-            result.disks_lost += leg.disk_lost and self._lose_disk(run)
+            if leg.disk_lost:
+                if problem := self._upload(name, before, *tiers):
+                    result.problems.append(f"before command {number}, {problem}")
+                wanted.append((_last_attempt(run), before.workers))
+                result.disks_lost += self._lose_disk(run)
+            before = leg
             end = self._command(name, leg, *tiers)
             if not run.exists():
                 raise self._useless(name, end)
             # Of every command, though the next one may make up for what became of it: a user's has nobody to do that.
             if end.problem:
                 result.problems.append(f"command {number}, on {counted(leg.workers, 'worker')}, {end.problem}")
-            wanted.append((max((found.number for found in open_run(run).attempts), default=0), leg.workers))
+            wanted.append((_last_attempt(run), leg.workers))
         self._count_kills(run, result)
         last = self._last(name)
         result.state_sha256 = last.state_sha256 if last else None
@@ -191,13 +201,18 @@ class Runs:
         )
         run = self._folder / name
         log_of_faults = self._folder / f"{name}.faults.jsonl"
-        variables = {FAULTS_VARIABLE: ",".join(leg.orders), FAULTS_LOG_VARIABLE: str(log_of_faults)}
         deadline, last = time.monotonic() + _LEG_SECONDS, leg.supervisor_at
+        orders = leg.orders if last is None else (*leg.orders, f"{_WAIT}={self._stages[leg.stage].last - 1}#*")
+        variables = {FAULTS_VARIABLE: ",".join(orders), FAULTS_LOG_VARIABLE: str(log_of_faults)}
+        waited = _waits(log_of_faults)
         reached: float | None = None
         with running(command, self._folder / f"{name}.log", variables) as process:
             while (runs := process.poll() is None) and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
-                if last is not None and read_metrics(run, newest=True).last_step >= last:
+                if last is None:
+                    continue
+                # Who waits may have told of its last steps no more.
+                if read_metrics(run, newest=True).last_step >= last or _waits(log_of_faults) > waited:
                     reached = time.time()
                     break
         # It may have ended by itself since it was looked at last, and then nothing has killed it.
@@ -215,6 +230,8 @@ class Runs:
         starts = [attempt.started or 0.0 for attempt in open_run(run).attempts]
         for record in read_json_lines(run.with_name(f"{run.name}.faults.jsonl")):
             order, moment = str(record["order"]), float(record["time"])
+            if not order.startswith("kill"):  # it waited for its supervisor to be killed, or was stopped
+                continue
             result.kills[order.split("=")[0].split(":")[0]] += 1
             before = max((step["attempt"] for step in steps if step["time"] <= moment), default=0)
             after = next((step for step in steps if step["time"] > moment and step["attempt"] > before), None)
@@ -228,10 +245,38 @@ class Runs:
             if order != SUPERVISOR:
                 result.own_seconds.append(began - moment + after.get("checkpoint/load_seconds", 0.0))
 
+    def _upload(self, name: str, leg: Leg, *tiers: str) -> str | None:
+        """Have something in the remote tier of a run whose disk is about to be lost; what is wrong where nothing comes.
+
+        How far an upload has got when a supervisor is killed is a matter of moments, and whether there is one at all
+        where that comes before the first checkpoint. So a command that is told to stop in its first step, as schedulers
+        do, saves and sends what it has.
+
+        Args:
+            name: Of the run.
+            leg: The one before.
+            tiers: Overrides.
+        """
+        run = self._folder / name
+        for _ in range(_STOPS):
+            if self._is_remote(run):
+                return None
+            wait_for_writers(run, _WRITER_SECONDS)  # they may be about to
+            if self._is_remote(run):
+                return None
+            newest = max((info.step for info in CheckpointStore(run / "checkpoints").list()), default=0)
+            end = self._command(name, Leg(leg.workers, (f"stop@update={newest}",), None, stage=leg.stage), *tiers)
+            if end.code != Preempted.exit_code:
+                return f"a command that was told to stop {end.problem or 'went on to the end'}"
+        return None if self._is_remote(run) else "nothing came to the remote tier"
+
+    def _is_remote(self, run: Path) -> bool:
+        return bool(remote_manifests(f"{self._remote}/{run.name}"))
+
     def _lose_disk(self, run: Path) -> bool:
         """Remove the checkpoints here, if there is another one to go on from; whether there was."""
         here = run / "checkpoints"
-        if not here.is_dir() or not remote_manifests(f"{self._remote}/{run.name}"):
+        if not here.is_dir() or not self._is_remote(run):
             return False
         # At once, and whatever becomes of it then: a process that writes may still be at work there.
         self._take_away(here)
@@ -281,3 +326,12 @@ class Runs:
         if self._remote:
             results += map(verify_remote, remote_checkpoints(f"{self._remote}/{run.name}"))
         return [f"{result.place}: {damage}" for result in results for damage in result.damage]
+
+
+def _last_attempt(run: Path) -> int:
+    return max((found.number for found in open_run(run).attempts), default=0)
+
+
+def _waits(log_of_faults: Path) -> int:
+    """How often workers have begun to wait for their supervisor to be killed."""
+    return sum(str(record["order"]).startswith(_WAIT) for record in read_json_lines(log_of_faults))

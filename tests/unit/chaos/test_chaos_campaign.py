@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -253,6 +254,42 @@ def test_a_lost_disk_is_why_steps_are_taken_back(tmp_path: Path, monkeypatch: py
     ]
 
 
+@pytest.mark.parametrize("stops", [0, 2])
+def test_a_disk_is_lost_when_there_is_something_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: int
+) -> None:
+    """How far an upload has got when a supervisor is killed depends on the machine; that a download is killed does not:
+    the run is stopped, which saves and sends, until something has come."""
+    orders = list[tuple[str, ...]]()
+    monkeypatch.setattr(trial_module, "remote_manifests", lambda url: [url] if len(orders) >= stops else [])
+    runs, run = (
+        Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 9, {})], "file:///remote"),
+        tmp_path / "trial-001",
+    )
+    save(CheckpointStore(run / "checkpoints"), 3)
+
+    def stopped(name: str, leg: Leg, *more: str) -> End:
+        orders.append((name, str(leg.workers), *leg.orders, *more))
+        save(CheckpointStore(run / "checkpoints"), 3 + len(orders))
+        return End(75)
+
+    monkeypatch.setattr(runs, "_command", stopped)
+    assert runs._upload("trial-001", Leg(2, (), 7), "tier") is None
+    assert orders == [("trial-001", "2", f"stop@update={step}", "tier") for step in (3, 4)[:stops]]
+    assert runs._lose_disk(run) and not (run / "checkpoints").exists()
+
+
+def test_an_upload_that_does_not_come_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "remote_manifests", lambda url: [])
+    runs = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 9, {})], "file:///remote")
+    monkeypatch.setattr(runs, "_command", lambda *_: End(75))
+    assert runs._upload("trial-001", Leg(1, (), 7)) == "nothing came to the remote tier"
+    monkeypatch.setattr(runs, "_command", lambda *_: End(0))
+    assert runs._upload("trial-001", Leg(1, (), 7)) == "a command that was told to stop went on to the end"
+    monkeypatch.setattr(runs, "_command", lambda *_: End(4))
+    assert runs._upload("trial-001", Leg(1, (), 7)) == "a command that was told to stop ended with exit code 4"
+
+
 def test_a_lost_disk_takes_along_what_is_still_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would have to be brought from the remote tier otherwise."""
     run, step = tmp_path / "trial-001", "checkpoints/step-00000001"
@@ -311,7 +348,9 @@ def test_a_kill_that_an_attempt_outlives_as_it_begins_is_no_recovery(
     steps = [(1, 5.0), (2, 14.0), (2, 38.0), (3, 43.0)]
     for attempt, moment in steps:
         append_json_line(run / "metrics.jsonl", {"attempt": attempt, "time": moment, "train/loss": 1.0})
-    for order, moment in (("kill@update=3", 9.0), ("kill-group@upload.manifest:1", 11.0), ("kill@reduce=7", 39.0)):
+    others = [("stop@update=2", 20.0), ("hang@data=23", 38.5)]  # which end nothing that goes on by itself
+    kills = [("kill@update=3", 9.0), ("kill-group@upload.manifest:1", 11.0), ("kill@reduce=7", 39.0)]
+    for order, moment in sorted([*kills, *others], key=lambda order: order[1]):
         append_json_line(tmp_path / "run.faults.jsonl", {"order": order, "time": moment})
     result = TrialResult(1, (1,))
     object.__new__(Runs)._count_kills(run, result)
@@ -338,6 +377,24 @@ def test_how_a_command_ended_is_told_apart(tmp_path: Path, monkeypatch: pytest.M
     by_another = ended(tmp_path, monkeypatch, ["sh", "-c", "kill -KILL $$"], supervisor_at=2, last_step=1)
     assert by_another.problem == f"ended with exit code {-signal.SIGKILL}"
     assert len(list(read_json_lines(tmp_path / "run.faults.jsonl"))) == 1, "the others were not killed as planned"
+
+
+def test_a_run_waits_for_the_death_of_its_supervisor_before_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be done before it where this process is kept from looking for long; its last records may be missing."""
+    order = "import json, os; f = open(os.environ['HEADWAY_FAULTS_LOG'], 'a'); f.write(json.dumps({}) + chr(10))"
+    tell = order.format("{'order': os.environ['HEADWAY_FAULTS'], 'time': 1.0}")
+    waits = [sys.executable, "-c", f"import time; {tell}; f.close(); time.sleep(600)"]
+    killed = ended(tmp_path, monkeypatch, waits, supervisor_at=2, last_step=1)
+    assert killed.killed and killed.problem is None
+    waited, told = read_json_lines(tmp_path / "run.faults.jsonl")
+    assert (waited["order"], told["order"]) == ("hang@data=3#*", "kill@supervisor")
+    again = ended(tmp_path, monkeypatch, ["sh", "-c", "exit 4"], supervisor_at=2, last_step=1)
+    assert again.problem == "ended with exit code 4", "who waited in a command before does not wait in this one"
+    quick = [sys.executable, "-c", tell]
+    assert ended(tmp_path, monkeypatch, quick, supervisor_at=None, last_step=4).problem is None
+    assert list(read_json_lines(tmp_path / "run.faults.jsonl"))[-1]["order"] == "", "the last command is to end"
 
 
 @pytest.mark.parametrize("supervisor_at", [2, None])

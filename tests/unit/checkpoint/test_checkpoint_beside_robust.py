@@ -37,6 +37,7 @@ from headway.core.module_command import module_command
 from headway.core.types import Block
 from headway.core.waiting import wait_until
 from states import make_state, submit
+from waits import LONG
 
 
 def pid(writer: CheckpointWriter) -> int:
@@ -65,7 +66,7 @@ def test_a_file_in_the_working_folder_is_not_taken_for_a_module(tmp_path: Path) 
         "w = CheckpointWriter(WriterSettings(Path('checkpoints')));"
         "w.submit(1, {'a': Block.whole(torch.ones(3))}, {'step': 1}, {}); w.wait(); w.close()"
     )
-    subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, check=True, timeout=LONG)
     assert CheckpointStore(tmp_path / "checkpoints").verify(1).good
 
 
@@ -137,7 +138,7 @@ def test_saves_for_which_no_process_can_be_started_are_told(
         no_more_processes(patch)
         os.kill(pid(writer), signal.SIGKILL)
         found = list[Outcome]()
-        assert wait_until(lambda: found.extend(writer.outcomes()) or len(found) == 2, 60)
+        assert wait_until(lambda: found.extend(writer.outcomes()) or len(found) == 2, LONG)
         submit(writer, 3)
         writer.hold(4, {"a": Block.whole(torch.ones(1))}, {"step": 4}, {})
         found += writer.outcomes()
@@ -157,7 +158,7 @@ def test_the_first_worker_learns_of_what_another_could_not_start(
     barrier, said = threading.Barrier(2), [None, None]
     writers = [
         CheckpointWriter(
-            replace(settings, rank=rank, workers=2, patience_seconds=120.0), partial(gather, barrier, said, rank)
+            replace(settings, rank=rank, workers=2, patience_seconds=1e6), partial(gather, barrier, said, rank)
         )
         for rank in (0, 1)
     ]
@@ -183,19 +184,18 @@ def test_the_first_worker_learns_of_what_another_could_not_start(
         return raised.value.what
 
     monkeypatch.setattr(beside.subprocess, "Popen", fail_once)
-    start = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(save, (0, 1))
-    assert refused and time.monotonic() - start < 100
+    assert refused
     assert "worker 1 has not written its part: the process that writes" in first and "died (signal 9)" in second
     assert CheckpointStore(settings.directory).verify(2).good
 
 
 def gather(barrier: threading.Barrier, said: list[Any], rank: int, what: Any) -> list[Any]:
     said[rank] = what
-    barrier.wait(100)
+    barrier.wait(LONG)
     everyone = list(said)
-    barrier.wait(100)
+    barrier.wait(LONG)
     return everyone
 
 
@@ -207,7 +207,7 @@ def test_a_thread_that_cannot_be_started_is_as_a_process_that_cannot(
 
     os.kill(pid(writer), signal.SIGKILL)
     process = writer._process
-    assert process is not None and wait_until(lambda: process.ended, 60)
+    assert process is not None and wait_until(lambda: process.ended, LONG)
     writer.get_ready({name: Block.whole(tensor) for name, tensor in make_state(1).items()})  # with a thread of its own
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
@@ -320,10 +320,8 @@ def test_of_which_that_is_not_known_or_which_is_gone_is_not(
 
 
 def test_the_patience_with_a_process_that_lives_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_MEETING_SECONDS", 60.0)
-    start = time.monotonic()
+    monkeypatch.setattr(held, "_MEETING_SECONDS", 1e6)
     assert rescue(tmp_path, 1, has_ended=lambda rank: False, patience_seconds=0.2) == []
-    assert time.monotonic() - start < 50
 
 
 @pytest.mark.parametrize("made_anew", [False, True])

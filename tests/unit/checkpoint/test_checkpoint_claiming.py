@@ -25,6 +25,7 @@ from headway.config import Config, RemoteConfig, TrainConfig, identity, load_con
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
 from states import make_state
+from waits import LONG
 
 
 def config_of(folder: Path, url: str, steps: int, **remote: Any) -> Config:
@@ -132,11 +133,11 @@ def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
     monkeypatch.setattr(RemoteTier, "publish", answer)
     after_save = AfterSave(AfterSave.settings(config, 1))
     save(config, 1, after_save)
-    assert after_save.wait(30)
+    assert after_save.wait(LONG)
     failing[0] = False
     for step in (2, 3):
         save(config, step, after_save)
-        assert after_save.wait(30)
+        assert after_save.wait(LONG)
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))
     assert tier.steps() == [2], "step 2 made up for step 1, and 3 was not due"
     after_save.close(30)
@@ -153,18 +154,18 @@ def test_what_was_on_its_way_when_the_run_went_back_pushes_out_nothing(
     def slowly(tier: RemoteTier, folder: Path, *arguments: Any) -> bool:
         if folder.name == "step-00000008":
             begun.set()
-            assert going_on.wait(30)
+            assert going_on.wait(LONG)
         return publish(tier, folder, *arguments)
 
     monkeypatch.setattr(RemoteTier, "publish", slowly)
     after_save = AfterSave(AfterSave.settings(config, 1))
     save(config, 4, after_save)
-    assert after_save.wait(30)
+    assert after_save.wait(LONG)
     save(config, 8, after_save)
-    assert begun.wait(30)
+    assert begun.wait(LONG)
     after_save.went_back(4, [[5, 7]])
     going_on.set()
-    assert after_save.wait(30)
+    assert after_save.wait(LONG)
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))
     assert [manifest.step for manifest in tier.manifests()] == [4]
     after_save.close(30)
@@ -195,11 +196,11 @@ def test_what_is_not_uploaded_since_another_attempt_has_the_tier_is_said_each_ti
     longer = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 13)
     after_save = AfterSave(AfterSave.settings(longer, 1), lambda *upload: told.append(upload))
     save(longer, 10, after_save)
-    assert after_save.wait(60) and told[-1] == (10, told[-1][1]) and told[-1][1] is not None
+    assert after_save.wait(LONG) and told[-1] == (10, told[-1][1]) and told[-1][1] is not None
     claim(longer, 2)
     for step in (11, 12, 13):
         save(longer, step, after_save)
-        assert after_save.wait(60)
+        assert after_save.wait(LONG)
     after_save.close(60)
     assert told[-3:] == [(11, None), (12, None), (13, None)]
     said = capsys.readouterr().err
@@ -286,7 +287,7 @@ def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
     after_save = AfterSave(AfterSave.settings(config, 1))
     for step in (0, 2, 3):
         save(config, step, after_save)
-        assert after_save.wait(30)
+        assert after_save.wait(LONG)
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))
     assert tier.steps() == [0]
     after_save.close(30)

@@ -29,6 +29,7 @@ from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
 from states import make_state, names, save
+from waits import LONG
 
 NOW = 1_000_000.0
 
@@ -93,7 +94,7 @@ def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: 
         store = CheckpointStore(directory, after_save=after)
         parent = {"step": start} if start else None
         store.save(step, make_state(step), {"step": step}, {"attempt": attempt, "parent": parent})
-        assert after.wait(60)
+        assert after.wait(LONG)
         left[step] = [sorted(int(name[5:]) for name in names(directory)), [m.step for m in tier.manifests()]]
     assert after is not None
     after.close(60)
@@ -219,7 +220,7 @@ def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> Non
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "attempt": 1, "time": 0, "accuracy": accuracy}) + "\n")
         store.save(step, make_state(step), {"step": step}, {"attempt": 1, "world_size": 1, **after.context(step)})
-        assert after.wait(30)
+        assert after.wait(LONG)
     after.close(30)
     assert names(run / "checkpoints") == ["step-00000002", "step-00000004"]
     assert [manifest.step for manifest in tier.manifests()] == [3, 4], "each tier has its own rules"

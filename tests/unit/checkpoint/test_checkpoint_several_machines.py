@@ -19,6 +19,7 @@ from headway.core.errors import CheckpointError, CorruptionError
 from headway.core.waiting import wait_until
 from headway.supervise.run_directory import Attempt, RunDirectory
 from states import blocks, make_state, save
+from waits import LONG
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def test_an_attempt_that_began_on_another_machine_is_joined(tmp_path: Path, clie
     soon(lambda: begun.append(run.begin_attempt("x")))
     with pytest.raises(CheckpointError, match="does not see"):  # an attempt of the same number, in another directory
         Attempt.join(run.path, 1, token, patience_seconds=0.6)
-    assert wait_until(lambda: begun, 60)
+    assert wait_until(lambda: begun, LONG)
     with pytest.raises(CheckpointError, match="does not see"):
         Attempt.join(run.path, 1, token, patience_seconds=0.0)
     (attempt,) = begun

@@ -38,6 +38,7 @@ from headway.core.waiting import wait_until
 from headway.parallel.world import World
 from headway.supervise.rewind import CheckpointRewinder
 from states import blocks, equal, make_state, names, save, submit
+from waits import LONG
 
 
 def test_states_are_saved_as_they_were_when_they_were_handed_over(
@@ -161,7 +162,7 @@ def test_a_write_that_takes_long_but_gets_on_is_waited_for(
     process = writer._process
     assert process is not None
     begun = process.heard_seconds
-    assert wait_until(lambda: process.heard_seconds > begun, 60), "its start may take long where the machine is busy"
+    assert wait_until(lambda: process.heard_seconds > begun, LONG), "its start may take long where the machine is busy"
     writer.submit(1, blocks({f"t{n}": torch.ones(1) for n in range(80)}), {"step": 1}, {})
     writer.wait()
     assert [(o.error, o.seconds > 4.0) for o in writer.outcomes()] == [(None, True)]
@@ -226,7 +227,8 @@ def test_a_save_over_which_a_process_died_is_written_by_another_if_it_is_tried_a
         return everyone
 
     def work(rank: int) -> tuple[bool, bool]:
-        mine = replace(settings, rank=rank, workers=2, patience_seconds=120.0)
+        # Without end: the first worker's process has to learn of the other's death.
+        mine = replace(settings, rank=rank, workers=2, patience_seconds=1e6)
         writer = CheckpointWriter(mine, partial(gather, rank))
         if rank == dead:
             os.kill(_process(writer), signal.SIGSTOP)
@@ -241,10 +243,8 @@ def test_a_save_over_which_a_process_died_is_written_by_another_if_it_is_tried_a
         writer.close()
         return first, second
 
-    start = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(work, (0, 1))) == [(True, False)] * 2
-    assert time.monotonic() - start < 100, "the first worker's process learns of the other's death"
     store = CheckpointStore(settings.directory)
     assert store.verify(1).good and equal(store.load(store.info(1)), make_state(1))
 
@@ -301,7 +301,7 @@ def test_the_process_ends_its_work_when_its_worker_is_gone(settings: WriterSetti
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     store = CheckpointStore(settings.directory)
-    assert wait_until(store.list, 60)
+    assert wait_until(store.list, LONG)
     assert [info.step for info in store.list()] == [7] and store.verify(7).good
 
 
@@ -485,7 +485,7 @@ def test_nobody_waits_for_an_upload_as_for_a_checkpoint(tmp_path: Path) -> None:
     assert writer._process is not None
     writer._process.finish(tell_end=True)
     store = CheckpointStore(run / "checkpoints")
-    assert wait_until(store.list, 60), "its start may take long where the machine is busy"
+    assert wait_until(store.list, LONG), "its start may take long where the machine is busy"
     assert wait_for_writers(run, 15) and store.verify(1).good
     assert writer._process._popen.poll() is None, "it goes on trying for a while"
     writer._process.kill()
@@ -533,22 +533,22 @@ def test_a_part_whose_process_is_gone_is_not_waited_for(
     settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it was begun; it is as long as the process lives, which may be in one long write."""
-    monkeypatch.setattr(write_process, "_PATIENCE_ALONE_SECONDS", 100.0)
-    monkeypatch.setattr(write_process, "_PATIENCE_BEGUN_SECONDS", 100.0)
+    monkeypatch.setattr(write_process, "_PATIENCE_ALONE_SECONDS", 1e6)
+    monkeypatch.setattr(write_process, "_PATIENCE_BEGUN_SECONDS", 1e6)
     settings.directory.mkdir()
-    mine = replace(settings, fence=owned(tmp_path), patience_seconds=100.0)
+    mine = replace(settings, fence=owned(tmp_path), patience_seconds=1e6)
     record = {**mine.record(), "workers": 3, "lock": None}
     process = write_process.WriteProcess(record, io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
-    lock, start = open_writer_lock(tmp_path, 1), time.monotonic()
+    lock, gone = open_writer_lock(tmp_path, 1), threading.Event()
     os.close(open_writer_lock(tmp_path, 2))
     assert not writer_has_ended(tmp_path, 1) and writer_has_ended(tmp_path, 2)
-    threading.Timer(1.0, os.close, (lock,)).start()
+    threading.Timer(1.0, lambda: (gone.set(), os.close(lock))).start()
     for rank in (1, 2):
         with pytest.raises(CheckpointError, match=f"worker {rank} has not written its part, and its process is gone"):
             process._part_of(settings.directory, rank)
-    assert 1.0 <= time.monotonic() - start < 50
+        assert gone.is_set(), "while its process was there, it was waited for"
 
 
 def test_of_a_process_on_another_machine_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -691,9 +691,8 @@ def test_a_folder_that_cannot_be_made_holds_no_worker_up(settings: WriterSetting
                 writer.wait()
         return [outcome.step for outcome in writer.outcomes() if outcome.error is not None]
 
-    start = time.monotonic()
-    assert together(replace(settings, patience_seconds=250.0), save_three, workers=2) == [[1, 2, 3]] * 2
-    assert time.monotonic() - start < 150, "and not when their patience is over"
+    # And not when their patience is over, which it never is.
+    assert together(replace(settings, patience_seconds=1e6), save_three, workers=2) == [[1, 2, 3]] * 2
 
 
 @pytest.mark.parametrize("hanging", [0, 1])

@@ -15,6 +15,7 @@ from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, 
 from headway.config.complaints import FOREIGN, OURS, known_keys
 from headway.config.load import PRESETS
 from headway.core.errors import ConfigError
+from waits import LONG
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -540,7 +541,7 @@ def test_python_users_are_told_too() -> None:
 
 def test_reading_a_config_does_not_import_torch() -> None:
     code = "import sys, headway.config as c; c.load_config('quickstart'); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONG)
 
 
 def test_names_of_other_trainers_lead_to_keys_that_there_are() -> None:

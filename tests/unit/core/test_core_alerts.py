@@ -11,6 +11,7 @@ import pytest
 from headway.core import console
 from headway.core.alerts import alerting
 from headway.core.waiting import wait_until
+from waits import LONG
 
 
 @pytest.fixture(autouse=True)
@@ -20,15 +21,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_warnings_are_told_and_nothing_else(tmp_path: Path) -> None:
-    file = tmp_path / "told.jsonl"
+    file, before = tmp_path / "told.jsonl", time.time()
     with alerting(f"cat >> '{file}'", tmp_path / "mine"):
         console.warning("the disk is full")
         console.notice("all is well")
     console.warning("of another time")
     (told,) = [json.loads(line) for line in file.read_text().splitlines()]
-    assert (told["run"], told["what"]) == ("mine", "the disk is full") and told["time"] == pytest.approx(
-        time.time(), abs=60
-    )
+    assert (told["run"], told["what"]) == ("mine", "the disk is full")
+    assert before - 1 <= told["time"] <= time.time() + 1
 
 
 def test_its_file_can_be_opened_before_the_disk_hangs(tmp_path: Path) -> None:
@@ -73,15 +73,13 @@ def test_a_command_that_fails_or_hangs_costs_nothing(tmp_path: Path, monkeypatch
     with console.log_to(tmp_path / "log"):
         with alerting("echo so >&2; exit 3", tmp_path):
             console.warning("x" * 200_000)
-            assert wait_until(lambda: "exit code 3" in (tmp_path / "alerts.log").read_text(), 60)
+            assert wait_until(lambda: "exit code 3" in (tmp_path / "alerts.log").read_text(), LONG)
             console.warning("again")
         monkeypatch.setattr("headway.core.alerts._END_SECONDS", 0.2)
-        start = time.monotonic()
-        with alerting(f"sleep 120; touch '{tmp_path}/left'", tmp_path / "gone"):
+        with alerting(f"sleep 600; touch '{tmp_path}/left'", tmp_path / "gone"):
             for number in range(9):
                 console.warning(f"number {number}")
         with alerting(None, tmp_path):
             console.warning("nobody is told")
-    assert time.monotonic() - start < 60
     assert "which is busy: number 8" in (tmp_path / "log").read_text()
     assert (tmp_path / "alerts.log").read_text() == "so\ntelemetry.alert ended with exit code 3\n" * 2

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headway.core import console
+from waits import LONG
 
 PRINTS = """
 import logging, os, sys, warnings
@@ -110,7 +111,7 @@ def test_the_exit_code_arrives_though_nobody_reads_the_error(stream: str) -> Non
     if "full" in stream and not Path("/dev/full").exists():
         pytest.skip("Linux has this device")
     command = [sys.executable, "-m", "headway", "config", "show", "no-such-config"]
-    done = subprocess.run(["bash", "-c", f'exec {stream}; "$@"', "bash", *command], check=False, timeout=60)
+    done = subprocess.run(["bash", "-c", f'exec {stream}; "$@"', "bash", *command], check=False, timeout=LONG)
     assert done.returncode == 2
 
 

@@ -17,6 +17,7 @@ from headway.core import faults
 from headway.core.errors import ConfigError
 from headway.core.heartbeat import Phase
 from headway.core.waiting import wait_until
+from waits import LONG
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_signals(monkeypatch: pytest.MonkeyPatch, action: str, number: int) -> None:
     monkeypatch.setenv("HEADWAY_FAULTS", f"{action}@step=2")
     code = "from headway.core.faults import fault_point as f; f('step', 1); print('first', flush=True); f('step', 2)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG)
     assert result.returncode == -number
     assert result.stdout == "first\n"
 
@@ -68,10 +69,10 @@ def test_a_hang_is_not_ended_by_who_asks_for_its_stack(tmp_path: Path) -> None:
     surroundings = {**os.environ, "HEADWAY_FAULTS": "hang@step=7", "HEADWAY_FAULTS_LOG": str(log)}
     with subprocess.Popen([sys.executable, "-c", script, str(stack)], env=surroundings) as child:
         try:
-            assert wait_until(lambda: log.exists() and log.read_text(), 60)
+            assert wait_until(lambda: log.exists() and log.read_text(), LONG)
             for asked in range(1, 4):
                 child.send_signal(signal.SIGURG)
-                assert wait_until(lambda n=asked: stack.read_text().count("in fault_point") == n, 60)  # type: ignore[misc]
+                assert wait_until(lambda n=asked: stack.read_text().count("in fault_point") == n, LONG)  # type: ignore[misc]
             with pytest.raises(subprocess.TimeoutExpired):
                 child.wait(1.0)
         finally:

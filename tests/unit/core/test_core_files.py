@@ -13,6 +13,7 @@ import pytest
 
 from headway.core import files
 from headway.core.foreign import read_json_lines
+from waits import LONG
 
 
 def test_atomic_write_makes_folders_and_replaces(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_killed_write_leaves_the_old_content(tmp_path: Path) -> None:
         "with atomic_write(pathlib.Path(sys.argv[1]), 'w') as file:\n"
         "    file.write('new'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    assert subprocess.run([sys.executable, "-c", code, str(path)], timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", code, str(path)], timeout=LONG).returncode == -signal.SIGKILL
     assert path.read_text() == "old"
 
 

@@ -21,6 +21,7 @@ from headway.core.errors import DataError, HeadwayError
 from headway.doctor import communication
 from headway.doctor import communication_worker as doctor
 from object_storage import free_ports
+from waits import LONG
 
 
 class AtOnce(BaseException):
@@ -159,6 +160,6 @@ def test_workers_that_have_met_over_gloo_end_without_being_taken_apart(main: str
         )
         for rank in range(2)
     ]
-    said = [worker.communicate(timeout=120)[0] for worker in workers]
+    said = [worker.communicate(timeout=LONG)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], said
     assert not any("apart" in words for words in said), said

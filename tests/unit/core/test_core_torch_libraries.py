@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from waits import LONG
+
 
 def output_of(script: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LONG)
     return done.stdout.split()
 
 
@@ -42,7 +44,7 @@ def test_an_end_at_any_moment_meanwhile_is_no_crash() -> None:
             "from headway.core.torch_libraries import load_libraries_ahead\n"
             f"load_libraries_ahead(); time.sleep({seconds}); sys.exit(2)\n"
         )
-        assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 2
+        assert subprocess.run([sys.executable, "-c", script], timeout=LONG).returncode == 2
 
 
 def test_whoever_has_not_begun_need_not_wait() -> None:

@@ -35,21 +35,20 @@ def on(machine: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     return run
 
 
-def test_this_machine_quickly_and_without_torch(tmp_path: Path) -> None:
+def test_this_machine_without_what_takes_long_to_load(tmp_path: Path) -> None:
+    slow = ("torch", "transformers", "datasets", "matplotlib", "pyarrow", "deepspeed")
     script = (
-        "import sys, time; sys.argv = ['headway', 'doctor', '--json']\n"
+        "import sys; sys.argv = ['headway', 'doctor', '--json']\n"
         "from headway.cli.application import application\n"
         "try: application()()\n"
         "except SystemExit: pass\n"
-        "print(time.process_time(), 'torch' in sys.modules, file=sys.stderr)"
+        f"print(*sys.modules.keys() & {slow}, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     result = json.loads(done.stdout)
     assert {"Versions", "Processor", "Memory", "Storage", "Limits"} <= {item["subject"] for item in result["findings"]}
-    seconds, has_torch = done.stderr.split()
     if not any(item["subject"] == "CUDA" for item in result["findings"]):
-        assert has_torch == "False"
-        assert float(seconds) < 2, "of the CPU's time, whatever else goes on here"
+        assert done.stderr.split() == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,6 +15,7 @@ from headway.core.errors import Preempted
 from headway.launch import supervisor
 from headway.launch.attempt import Wishes
 from headway.launch.leader_process import has_data
+from waits import LONG
 
 
 def loaded(*settings: str) -> list[str]:
@@ -29,7 +30,7 @@ def loaded(*settings: str) -> list[str]:
         "wanted = ('headway.launch.session', 'torch.distributed.launcher.api', 'fsspec', 's3fs')\n"
         "print(*(name for name in wanted if name in sys.modules))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -96,7 +97,7 @@ def test_who_watches_over_the_loading_is_gone_when_it_is_done() -> None:
         "supervisor._Supervisor(config, Wishes(), own_process=True)._load_ahead()\n"
         "assert has_one_thread()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr
 
 

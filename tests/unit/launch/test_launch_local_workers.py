@@ -17,6 +17,7 @@ from headway.core.waiting import wait_until
 from headway.launch import local_workers
 from headway.launch.local_workers import WorkersFailed, start_workers
 from headway.launch.worker import SPARE_VARIABLE
+from waits import LONG
 
 #: What the workers of these tests do: leave their environment and number, then what the test orders.
 _MODULE = """
@@ -81,7 +82,7 @@ def test_the_death_of_one_ends_the_others_and_is_what_is_told(
     with pytest.raises(WorkersFailed) as failed:
         workers("time.sleep(600)", f"{_OTHER_IS_THERE}; os.kill(os.getpid(), signal.SIGKILL)")
     assert failed.value.killed is not None and (failed.value.first.rank, failed.value.first.code) == (1, -9)
-    assert wait_until(lambda: not any(alive(one["pid"]) for one in left(tmp_path, 2)), 10)
+    assert wait_until(lambda: not any(alive(one["pid"]) for one in left(tmp_path, 2)), LONG)
 
 
 def test_a_worker_that_does_not_end_is_killed(
@@ -148,9 +149,9 @@ def test_a_signal_to_the_starter_reaches_the_workers(tmp_path: Path, number: sig
         text=True,
     )
     try:
-        assert wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, 60)
+        assert wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, LONG)
         starter.send_signal(number)
-        assert starter.communicate(timeout=60)[0] == f"stopped by {number.name}\n"
+        assert starter.communicate(timeout=LONG)[0] == f"stopped by {number.name}\n"
     finally:
         starter.kill()
     assert len(list(tmp_path.glob("took-*"))) == 2

@@ -22,6 +22,7 @@ from headway.core.errors import ConfigError, DataError, Preempted
 from headway.data.feeding import prefetch
 from headway.launch import attempt
 from headway.launch.api import count_samples
+from waits import LONG
 
 
 class Squares:
@@ -97,7 +98,7 @@ class Stuck(Squares):
         self.used_up = threading.Event()
 
     def _stop_soon(self) -> None:
-        assert self.used_up.wait(60)
+        assert self.used_up.wait(LONG)
         time.sleep(0.3)
         signal.raise_signal(signal.SIGTERM)
 
@@ -183,7 +184,7 @@ def test_it_works_in_a_thread_and_twice_in_a_process(config: Callable[..., Confi
     fit()
     thread = threading.Thread(target=fit)
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=LONG)
     assert steps == [6, 6]
     assert state_hash(config("run0")) == state_hash(config("run1"))
 

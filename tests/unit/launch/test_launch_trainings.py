@@ -13,6 +13,7 @@ from headway.config import load_config
 from headway.core.errors import DataError, HeadwayError, Preempted
 from headway.core.waiting import wait_until
 from headway.launch.trainings import failed, place, running
+from waits import LONG
 
 
 @pytest.mark.parametrize("name", ["2026", "out #2", "null", "a: b", 'the "last" one', "läuft 🚆", "[1]"])
@@ -28,7 +29,7 @@ def test_what_was_begun_ends_with_a_signal_to_stop(tmp_path: Path, number: signa
     command = [sys.executable, "-uc", "import os, time; print(os.environ['GIVEN']); time.sleep(60)"]
     try:
         with pytest.raises(KeyboardInterrupt), running(command, log, {"GIVEN": "there"}) as process:
-            assert wait_until(lambda: log.read_text() == "there\n", 20, 0.01)
+            assert wait_until(lambda: log.read_text() == "there\n", LONG, 0.01)
             signal.raise_signal(number)
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -31,6 +31,7 @@ from headway.supervise.endings import Budget, Ending
 from headway.supervise.ownership import OwnerLock
 from headway.supervise.processes import DEAD, ProcessState, has_one_thread, process_state
 from headway.supervise.watchdog import Finding
+from waits import LONG
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
     with alert_with(told.append):
         supervisor_thread = threading.Thread(target=say, daemon=True)
         supervisor_thread.start()
-        supervisor_thread.join(20)
+        supervisor_thread.join(LONG)
     assert not supervisor_thread.is_alive() and not has_one_thread()
     assert capsys.readouterr().err == "warning: one\nwarning: two\n" and told == ["one", "two"]
     monkeypatch.setattr(supervisor_log, "_SECONDS", 10.0)
@@ -177,17 +178,17 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
 
     survivor, dead = (subprocess.Popen([sys.executable, "-c", script, str(folder), rank]) for rank in "01")
     try:
-        assert wait_until(lambda: (folder / "waits").exists() and (folder / "heartbeat-1").exists(), 60)
+        assert wait_until(lambda: (folder / "waits").exists() and (folder / "heartbeat-1").exists(), LONG)
         attempt._look()
         (folder / "die").touch()
-        assert wait_until(lambda: (state := process_state(dead.pid)) is not None and state.state == DEAD, 60)
+        assert wait_until(lambda: (state := process_state(dead.pid)) is not None and state.state == DEAD, LONG)
         leader: Any = SimpleNamespace(
             pid=-1, code=1, poll=survivor.poll, listen=lambda seconds: time.sleep(seconds) or []
         )
         kill = attempt._hurry
         # On a busy machine it takes longer than it is given.
         monkeypatch.setattr(watched, "_TELL_SECONDS", 100.0)
-        monkeypatch.setattr(attempt, "_hurry", lambda: (wait_until(has_written, 30), kill()))
+        monkeypatch.setattr(attempt, "_hurry", lambda: (wait_until(has_written, LONG), kill()))
         ending = attempt._watch(leader, None)
         assert survivor.poll() == -signal.SIGKILL
     finally:
@@ -294,7 +295,7 @@ def test_a_second_ctrl_c_ends_workers_at_once(attempt: WatchedAttempt, monkeypat
             worker.wait(0.5)
         attempt._signals.append(signal.SIGINT)
         attempt._pass_on(leader)
-        leader.code = worker.wait(60)
+        leader.code = worker.wait(LONG)
     finally:
         worker.kill()
         worker.wait()
@@ -360,7 +361,7 @@ def test_a_caller_that_ignores_children_hears_of_an_error(tiny: Callable[..., Pa
         [sys.executable, "-c", script, str(tiny())],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG,
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_DFL),
     )
     assert done.returncode == 3, done.stderr

@@ -12,6 +12,7 @@ from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.foreign import read_json_lines
 from headway.launch import worker
 from headway.launch.worker import SPARE_VARIABLE, first_record, reasons_in, report_to
+from waits import LONG
 
 
 def test_a_worker_that_cannot_be_watched_says_so_at_once(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ with reasons_in(Path(sys.argv[1]), 0), open_world("cpu", 60):
 def test_on_gpus_an_error_is_told_and_ends_its_worker_though_others_wait_for_it(tmp_path: Path) -> None:
     """They would wait for each other until NCCL's limit is over, ten minutes later."""
     command = [sys.executable, "-c", _ON_GPUS, str(tmp_path)]
-    ended = subprocess.run(command, timeout=60, stdout=subprocess.PIPE, text=True, check=False)
+    ended = subprocess.run(command, timeout=LONG, stdout=subprocess.PIPE, text=True, check=False)
     left = first_record(tmp_path)
     assert left is not None and (left["what"], left["exit_code"]) == ("a row is missing", 3)
     assert (ended.returncode, ended.stdout) == (3, "the last line of the log\n")

@@ -25,6 +25,7 @@ from headway.launch.workers_seen import WorkersSeen
 from headway.supervise.crew import Crew
 from headway.supervise.processes import children_of, what_it_does
 from headway.supervise.watchdog import Watchdog
+from waits import LONG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the state of a process cannot be told")
 
@@ -38,7 +39,7 @@ def stopped() -> Iterator[subprocess.Popen[bytes]]:
     assert process.stdout is not None and process.stdout.readline()
     os.killpg(process.pid, signal.SIGSTOP)
     for pid in (process.pid, *children_of(process.pid)):
-        assert wait_until(lambda pid=pid: "SIGSTOP" in what_it_does(pid), 60)
+        assert wait_until(lambda pid=pid: "SIGSTOP" in what_it_does(pid), LONG)
     yield process
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from headway.cli import plan as verb
 from support import headway, write_config
+from waits import LONG
 
 
 def run(*arguments: str | Path) -> Any:
@@ -87,6 +88,6 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
         "from headway.cli.application import application\n"
         f"application()(['plan', {str(write_config(tmp_path))!r}, '--gpus', '8xH100'])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG, check=False)
     assert result.returncode == 0, result.stderr
     assert "recommended:" in result.stdout

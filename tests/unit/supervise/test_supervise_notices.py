@@ -28,6 +28,7 @@ from headway.supervise.notices.slurm import Slurm
 from headway.training.clock import StopSignals
 from headway.training.notices import NoticeReader, sender, too_short
 from support_notices import Cloud, metadata_service, utc
+from waits import LONG
 
 
 @pytest.fixture
@@ -63,13 +64,13 @@ def test_aws_needs_a_token_and_tells_interruptions_and_recommendations(cloud: Cl
 
 
 def test_gcp_is_told_of_a_change_while_it_waits(cloud: Cloud) -> None:
-    gcp, host = Gcp("preempted", cloud.url, wait_seconds=200), Gcp("maintenance-event", cloud.url, wait_seconds=200)
+    # So long that a question which waits for the end of the time is never answered.
+    gcp, host = (Gcp(what, cloud.url, wait_seconds=100_000) for what in ("preempted", "maintenance-event"))
     assert gcp.check() is None and host.check() is None
-    start, earliest = time.monotonic(), time.time() + 30
+    earliest = time.time() + 30
     threading.Timer(0.1, cloud.change_google, ("preempted", "TRUE")).start()
     found = gcp.check()
     assert found and found.deadline and earliest <= found.deadline <= time.time() + 30
-    assert 0.05 < time.monotonic() - start < 100, "it waits for the change, and not for the end of the time"
     cloud.change_google("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
     assert host.check() is None, "a migration takes the process along"
     cloud.change_google("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
@@ -85,10 +86,10 @@ def test_gcp_maintenance_is_heard_with_a_grace_shorter_than_its_notice(
     came: list[Notice] = []
     source = Gcp("maintenance-event", cloud.url, wait_seconds=600)
     with watching(PreemptionConfig(grace_seconds=3), came.append, sources=[source]):
-        assert wait_until(lambda: bool(source._etag), 60)
+        assert wait_until(lambda: bool(source._etag), LONG)
         cloud.change_google("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
-        assert wait_until(came.__len__, 120)
-        assert wait_until(lambda: len(cloud.asked) > 4, 60), "the machine may stay for an hour: it is asked on"
+        assert wait_until(came.__len__, LONG)
+        assert wait_until(lambda: len(cloud.asked) > 4, LONG), "the machine may stay for an hour: it is asked on"
     assert len(came) == 1
 
 
@@ -209,8 +210,8 @@ def test_a_notice_is_handed_on_once_in_time_and_answered_when_all_is_saved() -> 
         source = Scripted(later, None, Unavailable("away"), KeyError("nonsense"), soon, soon)
         came: list[Notice] = []
         with pytest.raises(type(error)), watching(PreemptionConfig(), came.append, sources=[source]):
-            assert source.done.wait(30)
-            assert wait_until(came.__len__, 30)
+            assert source.done.wait(LONG)
+            assert wait_until(came.__len__, LONG)
             raise error
         assert came == [soon], "what is far off may be called off; what is near is said once"
         assert source.answers == ([soon] if isinstance(error, Preempted) else [])
@@ -220,7 +221,7 @@ def test_an_end_that_is_moved_is_another_notice_and_answered_once() -> None:
     first, moved = (Notice("s", "reboot", deadline=time.time() + left, key="b") for left in (50, 20))
     source, came = Scripted(first, moved, moved), list[Notice]()
     with pytest.raises(Preempted), watching(PreemptionConfig(), came.append, sources=[source]):
-        assert wait_until(lambda: len(came) == 2, 60)
+        assert wait_until(lambda: len(came) == 2, LONG)
         raise Preempted("saved")
     assert came == [first, moved] and source.answers == [moved]
 
@@ -236,7 +237,7 @@ def test_a_callback_that_fails_is_called_again(capsys: pytest.CaptureFixture[str
         again.set()
 
     with watching(PreemptionConfig(), full_disk, sources=[Scripted(notice)]):
-        assert again.wait(30)
+        assert again.wait(LONG)
     assert "no space left" in capsys.readouterr().err
 
 
@@ -244,10 +245,11 @@ def test_a_callback_that_fails_is_called_again(capsys: pytest.CaptureFixture[str
 def test_a_service_that_fails_is_no_ones_business(
     cloud: Cloud, service: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    over = threading.Event()
+    asked, over = threading.Event(), threading.Event()
 
     def slowly(*_: Any, **__: Any) -> None:
-        over.wait(200)
+        asked.set()
+        over.wait()
         raise OSError("nobody listens any more")
 
     url = cloud.url
@@ -263,11 +265,9 @@ def test_a_service_that_fails_is_no_ones_business(
         for source in make_sources(config, Machine()):
             with pytest.raises(Unavailable):
                 source.check()
-    start = time.monotonic()
-    with watching_for(tmp_path, config):
-        time.sleep(0.2)
+    with watching_for(tmp_path, config):  # whose end waits for no question under way: this one would never end
+        assert service != "slow" or asked.wait(LONG)
     over.set()
-    assert time.monotonic() - start < 100, "nobody waits for a question under way"
     assert not posted(tmp_path)
 
 

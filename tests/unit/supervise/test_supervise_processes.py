@@ -18,6 +18,7 @@ import pytest
 from headway.core.waiting import wait_until
 from headway.supervise import processes
 from headway.supervise.processes import DEAD, STOPPED, ProcessState, can_be_copied, end_all, process_state
+from waits import LONG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
@@ -100,11 +101,10 @@ time.sleep(600)
     worker = subprocess.Popen([sys.executable, "-c", family], start_new_session=True, stdout=subprocess.PIPE)
     assert worker.stdout is not None
     worker.stdout.readline()
-    start = time.monotonic()
     assert end_all([worker.pid], unfinished=lambda: not large.exists()) == []
     assert worker.wait() == -signal.SIGKILL
     assert done.exists() and not late.exists()
-    assert large.exists() and time.monotonic() - start < 30, "who gets on may finish, who sleeps may not"
+    assert large.exists(), "who gets on may finish, who sleeps may not"
 
 
 def test_a_writer_that_has_saved_all_is_not_waited_for() -> None:
@@ -137,7 +137,7 @@ def test_a_machine_that_stood_still_makes_no_process_idle() -> None:
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
         sleeper.send_signal(signal.SIGSTOP)  # it is still beginning, and computes for that
-        assert wait_until(lambda: (state := process_state(sleeper.pid)) is not None and state.state == STOPPED, 60)
+        assert wait_until(lambda: (state := process_state(sleeper.pid)) is not None and state.state == STOPPED, LONG)
         seen = dict[int, processes.Seen]()
         assert processes.gets_on(sleeper.pid, 0.0, seen)
         looks = [processes.gets_on(sleeper.pid, 1e6 + number, seen) for number in range(100)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.alerts import is_alert
+from waits import LONG
 
 #: With an alert of its own, and one of a worker whose end comes while both are under way. Each waits for what it needs,
 #: so that nothing depends on how fast another process is.
@@ -35,12 +36,12 @@ alerts._END_SECONDS = 60.0
 child = subprocess.Popen([sys.executable, "-c", worker], start_new_session=True)
 own = alerts.Alerts(command, "run", folder / "log")
 own.tell("it fails, too")
-assert wait_until(lambda: len(list(folder.glob("begun-*"))) == 2, 120)
+assert wait_until(lambda: len(list(folder.glob("begun-*"))) == 2, 600.0)
 left = processes.end_all([child.pid], os.getpid())
 code = child.wait()
 (folder / "go").touch()
 own.close()
-told = wait_until(lambda: len(list(folder.glob("told-*"))) == 2, 60.0 if limit else 0.0)
+told = wait_until(lambda: len(list(folder.glob("told-*"))) == 2, 600.0 if limit else 0.0)
 print(json.dumps([left, code, told]))
 """
 
@@ -49,7 +50,7 @@ print(json.dumps([left, code, told]))
 @pytest.mark.parametrize("limit", [600.0, 0.0])
 def test_alerts_are_spared_within_their_time(tmp_path: Path, limit: float) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SUPERVISOR, str(tmp_path), str(limit)], capture_output=True, text=True, timeout=400
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path), str(limit)], capture_output=True, text=True, timeout=LONG
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[], -9, bool(limit)]

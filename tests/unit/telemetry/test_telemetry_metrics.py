@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ import pytest
 from headway.core import patience
 from headway.core.errors import CheckpointError
 from headway.telemetry.metrics import MetricsLog, read_metrics
+from waits import LONG
+from work import count_calls
 
 
 def refuse(word: str) -> None:
@@ -29,12 +33,12 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_record_has_step_attempt_time_and_every_bit_of_its_values(tmp_path: Path) -> None:
-    value = 0.1 + 0.2
+    value, before = 0.1 + 0.2, time.time()
     with MetricsLog(tmp_path / "run" / "metrics.jsonl", attempt=3) as log:
         log.write(1, {"train/loss": value})
     (record,) = lines(tmp_path / "run")
     assert record["step"] == 1 and record["attempt"] == 3
-    assert abs(record["time"] - time.time()) < 60
+    assert before - 1 <= record["time"] <= time.time() + 1
     steps, values = read_metrics(tmp_path / "run").series("train/loss")
     assert steps.tolist() == [1] and values.tolist() == [value]
 
@@ -183,7 +187,7 @@ def test_a_missing_file_is_an_empty_history(tmp_path: Path) -> None:
     assert read_metrics(tmp_path, newest=True).names == []
 
 
-def test_the_newest_records_of_a_long_history_are_found_quickly(tmp_path: Path) -> None:
+def test_the_newest_records_of_a_long_history_are_read_alone(tmp_path: Path) -> None:
     write_attempt(tmp_path, 1, range(1, 20_001), 1.0)
     metrics = read_metrics(tmp_path, newest=True)
     steps, _ = metrics.series("train/loss")
@@ -218,7 +222,7 @@ def test_a_record_that_is_begun_is_there_when_that_is_settled(
     goes, may = threading.Event(), [True]
 
     def may_write() -> None:
-        goes.wait(60)
+        goes.wait(LONG)
         if not may[0]:
             raise CheckpointError("another attempt has the run")
 
@@ -251,13 +255,15 @@ def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None
         MetricsLog(tmp_path / "file" / "metrics.jsonl", 1)
 
 
-def test_writing_is_cheap(tmp_path: Path) -> None:
-    values = {f"name/{index}": index / 7 for index in range(12)}
+def test_writing_is_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One system call for a record, none that waits for the disk, and as little in Python after many as at first."""
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("it waits for the disk"))
+    values, written = {f"name/{index}": index / 7 for index in range(12)}, list[int]()
     with MetricsLog(tmp_path / "metrics.jsonl", 1) as log:
-        best = math.inf
-        for start in range(0, 1000, 100):
-            begin = time.perf_counter()
-            for step in range(start, start + 100):
-                log.write(step + 1, values)
-            best = min(best, (time.perf_counter() - begin) / 100)
-    assert best < 1e-3, f"{best * 1e6:.0f} us a step"  # a hundredth of a short step, on a machine that is busy
+        file = log._file
+        log._file = SimpleNamespace(
+            write=lambda line: written.append(file.write(line)) or written[-1], close=file.close
+        )
+        calls = [count_calls(lambda s=step: log.write(s + 1, values)) for step in range(1000)]
+    assert len(written) == 1000 and (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 1000
+    assert max(calls) < 100

@@ -24,6 +24,7 @@ from headway.training import evaluate as evaluate_module
 from headway.training.evaluate import Evaluation, evaluate
 from headway.training.task import Objective
 from support import state_hash
+from waits import LONG
 
 OBJECTIVE = Objective(lambda model, batch: model(batch["x"]).sum(), lambda batch: len(batch["x"]))
 
@@ -48,7 +49,7 @@ class Together:
     def __init__(self, workers: int) -> None:
         self.workers, self.exchanges = workers, 0
         self._said: dict[int, list[float]] = {}
-        self._barrier = threading.Barrier(workers, action=self._count, timeout=60)
+        self._barrier = threading.Barrier(workers, action=self._count, timeout=LONG)
 
     def _count(self) -> None:
         self.exchanges += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,10 +74,8 @@ def test_dropping_leaves_no_gap_at_the_end() -> None:
 
 
 def test_blank_lines_before_a_text_take_no_time_when_its_last_paragraph_goes() -> None:
-    before = time.process_time()
-    text = "\n" * 30_000 + "one\n \n"
+    text = "\n" * 3_000_000 + "one\n \n"  # a look from each of them at all the others would take days
     assert drop_paragraphs(f"{text}two", np.array([True, False])) == text[:-3]
-    assert time.process_time() - before < 2  # 30,000 times 30,000 steps take much longer
 
 
 def test_a_document_that_has_changed_is_noticed() -> None:

@@ -15,6 +15,7 @@ import torch
 from headway.core.waiting import wait_until
 from headway.data.feeding import prefetch
 from headway.data.feeding.feed import Prefetcher
+from waits import LONG
 
 
 class Counting:
@@ -69,7 +70,7 @@ def test_it_reads_ahead_but_not_further_than_asked(threads: Callable[[], set[thr
     feed = Counting()
     with Prefetcher(feed, [0], 0, 100, depth=3) as prefetcher:
         for there in (4, 5):  # three wait in the queue and one is in the thread's hands
-            assert wait_until(lambda there=there: len(feed.read) >= there, 60)  # type: ignore[misc]
+            assert wait_until(lambda there=there: len(feed.read) >= there, LONG)  # type: ignore[misc]
             time.sleep(0.2)
             assert len(feed.read) == there
             prefetcher.next()
@@ -143,11 +144,10 @@ def test_a_wish_to_stop_is_heard_while_data_do_not_come(
             steps.append(step)
             if step == 1:
                 threading.Timer(0.3, wish.set).start()
-        start = time.monotonic()
+    # Closing does not wait for data either, which come only now.
     assert steps == [0, 1] and threads()
-    assert time.monotonic() - start < 60, "closing does not wait for data either"
     feed.comes.set()
-    assert wait_until(lambda: not threads(), 60)
+    assert wait_until(lambda: not threads(), LONG)
 
 
 def test_batches_that_are_ready_are_handed_out_whatever_is_wished(monkeypatch: pytest.MonkeyPatch) -> None:

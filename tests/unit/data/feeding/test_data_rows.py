@@ -28,6 +28,7 @@ from headway.data.feeding import packing_plans
 from headway.data.feeding.rows import RowBlock, join_blocks, micro_batch_of, open_rows, packing_notice, padding_warning
 from headway.data.store import TokenStore
 from headway.models.attention import PackedDocuments
+from waits import LONG
 
 END = 0
 PACKINGS = ("concat", "best_fit", "pad")
@@ -400,7 +401,7 @@ def test_workers_that_start_at_once_make_one_plan(tmp_path: Path, cache: Path, m
         found = read(folder)
         if "looked" not in vars(seen):
             seen.looked = True
-            ready.wait(10)  # all have found nothing
+            ready.wait(LONG)  # all have found nothing
         return found
 
     def plan(*given: Any) -> Any:

@@ -25,6 +25,7 @@ from headway.data.preparing import build, building
 from headway.data.preparing.prepare import prepare
 from headway.data.store import MANIFEST, TokenStore
 from headway.data.used_by import mark_use, uses_of
+from waits import LONG
 
 Configs = Callable[..., DataConfig]
 READS = "a training reads this token store"
@@ -114,7 +115,7 @@ def test_a_copy_of_the_reader_goes_on_reading(more: DataConfig) -> None:
             return True
         return False
 
-    assert wait_until(released, 60)
+    assert wait_until(released, LONG)
 
 
 def test_who_comes_while_it_is_replaced_has_the_new_one(more: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:

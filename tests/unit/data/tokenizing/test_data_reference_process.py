@@ -22,6 +22,7 @@ from headway.data.tokenizing.odd_texts import odd_texts
 from headway.data.tokenizing.reference_process import ReferenceProcess
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_on
+from waits import LONG
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no process can be copied here")
 
@@ -100,7 +101,7 @@ def test_it_ends_with_who_began_it(tokenizer: Tokenizer) -> None:
         "os._exit(3)\n"
     )
     # Its standard output, which the copy has too, is read to the end: that is when both have ended.
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60).returncode == 3
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=LONG).returncode == 3
 
 
 @pytest.fixture

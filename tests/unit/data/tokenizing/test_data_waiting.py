@@ -20,8 +20,8 @@ def test_long_work_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(waiting, "_FIRST", 0.01)
     monkeypatch.setattr(waiting, "_LOGGED", 0.01)
     with waiting_for("merging"):
-        deadline, told = time.monotonic() + 20, ""
-        while told.count("\n") < 2 and time.monotonic() < deadline:
+        told = ""
+        while told.count("\n") < 2:
             time.sleep(0.01)
             told += capsys.readouterr().err
     assert all(re.fullmatch(r"merging: \d\.\d s so far", line) for line in told.splitlines()) and told.count("\n") >= 2

@@ -1,8 +1,7 @@
-"""Corpus, store and checkpoints in Azure: with its emulator Azurite (`npm install -g azurite`), where that is there."""
+"""Corpus, store and checkpoints in Azure: with its emulator Azurite."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,15 +15,14 @@ from object_storage import (
     GLOBS,
     contend_for_an_object,
     find_by_glob,
-    free_ports,
     lose_a_machine,
     prepare_from_both,
     put_folder,
 )
+from parts_table import AZURITE, program
+from ports import free_ports
 
-adlfs = pytest.importorskip("adlfs")
-AZURITE = shutil.which("azurite-blob")
-pytestmark = pytest.mark.skipif(AZURITE is None, reason="Azurite is not installed")
+pytestmark = pytest.mark.parts(AZURITE)
 
 #: The account that every Azurite has.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -33,6 +31,10 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 @pytest.fixture(scope="module")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A connection string, of an account with a container."""
+    pytest.importorskip("adlfs", reason="there is no client: pip install 'headway[azure]'")
+    server_program = program("azurite-blob")
+    if server_program is None:
+        pytest.skip("there is no Azurite: npm install --prefix build/parts azurite")
     from azure.core.exceptions import AzureError
     from azure.storage.blob import BlobServiceClient
 
@@ -40,7 +42,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     where = f"http://127.0.0.1:{port}/devstoreaccount1"
     found = f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={KEY};BlobEndpoint={where};"
     command = [
-        str(AZURITE),
+        server_program,
         "--silent",
         "--skipApiVersionCheck",
         "--disableTelemetry",
@@ -51,7 +53,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
-            for left in reversed(range(100)):
+            for left in reversed(range(600)):
                 try:
                     with BlobServiceClient.from_connection_string(found, retry_total=0) as service:
                         service.create_container("headway")
@@ -66,6 +68,8 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def container(account: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    import adlfs
+
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
     adlfs.AzureBlobFileSystem.clear_instance_cache()
     return "az://headway"

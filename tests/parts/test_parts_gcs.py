@@ -1,5 +1,5 @@
-"""Corpus, store and checkpoints in Google Cloud Storage: with `gcsfs`, where that is there, and a server that answers
-as its JSON API does (tests/gcs_server.py)."""
+"""Corpus, store and checkpoints in Google Cloud Storage: with its client `gcsfs`, and a server that answers as its JSON
+API does (tests/gcs_server.py)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from object_storage import (
     prepare_from_both,
     put_folder,
 )
+from parts_table import GCSFS
 from states import equal, make_state, save
 
 # Or gcsfs asks over gRPC first, which this server does not speak, of what kind the bucket is.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-pytest.importorskip("gcsfs")
-
+pytestmark = pytest.mark.parts(GCSFS)
 
 OPTIONS = {"token": "anon"}
 
@@ -45,8 +45,7 @@ def module_server() -> Iterator[GcsServer]:
 
 @pytest.fixture
 def server(module_server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
-    import gcsfs
-
+    gcsfs = pytest.importorskip("gcsfs", reason="there is no client: pip install 'headway[gcs]'")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", module_server.endpoint)
     gcsfs.GCSFileSystem.clear_instance_cache()
     return module_server
@@ -145,7 +144,6 @@ def test_a_bucket_prepares_to_the_same_tokens_as_a_folder(bucket: str, every_for
     prepare_from_both(bucket, every_format, tmp_path, storage_options=OPTIONS)
 
 
-@pytest.mark.slow
 def test_a_run_on_a_machine_that_is_gone_goes_on_from_gcs(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

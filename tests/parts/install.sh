@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# What `make test-parts` needs besides Python packages. Nothing here ends the run: tests whose part cannot be had are
+# skipped, with the reason.
+set -u
+cd "$(dirname "$0")/../.."
+as_root=
+[ "$(id -u)" = 0 ] || as_root="sudo -n"
+
+missing=
+command -v slurmctld slurmd sbatch >/dev/null 2>&1 || [ -x /usr/sbin/slurmctld ] || missing="slurmctld slurmd slurm-client"
+command -v npm >/dev/null || missing="$missing npm"
+if [ -n "$missing" ]; then
+    if command -v apt-get >/dev/null && $as_root true 2>/dev/null; then
+        export DEBIAN_FRONTEND=noninteractive
+        $as_root apt-get update -qq && $as_root apt-get install -y -qq --no-install-recommends $missing ||
+            echo "some of these cannot be installed: $missing"
+    else
+        echo "without root or apt-get these are not installed: $missing"
+    fi
+fi
+if [ ! -x build/parts/node_modules/.bin/azurite-blob ] && command -v npm >/dev/null; then
+    npm install --silent --no-audit --no-fund --prefix build/parts azurite@3.35.0 || echo "Azurite cannot be installed"
+fi

@@ -1,0 +1,73 @@
+"""The real parts that tests of the mark `parts` need, and what came of them: a line each, at the end of such a run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from waits import LONG
+
+SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsfs", "Slurm"
+
+#: Where `tests/parts/install.sh` puts what npm has.
+NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
+
+
+def program(name: str) -> str | None:
+    """Where a program is: in this environment, in `build/parts` or on the path."""
+    places = [str(Path(sys.executable).parent), str(NODE_PROGRAMS), os.environ.get("PATH", ""), "/usr/sbin"]
+    return shutil.which(name, path=os.pathsep.join(places))
+
+
+def _said(name: str, *arguments: str) -> str:
+    found = program(name)
+    if found is None:
+        return "n/a"
+    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False, timeout=LONG)
+    number = re.search(r"\d+(?:\.\d+)+", done.stdout + done.stderr)
+    return number[0] if number else "n/a"
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "n/a"
+
+
+VERSIONS: Mapping[str, Callable[[], str]] = {
+    SEAWEEDFS: lambda: _said("weed", "version"),
+    AZURITE: lambda: _said("azurite-blob", "--version"),
+    GCSFS: lambda: _installed("gcsfs"),
+    SLURM: lambda: _said("slurmctld", "-V"),
+}
+
+
+def table(reports: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """Lines: every part, its version, how many tests passed, were skipped and failed, and the reasons of those skipped.
+
+    Args:
+        reports: By outcome, as pytest has them.
+    """
+    counts: dict[str, Counter[str]] = {part: Counter() for part in VERSIONS}
+    reasons: dict[str, dict[str, None]] = {part: {} for part in VERSIONS}
+    for outcome in ("passed", "skipped", "failed", "error"):
+        for report in reports.get(outcome, ()):
+            part = dict(getattr(report, "user_properties", ())).get("part")
+            if part is None or (outcome == "passed" and report.when != "call"):
+                continue
+            counts[part]["failed" if outcome == "error" else outcome] += 1
+            if outcome == "skipped":
+                reasons[part][str(report.longrepr[2]).removeprefix("Skipped: ")] = None
+    yield f"{'part':18}{'version':>12}{'passed':>8}{'skipped':>9}{'failed':>8}  why skipped"
+    for part, version in VERSIONS.items():
+        passed, skipped, failed = (counts[part][outcome] for outcome in ("passed", "skipped", "failed"))
+        yield f"{part:18}{version():>12}{passed:>8}{skipped:>9}{failed:>8}  {'; '.join(reasons[part])}".rstrip()
