@@ -42,10 +42,10 @@ lint: setup
 TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 40 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal --durations 40 -m "not slow and not parts"
 
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(TESTERS) --dist worksteal -m "not parts"
 
 # The only target that may install system packages (tests/parts/install.sh).
 test-parts: setup
