@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import preloaded
@@ -148,6 +149,19 @@ def headway_in_copy(*arguments: str | Path, seconds: int = 60, gib: float = 1.0)
         status = os.waitpid(copy, 0)[1]
         printed.seek(0)
         return os.waitstatus_to_exitcode(status), printed.read().decode(errors="backslashreplace")
+
+
+def refuse_to_open(monkeypatch: pytest.MonkeyPatch, error_of: Callable[[Path], OSError | None]) -> None:
+    """Let files not be opened (`core.foreign`) of which a function gives an error: root may open any."""
+    opened = os.open
+
+    def refusing(path: Any, *arguments: Any, **options: Any) -> int:
+        error = error_of(Path(path))
+        if error is not None:
+            raise error
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
 
 
 def stopped_worker(run: Path, seconds: float = LONG) -> int:

@@ -147,7 +147,7 @@ class Ledger:
             CheckpointError: a line tells nothing certain.
         """
         found: list[SegmentStart] = []
-        for record in read_json_lines(self.path):
+        for record in self._records():
             if record.get("kind") == "segment":
                 try:
                     start = SegmentStart(int(record["attempt"]), dict(record["segment"]))
@@ -180,7 +180,8 @@ class Ledger:
         try:
             return self.committed_step
         except UnreadableLedger as error:
-            raise UnwritableLedger(error.what, where=error.where, fix=error.fix) from error
+            why = error.__cause__
+            raise self._unwritable(why if isinstance(why, OSError) else OSError(error.what)) from error
 
     def commit(
         self,

@@ -14,6 +14,7 @@ from headway.bench.blocks import block, find_blocks
 from headway.bench.collect import collect
 from headway.bench.results import CellResult, Status, merge_results, read_results, write_result
 from headway.core.errors import DataError
+from support import refuse_to_open
 from support_bench import result
 
 VALUE = {"text": 'a|b  \\ "quoted" é\n', "numbers": list(range(2000))}
@@ -92,10 +93,9 @@ def test_a_log_that_cannot_be_read_is_named_and_not_the_place_of_the_results(
 ) -> None:
     (tmp_path / "x.log").touch()
 
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    refuse_to_open(
+        monkeypatch, lambda path: PermissionError(13, "Permission denied") if path.suffix == ".log" else None
+    )
     with pytest.raises(DataError) as error:
         collect([str(tmp_path / "x.log")], tmp_path / "out")
     assert error.value.where == str(tmp_path / "x.log") and "Permission denied" in error.value.what

@@ -29,6 +29,7 @@ from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig
 from states import make_state, names, save
+from support import refuse_to_open
 from waits import LONG
 
 NOW = 1_000_000.0
@@ -112,14 +113,9 @@ def test_a_disk_that_does_not_answer_once_costs_no_checkpoint(tmp_path: Path, mo
     store, folder = CheckpointStore(tmp_path / "checkpoints", keep=9), tmp_path / "checkpoints"
     for step in (10, 15, 20, 30, 35):
         save(store, step)
-    read, stale = Path.read_bytes, folder / "step-00000010" / "manifest.json"
-
-    def failing(path: Path) -> bytes:
-        if path == stale:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    stale = folder / "step-00000010" / "manifest.json"
+    error = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    refuse_to_open(monkeypatch, lambda path: error if path == stale else None)
     Pruner(folder, Rules(keep=1, keep_every=Every(10, "steps")))(store.info(35).manifest)
     assert names(folder) == [f"step-{step:08d}" for step in (10, 15, 20, 30, 35)], "15 stands in for 10"
 

@@ -45,6 +45,43 @@ def test_a_device_stays_one(tmp_path: Path) -> None:
     assert path.is_char_device() and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.timeout(60)
+def test_a_fifo_that_nobody_reads_is_replaced_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    os.mkfifo(path)
+    files.write_json(path, {"a": 1})
+    assert path.is_file() and json.loads(path.read_bytes()) == {"a": 1}
+
+
+@pytest.mark.timeout(60)
+def test_a_fifo_that_is_read_is_written_to(tmp_path: Path) -> None:
+    """`headway report -o fifo`, beside `cat fifo`."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with files.atomic_write(path) as file:
+            file.write(b"x" * 5000)
+        assert os.read(reader, 9999) == b"x" * 5000 and path.is_fifo()
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.timeout(60)
+def test_nothing_is_appended_to_or_hashed_that_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for path in (tmp_path / "fifo", tmp_path / "zero"):
+        with pytest.raises(OSError, match="not a regular file"):
+            files.append_json_line(path, {"a": 1})
+        with pytest.raises(OSError, match="not a regular file"):
+            files.sha256_file(path)
+    (tmp_path / "long").touch()
+    os.truncate(tmp_path / "long", 2**40)
+    with pytest.raises(OSError, match="are read"):
+        files.sha256_file(tmp_path / "long", most=1000)
+
+
 def test_a_link_stays_one(tmp_path: Path) -> None:
     """`-o /dev/stdout`, which is one to a file when the shell says so."""
     path, target = tmp_path / "link", tmp_path / "target"

@@ -10,6 +10,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -89,7 +90,7 @@ def test_a_file_that_grows_is_read_up_to_its_size(tmp_path: Path, monkeypatch: p
     path.write_bytes(b"x")
     opened = foreign.open_regular(path)
     path.write_bytes(b"x" * 1_000_000)
-    monkeypatch.setattr(foreign, "open_regular", lambda *_: opened)
+    monkeypatch.setattr(foreign, "open_regular", lambda *_, **__: opened)
     with pytest.raises(ForeignFileError, match="more than"):
         read_bytes(path, most=500_000)
 
@@ -229,3 +230,35 @@ def test_json_lines_are_what_the_standard_library_reads(records: list[dict[str, 
     for escaped in (True, False):
         lines = [json.dumps(r, ensure_ascii=escaped).encode("utf-8", "surrogatepass") for r in records]
         assert list(parse_json_lines(lines)) == records
+
+
+@pytest.mark.parametrize("mode", ["r+b", "ab"])
+def test_files_are_written_where_they_are_regular(tmp_path: Path, mode: Literal["r+b", "ab"]) -> None:
+    path = tmp_path / "it"
+    path.write_bytes(b"abc")
+    with foreign.open_regular(path, mode) as file:
+        file.write(b"X")
+        assert path.read_bytes() == (b"Xbc" if mode == "r+b" else b"abcX"), "without a buffer"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ForeignFileError):
+        foreign.open_regular(path, mode)
+
+
+def test_a_file_is_made_to_be_appended_to(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        foreign.open_regular(tmp_path / "it", "ab").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "it").stat().st_mode & 0o777 == 0o644
+    with pytest.raises(FileNotFoundError):
+        foreign.open_regular(tmp_path / "none", "r+b")
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(1, 1.0), (2.5, 2.5), (True, None), ("1", None), (None, None), (10**400, None), ([1], None), (10**30, 1e30)],
+)
+def test_a_number_is_one_that_a_float_can_be(value: object, number: float | None) -> None:
+    assert foreign.as_number(value) == number

@@ -26,6 +26,7 @@ from headway.supervise.run_directory import Attempt, RunDirectory, command_line,
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training.recorders import Recorder
 from states import names, save
+from support import refuse_to_open
 
 
 @pytest.fixture
@@ -455,15 +456,15 @@ def test_a_command_is_written_down_as_it_can_be_typed_again(monkeypatch: pytest.
 
 def fail_reads(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Let the owner's record be unreadable so often, as on a network file system that is away."""
-    left, read = [times], Path.read_bytes
+    left = [times]
 
-    def failing(path: Path) -> bytes:
-        if path.name == OWNER_FILE and left[0]:
-            left[0] -= 1
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return read(path)
+    def failing(path: Path) -> OSError | None:
+        if path.name != OWNER_FILE or not left[0]:
+            return None
+        left[0] -= 1
+        return OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    refuse_to_open(monkeypatch, failing)
 
 
 def test_a_passing_read_error_takes_nobodys_run_away(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.core.errors import DataError
+from headway.core.foreign import check_depth
 from headway.data.tokenizing.preload import take_parsed
 from headway.data.tokenizing.word_ends import ENDS, MARKS, ODD_ENDS, SPACES, STOPS, word_ends
 
@@ -64,10 +65,18 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         vocab = spec["model"]["vocab"]
         if not isinstance(vocab, dict | list):
             raise TypeError("its model has no vocabulary")
+        _check_depth(spec)
     except (ValueError, KeyError, TypeError) as error:
         reason = "it has no model with a vocabulary" if isinstance(error, KeyError) else str(error)
         raise DataError(f"not a tokenizer: {reason}", where=where, fix="give a tokenizer.json") from None
     return spec  # type: ignore[no-any-return]
+
+
+def _check_depth(spec: dict[str, Any]) -> None:
+    """Refuse what is nested deeper than others can follow or write again. Vocabulary and merges, which are long, are
+    looked at where they are used."""
+    rest = {key: value for key, value in spec["model"].items() if key not in ("vocab", "merges")}
+    check_depth({**spec, "model": rest})
 
 
 def vocabulary(spec: dict[str, Any]) -> dict[str, int]:

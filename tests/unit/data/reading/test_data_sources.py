@@ -13,6 +13,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.data.reading.places import stamp_of
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import PIECE_BYTES, Source, find_sources, longest_piece, pieces_of
+from support import refuse_to_open
 from support_sources import find, read
 
 
@@ -139,11 +140,11 @@ def test_the_longest_piece_is_what_no_second_worker_can_share(tmp_path: Path, na
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("secret")
 
-    def denied(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
+    def denied(path: Path) -> OSError | None:
+        return PermissionError(13, "Permission denied") if path.name == "a.txt" else None
 
     with monkeypatch.context() as patch, pytest.raises(DataError, match="Permission denied") as caught:
-        patch.setattr(Path, "open", denied)  # root may read anything, so permissions alone prove nothing here
+        refuse_to_open(patch, denied)  # root may read anything, so permissions alone prove nothing here
         find(tmp_path / "a.txt")
     assert caught.value.where == str(tmp_path / "a.txt")
 

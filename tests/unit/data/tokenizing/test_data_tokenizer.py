@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,52 @@ def test_json_that_is_laid_out_otherwise_is_no_tokenizer(trained: Tokenizer, cha
     content = json.dumps({**json.loads(trained.content), **change}).encode()
     with pytest.raises(DataError, match=r"not a tokenizer: its JSON is not laid out|no whole number"):
         Tokenizer(content, "here")
+
+
+def _nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [120, 300, 600])
+@pytest.mark.parametrize("place", ["merges", "vocab", "added_tokens", "post_processor", "normalizer", "other"])
+def test_what_is_nested_too_deeply_is_no_tokenizer(trained: Tokenizer, place: str, depth: int) -> None:
+    """Libraries, and what writes it again, follow it to different depths; some end the process."""
+    spec = json.loads(trained.content)
+    if place == "merges":
+        spec["model"]["merges"].append(_nested(depth))
+    elif place == "vocab":
+        spec["model"]["vocab"]["new"] = _nested(depth)
+    elif place == "added_tokens":
+        spec["added_tokens"].append({"id": 300, "content": "new", "more": _nested(depth)})
+    elif place == "other":
+        spec["other"] = _nested(depth)
+    else:
+        steps = {"post_processor": "processors", "normalizer": "normalizers"}[place]
+        for _ in range(depth // 2):
+            spec[place] = {"type": "Sequence", steps: [spec[place]]}
+    with pytest.raises(DataError):
+        Tokenizer(json.dumps(spec).encode(), "here").encode_batch(["a"])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "tokenizer.model", "x.tiktoken"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "terabyte"])
+def test_what_never_ends_is_no_tokenizer(tmp_path: Path, trained: Tokenizer, name: str, kind: str) -> None:
+    if name == "tokenizer_config.json":
+        (tmp_path / "tokenizer.json").write_bytes(trained.content)
+    path = tmp_path / name
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
+    with pytest.raises(DataError, match=r"are read|not a regular file"):
+        Tokenizer.load(tmp_path)
 
 
 def test_dropout_of_merges_is_for_training_a_model_and_not_for_a_store(trained: Tokenizer) -> None:
