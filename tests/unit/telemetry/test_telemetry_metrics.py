@@ -243,10 +243,12 @@ def test_a_record_that_is_begun_is_there_when_that_is_settled(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_records_that_never_find_a_place_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with MetricsLog(Path("/dev/full"), 1) as log:
+def test_records_that_never_find_a_place_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/full").open("ab", buffering=0) as full, MetricsLog(tmp_path / "metrics.jsonl", 1) as log:
+        log._file.close()
+        log._file = full
         log.write(1, {"train/loss": 1.0})
-    assert "1 record is missing in /dev/full: No space left" in capsys.readouterr().err
+    assert f"1 record is missing in {tmp_path}/metrics.jsonl: No space left" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
