@@ -146,7 +146,7 @@ def test_a_continuation_keeps_the_space_after_its_prompt(monkeypatch: pytest.Mon
         return iter(b" and on")
 
     monkeypatch.setattr(inference, "generate", generated)
-    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer)
+    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer, begin_of_text={})
     settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     assert "".join(inference.continue_text(trained, "on", **settings)) == " and on"
 
@@ -162,7 +162,7 @@ def test_a_gpu_that_is_full_is_told_in_words(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(inference, "generate", full)
     monkeypatch.setattr(inference, "import_model", lambda _: next(islice(full(), 1, None)))
     tokenizer = SimpleNamespace(decode=ByteTokenizer().decode, end_of_text_id=0, vocab_size=256)
-    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer)
+    trained: Any = SimpleNamespace(model=None, tokenizer=tokenizer, begin_of_text={})
     settings: Any = {"max_new_tokens": 9, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     for on_gpu, kind in ((True, ConfigError), (False, torch.OutOfMemoryError)):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda on_gpu=on_gpu: on_gpu)
