@@ -90,15 +90,17 @@ class StoreData:
         """The parts that the segment knows, and as one more all that is in none of them."""
         known = self._known(last.data)
         if known is None:
-            raise _lost(last, "the run has not kept its manifest", str(self.store.path))
+            raise _lost(self.fingerprint, last, "the run has not kept its manifest", str(self.store.path))
         if known.tokenizer_fingerprint != self.store.tokenizer_fingerprint:
-            raise _lost(last, "it was encoded with another tokenizer", str(self.store.path))
+            raise _lost(self.fingerprint, last, "it was encoded with another tokenizer", str(self.store.path))
         try:
             parts = locate(store_parts(known, last), self.store, "train")
         except Lost as lost:
-            raise _lost(last, f"{lost} are not in the token store any more", str(self.store.path)) from None
+            raise _lost(
+                self.fingerprint, last, f"{lost} are not in the token store any more", str(self.store.path)
+            ) from None
         except DataError as error:
-            raise _lost(last, error.what, error.where or str(self.store.path)) from None
+            raise _lost(self.fingerprint, last, error.what, error.where or str(self.store.path)) from None
         segment = last.model_copy(update={"shards": parts})
         rows = part_rows(config, store_parts(self.store, segment))
         return Joined(rows, parts, _joined(last, rows, config.train.sequence_length))
@@ -134,14 +136,14 @@ class DatasetData:
         known = last.rows[DATASET][1]
         more = self.count - sum(known)
         if more < 0:
-            raise _lost(last, f"the dataset has {-more:,} rows less", DATASET)
+            raise _lost(self.fingerprint, last, f"the dataset has {-more:,} rows less", DATASET)
         rows = {DATASET: {1: [*known, more]}}
         return Joined(rows, [{}] * len(known), f"{more:,} rows more of '{DATASET}'")
 
 
-def _lost(last: Segment, why: str, where: str) -> DataError:
+def _lost(now: str, last: Segment, why: str, where: str) -> DataError:
     return DataError(
-        f"what the run has used of its data cannot be found in the data that is there now: {why}",
+        f"the data fingerprint is {now[:12]}, and what the run has used ({last.data[:12]}) cannot be found in it: {why}",
         where=where,
         fix=f"restore the data that the run had; or {ACCEPT} {START_EPOCH} begins an epoch of all that is there now",
     )
