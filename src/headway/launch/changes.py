@@ -143,7 +143,7 @@ class DatasetData:
 
 def _lost(now: str, last: Segment, why: str, where: str) -> DataError:
     return DataError(
-        f"the data fingerprint is {now[:12]}, and what the run has used ({last.data[:12]}) cannot be found in it: {why}",
+        f"the data fingerprint is {now[:12]}, and what the run has used ({last.data[:12]}) is not all in it: {why}",
         where=where,
         fix=f"restore the data that the run had; or {ACCEPT} {START_EPOCH} begins an epoch of all that is there now",
     )

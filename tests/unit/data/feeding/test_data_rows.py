@@ -377,10 +377,17 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, cache: Path, monkeypa
 
 def test_a_kill_leaves_no_plan(tmp_path: Path, cache: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]); import test_data_rows as t;"
+        "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:4]; import test_data_rows as t;"
         " t.everything(t.store_of(Path(sys.argv[1])), 'os', 64, 'best_fit')"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "store"), str(Path(__file__).parent)]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path / "store"),
+        str(Path(__file__).parent),
+        str(Path(__file__).parents[3]),
+    ]
     killed = subprocess.run(command, env={**os.environ, "HEADWAY_FAULTS": "kill@packing.block"}, check=False)
     assert killed.returncode == -9
     assert plan_folders(tmp_path) == []
