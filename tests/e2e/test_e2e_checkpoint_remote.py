@@ -27,7 +27,8 @@ from headway.core.errors import CheckpointError
 from headway.core.waiting import wait_until
 from headway.doctor.lifecycle import examine_lifecycle
 from headway.supervise.ledger import Ledger
-from object_storage import S3Server
+from object_storage import S3Server, SeaweedFs
+from parts_table import SEAWEEDFS
 from s3_proxy import S3Proxy
 from states import equal, make_state, names, save
 from support import headway, manifest, state_hash
@@ -363,6 +364,8 @@ def test_parts_of_a_large_file_come_and_go_in_flat_memory(place: Objects, run: P
     assert json.loads((run / "remote.json").read_text())["number"] == 1
 
 
+@pytest.mark.parts(SEAWEEDFS)
+@pytest.mark.parametrize("s3_server", [SeaweedFs], indirect=True)
 def test_the_doctor_warns_of_a_lifecycle_rule_that_reaches_claims(s3: S3Server, tmp_path: Path) -> None:
     """As a real store has it."""
     bucket, files = f"rules-{os.getpid()}", s3.files()

@@ -141,11 +141,11 @@ def test_changes_are_named_and_their_text_is_shown_only_where_it_was_to_travel(m
     """Whatever an earlier version has written into the record of the run."""
     run = make_run()
     facts = json.loads((run / "run.json").read_text())
-    facts["git"] |= {"diff_sha256": "ab" * 32, "diff_bytes": 70, "changed": ["a.py"], "diff": "+word = 'x'\n"}
+    facts["git"] |= {"diff_sha256": "5a" * 32, "diff_bytes": 70, "changed": ["a.py"], "diff": "+word = 'x'\n"}
     facts["git"]["diff_file"] = "attempts/001/uncommitted.diff"
     (run / "run.json").write_text(json.dumps(facts))
     page = Page(write_report(run).read_text()).text
-    assert "ab" * 32 in page and "a.py" in page and "attempts/001/uncommitted.diff in the run directory" in page
+    assert "5a" * 32 in page and "a.py" in page and "attempts/001/uncommitted.diff in the run directory" in page
     assert "+word" not in page
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, "telemetry": {"git_diff": "full"}}))
