@@ -51,7 +51,7 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
     from headway.config.document import Entry
     from headway.config.load import parse_override, set_entry
     from headway.core.errors import ConfigError
-    from headway.core.object_storage import refuse_credentials, scheme_of
+    from headway.core.object_storage import check_credentials, scheme_of
     from headway.core.secrets import redact_argument
 
     urls = [place for place in places if place is not None and scheme_of(place)]
@@ -72,7 +72,7 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
             ) from None
         set_entry(tree, key, value)
     plain: dict[str, Any] = tree.plain()
-    refuse_credentials(urls[0], plain)
+    check_credentials(urls[0], plain)
     return plain
 
 

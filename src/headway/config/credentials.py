@@ -1,4 +1,4 @@
-"""Credentials in a config: it is kept in the run directory and in checkpoints, and shown, so there must be none."""
+"""Refuses credentials in a config, which is kept in the run directory and in checkpoints."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 _ALERT = "telemetry.alert"
 _ALERT_FIX = (
-    "export it, and name the variable, which the shell puts in when it is time: curl -H 'Authorization: Bearer '$TOKEN,"
-    " or curl $ALERT_URL; quote the command for your own shell"
+    "export it and write the variable's name, which the shell expands when the command runs:"
+    " curl -H 'Authorization: Bearer '$TOKEN, or curl $ALERT_URL"
 )
 
 
 def credential_problems(config: Config) -> Iterator[ConfigError]:
-    """What a redaction would change: refused, since what is kept has to be the config itself."""
+    """Yield a problem for each value that redaction would change: what is kept has to be the config itself."""
     values = config.model_dump(mode="json")
     alert = config.telemetry.alert
     found = dict(credentials_in(values))
     if alert is not None and looks_random(alert):
-        found.setdefault(_ALERT, "what looks like a key or token")
+        found.setdefault(_ALERT, "a word that looks like a key or token")
     for key, what in found.items():
         yield ConfigError(
             f"{key} has a credential in it: {what}; a config is kept in the run directory and in checkpoints",
@@ -38,13 +38,13 @@ def _fix(config: Config, key: str) -> str:
     url = _url_of(config, key)
     if url is None or scheme_of(url) is None:
         if "options" in key:
-            return "take it out; ${NAME} in its place stands for what an environment variable holds"
-        return "leave it out, or have the program that needs it read it from the environment"
-    return f"take it out; {credentials_fix(url)}"
+            return "remove it; ${NAME} in its place stands for the value of an environment variable"
+        return "remove it, and let the program that needs it read an environment variable"
+    return f"remove it; {credentials_fix(url)}"
 
 
 def _url_of(config: Config, key: str) -> str | None:
-    """The URL that a key is about."""
+    """Return the URL that a key belongs to."""
     if key.startswith("data.sources."):
         return config.data.sources[int(key.split(".")[2])].path
     if key.startswith("data.remote"):

@@ -19,9 +19,9 @@ from headway.core.machine import host_name
 
 #: So many at a time; one that has not ended after this long is killed, and at the end of a run after this long.
 _MOST, LIMIT_SECONDS, _END_SECONDS = 4, 30.0, 5.0
-#: What the command says on standard error goes through the filter: `curl -v` tells every header that it sends. The
-#: filter tells of its end too, since a supervisor takes leave of all children that have ended, whoever has started
-#: them, and ends then, though the command may have left something running. Without a filter nothing is kept.
+#: Standard error of the command passes through a filter, since `curl -v` prints every header that it sends. The filter
+#: reports the exit code too: a supervisor reaps all children that have ended, whoever started them. It stops when the
+#: command ends, even if that left something running. If the filter cannot start, nothing is logged.
 _SCRIPT = (
     'command=$1; shift; { sh -c "$command" 2>&1 >/dev/null; printf "\\n%s%s\\n" "$1" "$?"; }'
     ' | { shift; "$@" || cat >/dev/null; }'
@@ -81,7 +81,7 @@ class Alerts:
             stream.write(json.dumps(message).encode()[:60_000] + b"\n")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # What variables hold that the command names is as likely a secret as any, whatever they are called.
+        # Variables that the command names probably hold secrets, whatever their names.
         named = re.findall(r"\$\{?([A-Za-z_]\w*)", self._command)
         command = [*_BEGINNING, self._command, *_FILTER, *dict.fromkeys(named)]
         quiet = subprocess.DEVNULL

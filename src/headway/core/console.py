@@ -109,7 +109,7 @@ class ResultLost(OSError):
 
 
 class _Redacted(io.TextIOWrapper):
-    """A standard stream on which credentials are not written, whoever prints: a library's warning, a traceback."""
+    """A standard stream that redacts whatever Python code prints on it, a library's warning or a traceback too."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         # As standard error has it: what a locale cannot write is no reason to lose a result.
@@ -157,7 +157,7 @@ def open_streams() -> None:
 
 
 def redact_streams() -> None:
-    """Redact all that Python code of this process prints from now on; for processes whose output becomes a log."""
+    """Redact what Python code of this process prints from now on, for processes whose output becomes a log."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Redacted):
@@ -166,7 +166,7 @@ def redact_streams() -> None:
 
 @contextmanager
 def exact_results() -> Iterator[None]:
-    """Print documents as they are, for the length of a block: what stands in a text is data, whatever it looks like."""
+    """Print results as they are for the length of a block, for documents: their text is data, whatever it holds."""
     global _exact
     before, _exact = _exact, True
     try:

@@ -24,7 +24,7 @@ class HeadwayError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
-        # Here, since parts of an error go to the screen, into logs and records, and to other processes.
+        # Redacted here, since the parts go to the screen, into logs and records, and to other processes.
         self.what = redact(what)
         self.where, self.fix = (text and redact(text) for text in (where, fix))
         super().__init__(self.render())

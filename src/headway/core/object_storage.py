@@ -33,8 +33,8 @@ _CREDENTIALS = {
     " page",
 }
 _WEB_CREDENTIALS = (
-    "give a header from the environment, {headers: {Authorization: Bearer ${NAME}}} among the options; or write ${NAME}"
-    " in the URL, in place of what lets in"
+    "set a header from an environment variable, in the options: {headers: {Authorization: Bearer ${NAME}}}; or write"
+    " ${NAME} in the URL in its place"
 )
 _MISSING = {"hf": "check the dataset's name, revision and path; a private one needs HF_TOKEN"}
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
@@ -56,14 +56,14 @@ def scheme_of(path: str) -> str | None:
 def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any, str]:
     """The `fsspec` file system for a URL, and the path on it.
 
-    `${NAME}` in options, and in the URL of a web server, stands for what an environment variable holds. It is put in
-    here and nowhere else, so that what lets in is in no config, manifest or record.
+    `${NAME}` in options, and in the URL of a web server, stands for the value of an environment variable. It is
+    expanded here and nowhere else, so that no config, manifest or record holds the value.
 
     Raises:
-        ConfigError: the scheme is unknown, or needs a package that is not installed; `purpose` says what for. Or there
-            are credentials in the URL or the options, or such a variable is not set.
+        ConfigError: the scheme is unknown, or needs a package that is not installed (`purpose` says what for); the URL
+            or the options contain a credential; or such a variable is not set.
     """
-    refuse_credentials(url, options)
+    check_credentials(url, options)
     options = expand(options, partial(_not_set, url))
     path = expand(url, partial(_not_set, url)) if scheme_of(url) in WEB else url
     try:
@@ -82,11 +82,11 @@ def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any,
         ) from None
 
 
-def refuse_credentials(url: str, options: Mapping[str, Any]) -> None:
-    """Refuse what lets in in a URL, or in the options that belong to it: both are recorded, and shown.
+def check_credentials(url: str, options: Mapping[str, Any]) -> None:
+    """Check that neither a URL nor its options contain a credential: both are recorded and shown.
 
     Raises:
-        ConfigError: there is something of that kind.
+        ConfigError: one of them does.
     """
     found = [("the URL", what) for what in filter(None, [credential_in(url)])]
     found += [(key.removeprefix("options."), what) for key, what in credentials_in({"options": dict(options)})]

@@ -1,12 +1,12 @@
-"""The one redaction: whatever is kept, printed or sent passes through it, and credentials in it become `***`.
+"""Redaction: replaces credentials by `***` in everything that is kept, printed or sent.
 
-A credential is known by where it stands (before the @ of a URL, in a query, behind `password=`), by its shape
-(`ghp_...`, a private key in PEM), by its name in a mapping, or because an environment variable or a key file has that
-very value.
+A credential is recognised by its place (before the @ of a URL, in a query, behind `password=`), by its shape
+(`ghp_...`, a private key in PEM), by its name in a mapping, or because an environment variable or a key file holds
+that value.
 
-A config in which this would change anything is refused (`headway.config.credentials`), so that what lies in a run
-directory is both free of credentials and the config itself. This module imports nothing of Headway's: errors pass
-through it too, and `python secrets.py` runs it as a filter (`core.alerts`).
+A config that redaction would change is refused (`headway.config.credentials`), so a run directory holds the config
+itself and no credentials. This module imports nothing from Headway: errors pass through it, and `python secrets.py`
+runs it as a filter (`core.alerts`).
 """
 
 from __future__ import annotations
@@ -20,108 +20,111 @@ from itertools import pairwise
 from typing import Any
 
 HIDDEN = "***"
-#: The last line that the filter reads: this, and the exit code of the command whose words it filters.
+#: The filter stops at a line that begins with this; the exit code of the filtered command follows.
 END_MARK = "\x1fheadway-alert-ended "
 
-#: Words of a name that make it a credential's, wherever they stand in it, ...
+#: A name that contains one of these words names a credential, ...
 _WORDS = {
     "secret", "secrets", "password", "passwords", "passwd", "passphrase", "passcode", "pwd", "credential",
     "credentials", "apikey", "authorization", "cookie", "cookies", "jwt", "bearer", "secretkey", "accesskey",
     "accountkey", "privatekey", "signingkey", "sharedaccesssignature", "sharedaccesskey", "connectionstring",
     "sastoken", "accesstoken", "authtoken", "sessiontoken",
 }  # fmt: skip
-#: ... two that follow each other, ...
+#: ... and so does one that contains one of these pairs, ...
 _PAIRS = {
     ("api", "key"), ("access", "key"), ("account", "key"), ("auth", "key"), ("client", "key"), ("deploy", "key"),
     ("encryption", "key"), ("ingest", "key"), ("integration", "key"), ("license", "key"), ("master", "key"),
     ("private", "key"), ("routing", "key"), ("secret", "key"), ("service", "key"), ("shared", "key"),
-    ("signing", "key"), ("storage", "key"), ("access", "signature"), ("connection", "string"),
+    ("signing", "key"), ("storage", "key"), ("access", "signature"), ("connection", "string"), ("access", "token"),
+    ("api", "token"), ("auth", "token"), ("bot", "token"), ("deploy", "token"), ("id", "token"), ("job", "token"),
+    ("personal", "token"), ("private", "token"), ("refresh", "token"), ("sas", "token"), ("security", "token"),
+    ("service", "token"), ("session", "token"), ("user", "token"), ("vault", "token"),
 }  # fmt: skip
-#: ... unless its last one says that it is about the credential, and is none.
+#: ... unless its last word says that the value is a fact about the credential.
 _ABOUT = {
     "file", "files", "path", "dir", "directory", "folder", "uri", "url", "endpoint", "name", "type", "count", "length",
     "policy", "provider", "seconds", "expiry", "expires", "algorithm", "sock", "host", "helper",
 }  # fmt: skip
-#: Last words that do so in options, queries and variables, where nothing else is called so.
+#: In options, queries and environment variables, a name that ends with one of these words names a credential too.
 _LAST_WORDS = {"key", "token", "auth", "sig", "signature", "pass", "pw", "pat", "sas", "psk", "dsn"}
-#: What stands before "token" in the names of special tokens of a vocabulary.
-_OF_A_TEXT = {
+#: Words before "token" in names of a vocabulary's special tokens, and in prose.
+_OF_A_VOCABULARY = {
     "bos", "eos", "unk", "pad", "sep", "cls", "mask", "begin", "end", "start", "stop", "first", "last", "next", "per",
     "special", "added", "prefix", "suffix", "image", "text", "unknown", "padding", "fim", "unexpected", "each", "a",
     "the", "one", "of",
 }  # fmt: skip
-#: Parameters of a query that may as well be something else, unless their value is long.
+#: Query parameters that name a credential only when their value is long.
 _IN_QUERIES = {"code", "session", "sid", "ticket", "sign", "key", "auth", "pass", "pw", "pat"}
 _SIGNED_QUERIES = {"googleaccessid", "keypairid", "policy", "xamzcredential", "xgoogcredential", "awsaccesskeyid"}
-#: Headers whose values are no credentials. Of others nobody can know.
+#: Headers whose values are no credentials; any other header might authenticate.
 _HEADERS = {
     "accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-type", "host",
     "if-modified-since", "if-none-match", "origin", "range", "referer", "user-agent",
 }  # fmt: skip
-#: What names end with of mappings that are handed to a library as they are.
+#: Names of mappings that are passed to a library end with one of these.
 _OPTIONS = ("options", "headers", "client_kwargs", "config_kwargs")
-#: Values in place of a credential, for stores that need none or find it elsewhere.
+#: Values that some stores take in place of a credential.
 _PLAIN = {"", "none", "null", "true", "false", "anon", "anonymous", "cloud", "google_default", "browser", "cache"}
 
-#: Variables that alerts are likely to name, and that are no secrets.
+#: Environment variables that an alert may name and that hold no secret.
 _PUBLIC = {"HOME", "HOSTNAME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER"}
 
-#: What `${NAME}` in options stands for, key files, and other values that were met in this process.
+#: Credentials that this process has read (key files, `${NAME}` in options), each with its name.
 _remembered: dict[str, str] = {}
 
 
 def redact(text: str) -> str:
-    """Replace all that is known for a credential in a text; everything else stays as it is."""
+    """Replace the credentials in a text; everything else stays as it is."""
     return _redacted(text, _known())
 
 
 def redact_values(value: Any) -> Any:
-    """The same for a tree of mappings and lists, in which names say what values are; for what JSON can hold."""
+    """Replace the credentials in a tree of mappings and lists, where a value's name tells whether it is one."""
     return _tree(value, _known(), options=False)
 
 
 def redact_argument(text: str) -> str:
-    """The same for one word of a command line, as `checkpoint.remote.options.secret=...` is."""
+    """Replace the credentials in one word of a command line, such as `checkpoint.remote.options.secret=...`."""
     key, equals, value = text.partition("=")
     if equals and key and not key.startswith("-") and not re.search(r"[\s/?&]", key):
         parts = key.split(".")
         options = any(map(_begins_options, parts))
-        if _is_credential(parts[-1]) or (options and any(map(_is_credential, parts))):
-            return text if _stands_for_one(value) else f"{key}={HIDDEN}"
+        if _names_credential(parts[-1]) or (options and any(map(_names_credential, parts))):
+            return text if _is_placeholder(value) else f"{key}={HIDDEN}"
         if len(parts) > 1 and parts[-2] == "headers" and parts[-1].lower() not in _HEADERS:
-            return text if _stands_for_one(value) else f"{key}={HIDDEN}"
+            return text if _is_placeholder(value) else f"{key}={HIDDEN}"
         if "{" in value and (options or any(name in value for name in _OPTIONS)):
             return f"{key}={_inline(value, options, parts[-1])}"
-        if parts[-1] == "alert":  # where such words are refused
+        if parts[-1] == "alert":  # words that look random are refused there
             return redact(_without_random(text))
     return redact(text)
 
 
 def redact_arguments(words: Iterable[str]) -> list[str]:
-    """The same for a command line, in which an option's value may be a word of its own (`--token ...`)."""
+    """Replace the credentials in a command line, where the word after `--token` is one too."""
     found: list[str] = []
     before = ""
     for word in words:
-        hides = before.startswith("--") and "=" not in before and _is_credential(before.lstrip("-"))
-        found.append(HIDDEN if hides and not _stands_for_one(word) else redact_argument(word))
+        hides = before.startswith("--") and "=" not in before and _names_credential(before.lstrip("-"))
+        found.append(HIDDEN if hides and not _is_placeholder(word) else redact_argument(word))
         before = word
     return found
 
 
 def credentials_in(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where in a tree there are credentials (dotted keys), and what they are, in words."""
+    """Find the credentials in a tree: yield the dotted key and a description of each."""
     known = _known()
     if _tree(values, known, options=False) != values:
         yield from _found_in(values, "", known, options=False)
 
 
 def credential_in(text: str) -> str | None:
-    """What kind of credential a text holds, in words; None when it holds none."""
+    """Describe the credential in a text; None when there is none."""
     return _kind(text, _known())
 
 
 def looks_random(text: str) -> bool:
-    """Whether a text has a word that nobody would choose, as keys and tokens are."""
+    """Return whether a text has a word that looks generated, as keys and tokens do."""
     return _without_random(text) != text
 
 
@@ -134,20 +137,23 @@ def _without_random(text: str) -> str:
 
 
 def remember(value: str, name: str) -> None:
-    """Have this value redacted from now on, wherever it turns up.
+    """Redact this value from now on, wherever it appears.
 
     Args:
-        name: What it is, for people.
+        value: The credential.
+        name: How to call it in an error.
     """
     for part in {value, *value.splitlines()}:
         if len(part.strip()) >= 6 and not part.startswith("-----"):
-            _remembered[part.strip()] = name
+            for text in _spellings(part.strip()):
+                _remembered[text] = name
 
 
 def expand(value: Any, missing: Callable[[str], Exception]) -> Any:
-    """Put what environment variables hold in place of `${NAME}`, in all texts of a tree; see `remember`.
+    """Replace `${NAME}` by the value of an environment variable, in all texts of a tree; the value is remembered.
 
     Args:
+        value: The tree.
         missing: Makes the error for a variable that is not set.
     """
     if isinstance(value, Mapping):
@@ -172,14 +178,14 @@ def expand(value: Any, missing: Callable[[str], Exception]) -> Any:
 
 @lru_cache(maxsize=4096)
 def _words(name: str) -> tuple[str, ...]:
-    """`X-Amz-Security-Token`, `apiKey`, `AWS_SECRET_ACCESS_KEY` in small words."""
+    """Split `X-Amz-Security-Token`, `apiKey` or `AWS_SECRET_ACCESS_KEY` into lower-case words."""
     found = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", name[-200:])
     return tuple(word.lower() for word in found)
 
 
 @lru_cache(maxsize=4096)
-def _is_surely_credential(name: str) -> bool:
-    """Whether a name is a credential's wherever it stands."""
+def _always_names_credential(name: str) -> bool:
+    """Return whether a name names a credential wherever it stands."""
     words = _words(name)
     if not words or words[-1] in _ABOUT or name in ("PWD", "OLDPWD"):
         return False
@@ -188,13 +194,13 @@ def _is_surely_credential(name: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _is_credential(name: str) -> bool:
-    """Whether a name is a credential's where there is nothing else of that name: options, queries, variables."""
+def _names_credential(name: str) -> bool:
+    """Return whether a name names a credential in options, queries and environment variables."""
     words = _words(name)
-    if _is_surely_credential(name) or not words or words[-1] in _ABOUT:
-        return _is_surely_credential(name)
+    if _always_names_credential(name) or not words or words[-1] in _ABOUT:
+        return _always_names_credential(name)
     if words[-1].endswith("token"):
-        return not (len(words) > 1 and words[-2] in _OF_A_TEXT)
+        return not (len(words) > 1 and words[-2] in _OF_A_VOCABULARY)
     return words[-1] in _LAST_WORDS
 
 
@@ -205,8 +211,8 @@ def _begins_options(name: str) -> bool:
 # Values ---------------------------------------------------------------------------------------------------------------
 
 
-def _stands_for_one(value: str, shell: bool = False) -> bool:
-    """Whether a value only says where a credential comes from, or that there is none."""
+def _is_placeholder(value: str, shell: bool = False) -> bool:
+    """Return whether a value only says where a credential comes from, or that there is none."""
     rest = re.sub(r"\$\{\w+\}", "", value)
     if shell:
         rest = re.sub(r"\$[A-Za-z_]\w*|\$\([^()]*\)|`[^`]*`", "", rest)
@@ -219,10 +225,10 @@ def _stands_for_one(value: str, shell: bool = False) -> bool:
 
 
 def _known() -> dict[str, str]:
-    """Values that are credentials since they are this process's, the longest first, each with its name."""
+    """Return the credentials that this process has, the longest first, each with its name."""
     found = dict(_remembered)
     for name in os.environ:
-        if _is_credential(name):
+        if _names_credential(name):
             value = os.environ.get(name, "")
             for part in _parts_to_hide(value):
                 found[part] = name
@@ -231,19 +237,26 @@ def _known() -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def _parts_to_hide(value: str) -> tuple[str, ...]:
-    """Of a variable's value what would be hidden wherever it stood; nothing that may as well be a plain word."""
-    if os.path.exists(value):  # noqa: PTH110 - a variable may hold what no path can
+    """Return the parts of a variable's value to redact everywhere: not a path, and nothing that could be a word."""
+    if os.path.exists(value):  # noqa: PTH110 - a value may be no valid path
         return ()
     parts = {part.strip() for part in (value, *value.splitlines())}
-    telling = [p for p in parts if len(p) >= 8 and not p.startswith("-----") and _kinds_of_signs(p) > 1]
-    if any(set(part) & set("/+=&% ") for part in telling):
-        from urllib.parse import quote
-
-        telling += [quote(part, safe="") for part in telling]
-    return tuple(telling)
+    hidden = [p for p in parts if len(p) >= 8 and not p.startswith("-----") and _character_classes(p) > 1]
+    return tuple(text for part in hidden for text in _spellings(part))
 
 
-def _kinds_of_signs(text: str) -> int:
+def _spellings(text: str) -> list[str]:
+    """Return a text as it is, and as URLs, HTML and JSON spell it."""
+    if text.isalnum():
+        return [text]
+    import html
+    import json
+    from urllib.parse import quote
+
+    return list(dict.fromkeys([text, quote(text, safe=""), html.escape(text), json.dumps(text)[1:-1]]))
+
+
+def _character_classes(text: str) -> int:
     return sum(bool(re.search(kind, text)) for kind in ("[a-z]", "[A-Z]", "[0-9]", "[^A-Za-z0-9]"))
 
 
@@ -252,7 +265,7 @@ def _kinds_of_signs(text: str) -> int:
 
 @cache
 def _pattern(name: str) -> re.Pattern[str]:
-    """Patterns by name, compiled when a text first gives reason to."""
+    """Return a pattern by name. It is compiled on first use, since most commands need none."""
     return re.compile(_PATTERNS[name], re.DOTALL if name == "pem" else re.MULTILINE)
 
 
@@ -266,7 +279,7 @@ _SECRET_NAME = (
 _PATTERNS = {
     "userinfo": r"(?i)\b([a-z][a-z0-9+.\-]{0,30}://)([^\s/?#@\"'<>:]*:[^\s/?#\"'<>]*)@",
     "web user": r"(?i)\b((?:git\+)?https?://)([^\s/?#@:\"'<>]+)@",
-    # Keys of object stores have slashes in them, and names of buckets no colon.
+    # Secret keys of object stores contain slashes; names of buckets contain no colon.
     "bucket": r"(?i)\b((?:s3[an]?|gs|gcs|az|adl|abfss?|wasbs?|oss|cos|b2|r2|minio)://)([^\s/:@\"'<>]+:[^\s@\"'<>]+)@",
     "query": r"([?&#;])([A-Za-z0-9_.\-\[\]]{1,60})=([^\s&#\"'<>;`]*)",
     "webhook": (
@@ -277,12 +290,13 @@ _PATTERNS = {
     ),
     "named": (
         rf"(?i)(?:{_SECRET_NAME})[\w.\-]{{0,40}}({_QUOTE}?)\]?\s{{0,3}}([:=])\s{{0,3}}"
-        rf"(?:({_QUOTE})(.*?)(\3|$)|((?:\$\{{\w+\}}|\$\([^()]*\)|[^\s,;&|}})\]\"'<>])+))"
+        rf"(?:({_QUOTE})((?:[^\\\n]|\\.)*?)(\3|$)|((?:\$\{{\w+\}}|\$\([^()]*\)|[^\s,;&|}})\]\"'<>])+))"
     ),
     "header": (
         rf"(?i)((?<![\w\-])(?:(?:proxy-)?authorization|(?:x|api)-[\w\-]*(?:token|key|secret|auth)[\w\-]*)"
-        rf"{_QUOTE}?\s*[:=]\s*{_QUOTE}?)((?:[a-z][\w\-]*\s+)?(?:\$\{{\w+\}}|\$\([^()]*\)|`[^`]*`|[^\s\"'&,}}])+)"
+        rf"{_QUOTE}?\s*[:=]\s*{_QUOTE}?)((?:\$\{{\w+\}}|\$\([^()]*\)|`[^`]*`|[^\"'\r\n&}}])+)"
     ),
+    "first words": r"(?i)(?:(?:bearer|basic|token|apikey|key)\s+)?(?:\$\([^()]*\)|`[^`]*`|\S+)",
     "cookie": rf"(?i)((?<![\w\-])(?:set-)?cookie{_QUOTE}?\s*[:=]\s*{_QUOTE}?)([^\"'\r\n&]+)",
     "scheme": r"\b(?i:(bearer|basic|token|apikey)([ +]|%20)+)([A-Za-z0-9._~+/=\-]{8,})",
     "flag": rf"(?i)(?<![\w\-])(--?[\w\-]*(?:{_SECRET_NAME})[\w\-]*)(\s+{_QUOTE}?)([^\s\"'\-][^\s\"']*)",
@@ -311,7 +325,7 @@ def _userinfo(text: str) -> str:
 
     def hide(match: re.Match[str]) -> str:
         user, _, password = match[2].partition(":")
-        harmless = match[2].startswith("arn:") or _stands_for_one(password if password else user, shell=True)
+        harmless = match[2].startswith("arn:") or _is_placeholder(password if password else user, shell=True)
         return match[0] if harmless else f"{match[1]}{HIDDEN}@"
 
     for name in ("userinfo", "web user", "bucket"):
@@ -322,20 +336,20 @@ def _userinfo(text: str) -> str:
 def _query(text: str) -> str:
     def hide(match: re.Match[str]) -> str:
         name, value = match[2], match[3]
-        secret = _is_credential(name)
+        secret = _names_credential(name)
         if "".join(_words(name)) in _SIGNED_QUERIES:
             secret = len(value) >= 8
         elif _words(name) and _words(name)[-1] in _IN_QUERIES:
             secret = len(value) >= 8 and not set(value) & set("/.,")
-        return match[0] if not secret or _stands_for_one(value, shell=True) else f"{match[1]}{name}={HIDDEN}"
+        return match[0] if not secret or _is_placeholder(value, shell=True) else f"{match[1]}{name}={HIDDEN}"
 
-    return _pattern("query").sub(hide, text) if "=" in text and set(text) & set("?&#;") else text
+    return _pattern("query").sub(hide, text) if "=" in text and any(sign in text for sign in "?&#;") else text
 
 
 def _webhook(text: str) -> str:
     if "://" not in text or not any(host in text for host in _HOOK_HOSTS):
         return text
-    return _pattern("webhook").sub(lambda m: m[0] if _stands_for_one(m[2], shell=True) else f"{m[1]}{HIDDEN}", text)
+    return _pattern("webhook").sub(lambda m: m[0] if _is_placeholder(m[2], shell=True) else f"{m[1]}{HIDDEN}", text)
 
 
 _HOOK_HOSTS = ("slack.com", "discord", "telegram.org", "office.com", "hc-ping", "pagerduty", "zapier", "ifttt")
@@ -343,7 +357,10 @@ _HOOK_HOSTS = ("slack.com", "discord", "telegram.org", "office.com", "hc-ping", 
 
 def _header(text: str) -> str:
     def hide(match: re.Match[str]) -> str:
-        return match[0] if _stands_for_one(match[2], shell=True) else f"{match[1]}{HIDDEN}"
+        # To the end of the line or the quote, unless the value is a reference, which prose may follow.
+        first = _pattern("first words").match(match[2])
+        harmless = _is_placeholder(first[0] if first else match[2], shell=True)
+        return match[0] if harmless else f"{match[1]}{HIDDEN}"
 
     def hide_scheme(match: re.Match[str]) -> str:
         scheme, value = match[1].lower(), match[3]
@@ -364,7 +381,7 @@ def _header(text: str) -> str:
 
 
 def _is_user_and_password(text: str) -> bool:
-    """Whether a text is what HTTP's basic authentication makes of them (RFC 7617)."""
+    """Return whether a text is base64 of `user:password`, as in HTTP's basic authentication (RFC 7617)."""
     import binascii
 
     try:
@@ -374,21 +391,21 @@ def _is_user_and_password(text: str) -> bool:
 
 
 def _named(text: str) -> str:
-    """What stands behind `name=`, `"name":` and `--name`."""
+    """Replace values behind `name=`, `"name":` and `--name`."""
 
     def hide(match: re.Match[str]) -> str:
         before = re.search(r"[\w.\-]*$", text[max(0, match.start() - 60) : match.start()])
         name = (before[0] if before else "") + re.match(r"[\w.\-]*", match[0])[0]  # type: ignore[index]
         value, closing = (match[4], match[5]) if match[3] else (match[6], "")
-        exact = match[2] == "=" or bool(match[1])  # else it may be a sentence
-        if not (_is_surely_credential(name) or (exact and _is_credential(name) and len(value) >= 6)):
+        exact = match[2] == "=" or bool(match[1])  # otherwise it may be prose
+        if not (_always_names_credential(name) or (exact and _names_credential(name) and len(value) >= 6)):
             return match[0]
-        if _stands_for_one(value, shell=True) or HIDDEN in value:
+        if _is_placeholder(value, shell=True) or HIDDEN in value:
             return match[0]
         return f"{match[0][: len(match[0]) - len(value) - len(closing)]}{HIDDEN}{closing}"
 
     def hide_word(match: re.Match[str]) -> str:
-        secret = _is_credential(match[1]) and not _stands_for_one(match[3], shell=True)
+        secret = _names_credential(match[1]) and not _is_placeholder(match[3], shell=True)
         return f"{match[1]}{match[2]}{HIDDEN}" if secret else match[0]
 
     low = text.lower()
@@ -398,7 +415,7 @@ def _named(text: str) -> str:
         if " -" in text or text.startswith("-"):
             text = _pattern("flag").sub(hide_word, text)
     if any(flag in text for flag in ("-u", "-U", "--user", "--proxy-user")) and ("http" in low or "curl" in low):
-        text = _pattern("user").sub(lambda m: m[0] if _stands_for_one(m[2], shell=True) else f"{m[1]}{HIDDEN}", text)
+        text = _pattern("user").sub(lambda m: m[0] if _is_placeholder(m[2], shell=True) else f"{m[1]}{HIDDEN}", text)
     return text
 
 
@@ -408,14 +425,14 @@ def _shape(text: str) -> str:
     return _pattern("shape").sub(HIDDEN, text) if any(shape in text for shape in _SHAPES) else text
 
 
-#: What a text is looked at for, in this order: the more is known of a credential, the earlier.
+#: Each with a description of what it replaces, the most specific first.
 _RULES: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("a user or password before the @ of a URL", _userinfo),
-    ("the address of a webhook, which is a secret by itself", _webhook),
+    ("the address of a webhook, which is a secret itself", _webhook),
     ("a token or signature in a URL's query", _query),
-    ("a bearer token, or another header that lets in", _header),
+    ("a bearer token or another authentication header", _header),
     ("a password, key or token behind its name", _named),
-    ("what has the shape of a key or token", _shape),
+    ("a text with the shape of a key or token", _shape),
 )
 
 
@@ -431,7 +448,7 @@ def _redacted(text: str, known: Mapping[str, str]) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a text is too short for the shape of a credential, and has no sign that stands beside one."""
+    """Return whether a text is too short to be a credential and has no sign that precedes or follows one."""
     return len(text) < 14 and _SIGNS.isdisjoint(text)
 
 
@@ -457,16 +474,16 @@ def _tree(value: Any, known: Mapping[str, str], options: bool) -> Any:
 
 
 def _under(key: str, value: Any, known: Mapping[str, str], options: bool) -> Any:
-    """A value under its name."""
-    if _hides_all(key, options):
+    """Replace the credentials in the value of a key."""
+    if _hides_value(key, options):
         return _hidden(value)
     if key == "headers" and isinstance(value, Mapping):
         return {name: item if str(name).lower() in _HEADERS else _hidden(item) for name, item in value.items()}
     return _tree(value, known, options or _begins_options(key))
 
 
-def _hides_all(key: str, options: bool) -> bool:
-    return _is_credential(key) if options else _is_surely_credential(key)
+def _hides_value(key: str, options: bool) -> bool:
+    return _names_credential(key) if options else _always_names_credential(key)
 
 
 def _hidden(value: Any) -> Any:
@@ -474,7 +491,7 @@ def _hidden(value: Any) -> Any:
         return {key: _hidden(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_hidden(item) for item in value]
-    if value is None or isinstance(value, bool) or (isinstance(value, str) and _stands_for_one(value)):
+    if value is None or isinstance(value, bool) or (isinstance(value, str) and _is_placeholder(value)):
         return value
     return HIDDEN
 
@@ -483,13 +500,16 @@ def _found_in(values: Any, path: str, known: Mapping[str, str], options: bool) -
     if isinstance(values, Mapping):
         for key, item in values.items():
             below = f"{path}.{key}" if path else str(key)
+            if isinstance(key, str) and (what := _kind(key, known)) is not None:
+                yield path, what
+                continue
             if _under(str(key), item, known, options) == item:
                 continue
-            if _hides_all(str(key), options):
+            if _hides_value(str(key), options):
                 yield below, f"a credential ({key})"
             elif key == "headers" and isinstance(item, Mapping):
                 yield from (
-                    (f"{below}.{name}", f"the header {name}, which may let in")
+                    (f"{below}.{name}", f"the header {name}, which may authenticate")
                     for name, one in item.items()
                     if str(name).lower() not in _HEADERS and _hidden(one) != one
                 )
@@ -503,7 +523,7 @@ def _found_in(values: Any, path: str, known: Mapping[str, str], options: bool) -
 
 
 def _inline(text: str, options: bool, name: str) -> str:
-    """A mapping in YAML's flow style, as overrides have it; hidden as a whole where it cannot be read."""
+    """Replace the credentials in a mapping of YAML's flow style, or all of it when it cannot be parsed."""
     try:
         import yaml
 
@@ -512,7 +532,7 @@ def _inline(text: str, options: bool, name: str) -> str:
         if shown == given:
             return redact(text)
         return str(yaml.safe_dump(shown, default_flow_style=True, width=10**6, sort_keys=False)).strip()
-    except Exception:  # whatever a parser says of a text that somebody has typed
+    except Exception:  # anything may have been typed
         return HIDDEN
 
 
@@ -520,10 +540,10 @@ def _inline(text: str, options: bool, name: str) -> str:
 
 
 def _filter(variables: Iterable[str]) -> None:
-    """Pass standard input on, line by line, until the command that writes it has ended (`END_MARK`).
+    """Copy standard input to standard output, redacted, until the command that writes it has ended (`END_MARK`).
 
     Args:
-        variables: Their values are redacted too.
+        variables: Environment variables whose values are redacted, whatever their names.
     """
     for name in {*variables} - _PUBLIC:
         for part in _parts_to_hide(os.environ.get(name, "")):
@@ -537,7 +557,7 @@ def _filter(variables: Iterable[str]) -> None:
                 print(f"telemetry.alert ended with exit code {code}", flush=True)
             break
         print("\n" * empty, end="")
-        empty = text == "\n"  # one before the mark is the mark's
+        empty = text == "\n"  # held back: an empty line before the mark belongs to the mark
         print("" if empty else redact(text), end="", flush=True)
 
 

@@ -1,6 +1,6 @@
-"""Environment variables that are recorded, name by name: those known to change what is computed, or how fast.
+"""Lists the environment variables that are recorded: those known to change what is computed, or how fast.
 
-Everything else stays private, whatever it is called. What is missing here is added when somebody asks for it.
+No other variable is recorded, whatever its name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NAMES = """
     ATEN_CPU_CAPABILITY HEADWAY_FAULTS LD_PRELOAD LOCAL_WORLD_SIZE NVIDIA_TF32_OVERRIDE PYTHONHASHSEED SLURM_JOB_ID
     TOKENIZERS_PARALLELISM TP_SOCKET_IFNAME WORLD_SIZE
 """
-#: By what they begin with. NCCL's are those of its manual, without names of files:
+#: By prefix. NCCL's are those of its manual, except names of files:
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 _FAMILIES = {
     "CUBLAS": "WORKSPACE_CONFIG",
@@ -76,11 +76,11 @@ _FAMILIES = {
 
 @cache
 def known_variables() -> frozenset[str]:
-    """Their names."""
+    """Return the names of all variables that may be recorded."""
     families = (f"{family}_{name}" for family, names in _FAMILIES.items() for name in names.split())
     return frozenset([*_NAMES.split(), *families])
 
 
 def recorded_variables() -> dict[str, str]:
-    """Those that are set, by name, with their values; a value too passes the redaction."""
+    """Return the variables of the list that are set, with their values redacted."""
     return {name: redact(value) for name, value in sorted(os.environ.items()) if name in known_variables()}

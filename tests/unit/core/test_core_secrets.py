@@ -39,7 +39,10 @@ HIDDEN = [
     ("https://h.example/a#x&amp;token=abc", "https://h.example/a#x&amp;token=***"),
     ("> Authorization: Bearer abc", "> Authorization: ***"),
     ("{'Authorization': 'Basic dTpw', 'Accept': 'text'}", "{'Authorization': '***', 'Accept': 'text'}"),
-    ("Authorization: Custom abc", "Authorization: ***"),
+    ("Authorization: Custom abc def", "Authorization: ***"),
+    ("Authorization: AWS4-HMAC-SHA256 Credential=AK/1, Signature=ab", "Authorization: ***"),
+    ('curl -H "PRIVATE-TOKEN: abc" h', 'curl -H "PRIVATE-TOKEN: ***" h'),
+    ('{"password": "a\\"b", "x": 1}', '{"password": "***", "x": 1}'),
     ("x-api-key: abc", "x-api-key: ***"),
     ("Cookie: a=b; c=d\nnext", "Cookie: ***\nnext"),
     ("sent Bearer abcdefgh12 twice", "sent Bearer *** twice"),
@@ -108,6 +111,9 @@ def test_what_this_process_knows_is_hidden_wherever_it_stands(monkeypatch: pytes
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert redact("a s3cret/value+ b s3cret%2Fvalue%2B c") == "a *** b *** c"
+    monkeypatch.setenv("OTHER_SECRET", 'a"b&c\\d1')
+    for spelling in ('a"b&c\\d1', 'a\\"b&c\\\\d1', "a&quot;b&amp;c\\d1"):
+        assert redact(f"x {spelling} y") == "x *** y", "as JSON and HTML have it"
     assert redact("the line MC4CAQAw alone") == "the line *** alone"
     assert credential_in("a s3cret/value+ b") == "the value of MY_SECRET"
     for text in ("postgres, a1", str(file), given["SSH_AUTH_SOCK"]):
@@ -141,6 +147,7 @@ def test_a_tree_by_its_names() -> None:
             "client_kwargs": {"auth": ["***", "***"], "headers": {"X-Any": "***", "Accept": "text"}},
         },
     }
+    assert [key for key, _ in credentials_in({"weights": {"https://me:abc@h.example": 1}})] == ["weights"]
     assert [key for key, _ in credentials_in(tree)] == [
         "path",
         "password",
