@@ -159,7 +159,7 @@ def test_nothing_secret_is_kept_printed_or_sent(
         telemetry={
             "report": True,
             # As `curl -v` does, which tells what it sends.
-            "alert": f"cat >> '{told}'; echo \"> Authorization: Bearer $PAGER; paged $PAGER by $HF_TOKEN\" >&2; exit 3",
+            "alert": f"cat >> '{told}'; echo \"paged $PAGER by $HF_TOKEN, Authorization: Bearer $PAGER\" >&2; exit 3",
         },
     )
     canaries = {

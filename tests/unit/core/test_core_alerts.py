@@ -50,11 +50,12 @@ def test_what_it_says_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PAGER_WORD", "plain1text")
     monkeypatch.setenv("PAGER_TOKEN", "other1text")
     file = tmp_path / "told"
-    command = f"cat > '{file}'; echo \"> Authorization: Bearer abc, $PAGER_WORD ${{PAGER_WORD}} other1text $HOME\" >&2"
+    said = "$PAGER_WORD ${PAGER_WORD} other1text $HOME, Authorization: Bearer abc"
+    command = f"cat > '{file}'; echo \"{said}\" >&2"
     with alerting(command, tmp_path):
         console.warning("403 for https://me:abc@example.org with other1text")
     home = str(Path.home())
-    assert (tmp_path / "alerts.log").read_text() == f"> Authorization: ***, *** *** *** {home}\n"
+    assert (tmp_path / "alerts.log").read_text() == f"*** *** *** {home}, Authorization: ***\n"
     assert json.loads(file.read_text())["what"] == "403 for https://***@example.org with ***"
 
 
