@@ -9,13 +9,17 @@ import pytest
 from support_trials import STEPS, Trials, close
 
 DATA_PARALLEL = ("ddp", "zero1", "zero2", "zero3")
+#: Every strategy with two workers, and with four the ones that share nothing and everything; then those in between.
+WAYS = [(2, strategy) for strategy in DATA_PARALLEL] + [(4, "ddp"), (4, "zero3")]
+OTHER_WAYS = [(4, "zero1"), (4, "zero2")]
 
 
-def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]) -> None:
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(OTHER_WAYS, marks=pytest.mark.slow)], ids=["most", "others"])
+def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials], ways: list[tuple[int, str]]) -> None:
     """Where mistakes stay silent: rows with unequally many tokens, several micro-batches, clipping, a shared matrix."""
     runs = trials(data={"packing": "pad"}, model={"tie_embeddings": True}, train={"lanes": 4, "max_grad_norm": 0.3})
     runs.add("single", 1)
-    names = [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n in (2, 4) for s in DATA_PARALLEL]
+    names = [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n, s in ways]
     names.append(runs.add("hsdp-4", 4, "parallel.strategy=hsdp"))
     names.append(runs.add("zero3-offload", 2, "parallel.strategy=zero3", "optimizer.offload=true"))
     runs.run()
@@ -30,11 +34,14 @@ def test_all_strategies_learn_what_one_worker_does(trials: Callable[..., Trials]
         assert runs.metric(name, "evaluation/loss") == pytest.approx(runs.metric("single", "evaluation/loss"), abs=1e-5)
 
 
-def test_elastic_runs_have_the_same_bits_under_every_strategy(trials: Callable[..., Trials]) -> None:
+@pytest.mark.parametrize("ways", [WAYS, pytest.param(OTHER_WAYS, marks=pytest.mark.slow)], ids=["most", "others"])
+def test_elastic_runs_have_the_same_bits_under_every_strategy(
+    trials: Callable[..., Trials], ways: list[tuple[int, str]]
+) -> None:
     # Widths that do not fill vectors: kernels that treat the last elements of a shard otherwise would show.
     runs = trials(determinism="elastic", model={"dropout": 0.1, "dim": 36, "heads": 3, "kv_heads": 1, "ffn_dim": 75})
     names = [runs.add("single", 1)]
-    names += [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n in (2, 4) for s in DATA_PARALLEL]
+    names += [runs.add(f"{s}-{n}", n, f"parallel.strategy={s}") for n, s in ways]
     names.append(runs.add("hsdp-4", 4, "parallel.strategy=hsdp"))
     # What shards on a CPU comes down to one worker too, whatever the config says of where moments are.
     names += [runs.add(f"offload-{n}", n, "parallel.strategy=zero3", "optimizer.offload=true") for n in (1, 2)]
