@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -176,3 +177,53 @@ def test_an_index_that_is_a_query_without_end_is_not_asked(run: Path) -> None:
         made.commit()
     code, printed = headway_in_copy(*READERS["checkpoints"])
     assert code == 0 and "has views or triggers" in printed
+
+
+#: Colours, a cursor that goes up, a title, another line, bidirectional overrides, a C1 control, a half of a pair.
+NASTY = "x\x1b[31m\x1b[2A\x1b]0;t\x07\nerror: y\u202e\u2066\x9b31m\x7f\udce9"
+
+
+def _steers(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if not line.isprintable() or line.startswith("error: y")]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("reader", [*READERS.values(), ["runs", "compare", "runs/a", "runs/b"]])
+def test_what_others_have_written_does_not_steer_the_terminal(run: Path, reader: list[str], form: list[str]) -> None:
+    records = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    records[0]["rows"] = {NASTY: 8}
+    records.append(
+        {"kind": "decision", "attempt": 1, "first_step": 1, "last_step": 2, "action": NASTY, "reason": NASTY}
+    )
+    (run / "ledger.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    attempt = json.loads((run / "attempts/001/attempt.json").read_text()) | {"outcome": NASTY, "host": NASTY}
+    (run / "attempts/001/attempt.json").write_text(json.dumps(attempt))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 5, "attempt": 1, NASTY: 1.0, "train/loss": 1.0}) + "\n")
+    shutil.copytree(run, run.with_name(NASTY.replace("/", "")))
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"name": NASTY.encode("utf-8", "replace").decode()}
+    shutil.copytree(run, run.with_name("b"))
+    (run.with_name("b") / "config.yaml").write_text(yaml.safe_dump(config))
+    code, printed = headway_in_copy(*reader, *form)
+    assert code in (0, 2, 4) and "Traceback" not in printed
+    assert not _steers(printed)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_nor_do_documents_and_tokens(tmp_path: Path, form: list[str]) -> None:
+    text = NASTY.removesuffix("\udce9")
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"{text} {n}"}) + "\n" for n in range(50)))
+    data = {
+        "sources": [{"path": str(tmp_path / "text.jsonl"), "name": "s"}],
+        "store": str(tmp_path / "store"),
+        "tokenizer": {"vocab_size": 300},
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"name": "a", "data": data}))
+    for command in (
+        ["data", "prepare", tmp_path / "c.yaml"],
+        ["data", "inspect", tmp_path / "store"],
+        ["tokenizer", "inspect", tmp_path / "store" / "tokenizer", "--text", text],
+    ):
+        code, printed = headway_in_copy(*command, *form)
+        assert code == 0, printed
+        assert not [line for line in printed.splitlines() if not line.replace("\t", "").isprintable()]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headway.bench.blocks import block
 from headway.bench.worker import Spec, run_worker
+from headway.core.console import print_lines
 from headway.launch.worker import begin_process
 from headway.supervise.watchdog import in_words
 
@@ -29,7 +30,7 @@ def main() -> None:
         # Workers whose peer is gone end with errors of their own.
         if killed := error.killed:
             reason = f"worker {killed.rank} died ({in_words(killed.code)})"
-            print("\n" + block(spec.ended("killed", reason).model_dump(mode="json")), flush=True)
+            print_lines("\n" + block(spec.ended("killed", reason).model_dump(mode="json")))
         sys.exit(1)
 
 

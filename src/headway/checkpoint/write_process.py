@@ -87,7 +87,8 @@ class WriteProcess:
     def tell(self, kind: str, **content: Any) -> None:
         """Answer the worker; it may be gone."""
         with suppress(BrokenPipeError), self._telling:
-            print(json.dumps({"kind": kind, **content}), file=self._answers, flush=True)
+            self._answers.write(json.dumps({"kind": kind, **content}) + "\n")
+            self._answers.flush()
 
     def _has_ended(self, rank: int) -> bool:
         """Whether the process of another worker is gone, as far as that can be known."""

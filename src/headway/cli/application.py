@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import typer
 import typer.core
+
+from headway.core.console import print_line
+from headway.core.format import printable
 
 #: The order of `headway --help`: from text to model to what comes after.
 VERBS = (
@@ -40,10 +44,16 @@ class InOrder(typer.core.TyperGroup):
         """Names for the help page."""
         return list(VERBS)
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Understand the words up to the verb. What is said of others is fit for a terminal."""
+        with _printable_messages():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the verb. `--train.steps=50` and `--steps 50` are answered with what overrides look like."""
         try:
-            return super().invoke(ctx)
+            with _printable_messages():
+                return super().invoke(ctx)
         except Exception as error:
             # Told by what it knows: depending on typer's version it is of click, or of typer's own copy of it.
             name = getattr(error, "option_name", None)
@@ -53,6 +63,17 @@ class InOrder(typer.core.TyperGroup):
                 if keys:
                     error.message += f". Overrides have no dashes: {' or '.join(f'{key}=VALUE' for key in keys)}"
             raise
+
+
+@contextmanager
+def _printable_messages() -> Iterator[None]:
+    """Names of files come to the command line as others have given them: `headway runs compare runs/*`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = printable(message)  # type: ignore[attr-defined]
+        raise
 
 
 def _keys_meant(name: str) -> list[str]:
@@ -72,7 +93,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from headway import __version__
 
-        print(f"headway {__version__}")
+        print_line(f"headway {__version__}")
         raise typer.Exit
 
 

@@ -9,6 +9,7 @@ import typer
 import typer.core
 
 from headway.cli.common import JsonOption, print_json, print_table, writing
+from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:
     from headway.bench.runner import Matrix
@@ -200,7 +201,7 @@ def collect(
             }
         )
     else:
-        print(f"{counted(len(found.results), 'cell')} from {counted(found.sources, 'log')}, in {output}")
+        print_line(f"{counted(len(found.results), 'cell')} from {counted(found.sources, 'log')}, in {output}")
     if not found.results:
         raise typer.Exit(1)
 
@@ -247,12 +248,12 @@ def _tell(folder: Path, as_json: bool, compare: Path | None = None) -> None:
         rows = [row[:-1] for row in found.rows(figures)]
         print_table(["CELL", "RESULT", *(name.upper() for name in figures)], rows, numeric=range(2, 7))
         if found.changes:
-            print()
-            print(found.summary)
+            print_line()
+            print_lines(found.summary or "")
             print_table([name.upper() for name in CHANGES[:-1]] + ["DIFFERENCE"], found.changes, numeric=range(1, 5))
             if found.other_conditions:
-                print(found.other_conditions)
-        print("\n" + "\n".join(found.findings))
+                print_lines(found.other_conditions)
+        print_lines("\n" + "\n".join(found.findings))
     try:
         with writing(folder):
             files = write_report(folder, compare)

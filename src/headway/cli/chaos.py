@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, writing
+from headway.core.console import print_lines
 
 HELP = """Kill a training again and again, and check that it comes out as if nothing had happened.
 
@@ -128,7 +129,7 @@ def chaos(
     if as_json:
         print_json(result.record())
     else:
-        print(render(result))
+        print_lines(render(result))
     if result.stopped and not result.failed:
         raise KeyboardInterrupt
     if not result.passed:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import JsonOption, StorageOption, print_json, print_table, storage_options
+from headway.core.console import print_line
 
 if TYPE_CHECKING:
     from headway.checkpoint.format import Manifest
@@ -78,7 +79,8 @@ def verify(
     if json:
         print_json([_result(result) for result in results])
     else:
-        print("\n".join(line for result in results for line in _lines(result)))
+        for line in (line for result in results for line in _lines(result)):
+            print_line(line)
     damaged = [result.place for result in results if not result.good]
     if damaged:
         raise CheckpointError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import JsonOption, RunArgument, StorageOption, print_json, print_table, storage_options
+from headway.core.console import print_line
 
 if TYPE_CHECKING:
     from headway.checkpoint.compare import Comparison, TensorDifference
@@ -36,12 +37,12 @@ def diff(
         print_json(_comparison(found))
         return
     for key, (a, b) in found.cursor_differences.items():
-        print(f"cursor {key}: {a} and {b}")
+        print_line(f"cursor {key}: {a} and {b}")
     if found.differences:
         headers = ["TENSOR", "DIFFERENCE", *(["ELEMENTS", "ABSOLUTE", "RELATIVE"] if values else [])]
         print_table(headers, [_difference_row(d, values) for d in found.differences], numeric=(2, 3, 4))
     verdict = "the same state" if found.same_state else "other states"
-    print(f"{verdict}: {found.equal_tensors} tensors are equal, {len(found.differences)} differ")
+    print_line(f"{verdict}: {found.equal_tensors} tensors are equal, {len(found.differences)} differ")
 
 
 def prune(
@@ -70,9 +71,9 @@ def prune(
     verb = "would go" if dry_run else "removed"
     rows = [(step, f"stays: {why}") for step, why in stay.items()] + [(step, verb) for step in gone]
     for step, what in sorted(rows):
-        print(f"step {step:,}: {what}")
+        print_line(f"step {step:,}: {what}")
     if not rows:
-        print("there are no checkpoints")
+        print_line("there are no checkpoints")
 
 
 def copy(
@@ -100,7 +101,8 @@ def copy(
             [{"step": c.manifest.step, "place": c.place, "state_sha256": c.manifest.state_sha256} for c in copies]
         )
     else:
-        print("\n".join(copied.place for copied in copies))
+        for copied in copies:
+            print_line(copied.place)
 
 
 def restore(
@@ -138,9 +140,9 @@ def restore(
             }
         )
         return
-    print(f"{found.path}: training goes on from step {found.step:,} (state {found.state_sha256[:12]})")
+    print_line(f"{found.path}: training goes on from step {found.step:,} (state {found.state_sha256[:12]})")
     for place in found.set_aside:
-        print(f"set aside: {place}")
+        print_line(f"set aside: {place}")
 
 
 def _run_of(path: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.core.console import print_line, print_lines
 from headway.core.format import printable
 
 if TYPE_CHECKING:
     from headway.config import Config
+
+#: What may not be printable, and is no plain ASCII.
+_NOT_PLAIN = re.compile(r"[^ -~]")
 
 ConfigArgument = Annotated[
     Path,
@@ -130,13 +135,20 @@ def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Con
 
 
 def print_json(value: Any) -> None:
-    """Result for programs, on standard output. NaN and infinities, which JSON does not have, become null."""
+    """Result for programs, on standard output. NaN and infinities, which JSON does not have, become null; what would
+    steer a terminal, and what is no UTF-8, is spelled out."""
     text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    lines = text.split("\n")  # which within texts are spelled out already
+    text = "\n".join(line if line.isprintable() else _NOT_PLAIN.sub(_as_json, line) for line in lines)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:  # another locale, or the name of a file that is no UTF-8
+    except UnicodeEncodeError:  # another locale
         text = json.dumps(json.loads(text), indent=2)
-    print(text)
+    print_lines(text)
+
+
+def _as_json(found: re.Match[str]) -> str:
+    return found[0] if printable(found[0]) == found[0] else json.dumps(found[0])[1:-1]
 
 
 def _finite(value: Any) -> Any:
@@ -160,4 +172,4 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: 
             text.rjust(width) if index in right else text.ljust(width)
             for index, (text, width) in enumerate(zip(row, widths, strict=True))
         )
-        print("  ".join(cells).rstrip())
+        print_line("  ".join(cells).rstrip())

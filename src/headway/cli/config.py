@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.core.console import print_lines
 from headway.core.format import format_count
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
     if as_json:
         print_json(loaded.model_dump(mode="json"))
     else:
-        print(dump_config(loaded), end="")
+        print_lines(dump_config(loaded), end="")
 
 
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
@@ -86,7 +87,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         return
     ramp = f"  batches   {train.batches.in_words(train.steps)}\n" if train.batch_ramp else ""
     shape = f"from {model.from_pretrained}" if model.from_pretrained else f"{model.layers} layers of width {model.dim}"
-    print(
+    print_lines(
         f"{config}: ok\n"
         f"  run       {facts['run']}\n"
         f"  data      {facts['store']}\n"
@@ -119,6 +120,6 @@ def schema(
     from headway.config.reference import json_schema, reference
 
     if markdown:
-        print(reference(), end="")
+        print_lines(reference(), end="")
     else:
         print_json(json_schema())

@@ -10,6 +10,7 @@ import typer
 from headway.cli import data_import, data_inspect, data_listing, data_preview
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.cli.data_inspect import StoreArgument, open_store
+from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
@@ -72,7 +73,7 @@ def prepare(
     if json:
         print_json(asdict(report))
     else:
-        print(report.describe())
+        print_lines(report.describe())
     if not settings.clean and not any(source.path.startswith("python:") for source in settings.sources):
         all_clear()
 
@@ -100,7 +101,7 @@ def verify(store: StoreArgument, overrides: OverridesArgument = None, json: Json
             fix=_repair(opened),
         )
     if not json:
-        print(f"{opened.path}: sound, fingerprint {opened.fingerprint}")
+        print_line(f"{opened.path}: sound, fingerprint {opened.fingerprint}")
 
 
 def _repair(store: TokenStore) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.common import JsonOption, print_json, print_table
+from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:
     from headway.data.importing.store import ImportPlan, ImportReport
@@ -100,7 +101,7 @@ def import_(
     if json:
         print_json(asdict(report))
         return
-    print(report.describe())
+    print_lines(report.describe())
     _print_next(report)
 
 
@@ -128,20 +129,22 @@ def _list(plan: ImportPlan, output: Path, json: bool) -> None:
     ]
     print_table(["SOURCE", "SPLIT", "TYPE", "TOKENS", "SIZE", "FILE"], rows, numeric=[3, 4])
     if plan.share:
-        print(f"{plan.share:g} of the documents would be held out for validation")
+        print_line(f"{plan.share:g} of the documents would be held out for validation")
     tokenizer = plan.tokenizer
-    print(f"would be written to {output} as {tokenizer.dtype.name}, documents ended by {tokenizer.end_of_text}")
+    print_line(f"would be written to {output} as {tokenizer.dtype.name}, documents ended by {tokenizer.end_of_text}")
 
 
 def _print_next(report: ImportReport) -> None:
     """How to train on it, with a blend's weights."""
     if not report.weights:
-        print(f"train on it: headway train CONFIG data.store={report.store}")
+        print_line(f"train on it: headway train CONFIG data.store={report.store}")
         return
     import yaml
 
     # A name may be what YAML reads as a number, and a weight has as many digits as it has.
     sources = [{"name": name, "path": name, "weight": weight} for name, weight in report.weights.items()]
     lines = [yaml.safe_dump(source, default_flow_style=True, sort_keys=False).strip() for source in sources]
-    print(f"train on it with:\n\ndata:\n  store: {report.store}\n  sources:")
-    print("\n".join(f"    - {line}" for line in lines))
+    for line in ("train on it with:", "", "data:", f"  store: {report.store}", "  sources:"):
+        print_line(line)
+    for line in lines:
+        print_line(f"    - {line}")

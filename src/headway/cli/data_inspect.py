@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import JsonOption, OverridesArgument, load, print_json, print_table, refuse_folder, writing
-from headway.core.console import exact_results
+from headway.core.console import exact_results, print_line, print_lines
 
 # What is printed of duplicates, and its name in the report of the search.
 _DUPLICATES = {
@@ -57,20 +57,25 @@ def inspect(
             print_json({**facts, "sample": sample_text(opened)})
         return
     vocabulary = facts["tokenizer"]
-    print(f"{facts['store']}: {vocabulary['vocab_size']:,} token ids as {facts['dtype']},", end=" ")
+    print_line(f"{facts['store']}: {vocabulary['vocab_size']:,} token ids as {facts['dtype']},", end=" ")
     begin = f"begin with {' '.join(vocabulary['begin_of_text'])} and " if "begin_of_text" in vocabulary else ""
-    print(f"documents {begin}end with {vocabulary['end_of_text']}, encoded by {facts['encoder'] or 'n/a'},", end=" ")
-    print(f"fingerprint {facts['fingerprint'][:16]}\n")
+    print_line(
+        f"documents {begin}end with {vocabulary['end_of_text']}, encoded by {facts['encoder'] or 'n/a'},", end=" "
+    )
+    print_line(f"fingerprint {facts['fingerprint'][:16]}")
+    print_line()
     _print_sources(facts["sources"])
     _print_removed(facts["sources"], facts["duplicates"])
     with exact_results():
         for source in facts["sources"]:
             _print_cleaning(source, examples)
     _print_duplicates(facts["duplicates"])
-    print()
+    print_line()
     _print_splits(facts["splits"])
+    print_line()
+    print_line("first training document:")
     with exact_results():
-        print(f"\nfirst training document:\n{sample_text(opened)}")
+        print_lines(sample_text(opened))
 
 
 def report(
@@ -105,7 +110,7 @@ def report(
         source["asked_share"] = asked.get(source["name"])
     target = output or opened.path / REPORT
     with writing(target):
-        print(write_data_report(facts, target))
+        print_line(str(write_data_report(facts, target)))
 
 
 def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) -> dict[str, float]:
@@ -149,7 +154,8 @@ def _print_removed(sources: list[dict[str, Any]], found: dict[str, Any] | None) 
         if removed is not None:
             shares = zip((removed.by_cleaning, removed.as_duplicates), removed.shares, strict=True)
             rows.append([name, f"{removed.read:,}", *(_count(count, share) for count, share in shares)])
-    print("\nremoved documents:")
+    print_line()
+    print_line("removed documents:")
     print_table(["SOURCE", "READ", "BY CLEANING", "AS DUPLICATES"], rows, numeric=range(1, 4))
 
 
@@ -159,7 +165,8 @@ def _print_cleaning(source: dict[str, Any], examples: int) -> None:
         return
     from headway.telemetry.data_counts import reasons_text
 
-    print(f"\ncleaning of {source['name']}:")
+    print_line()
+    print_line(f"cleaning of {source['name']}:")
     headers = ["STEP", "IN", "OUT", "DROPPED", "CHANGED", "BYTES IN", "BYTES OUT", "MOST FREQUENT REASONS"]
     rows = []
     for step in steps:
@@ -171,7 +178,8 @@ def _print_cleaning(source: dict[str, Any], examples: int) -> None:
     print_table(headers, rows, numeric=range(1, 7))
     for step in steps:
         for example in step["examples"][:examples]:
-            print(f"  {step['name']}, {example['kind']}: {example['reason']}\n    {example['text']!r}")
+            print_line(f"  {step['name']}, {example['kind']}: {example['reason']}")
+            print_line(f"    {example['text']!r}")
 
 
 def _print_duplicates(found: dict[str, Any] | None) -> None:
@@ -179,7 +187,8 @@ def _print_duplicates(found: dict[str, Any] | None) -> None:
         return
     from headway.telemetry.data_counts import removed_share
 
-    print("\nduplicates:")
+    print_line()
+    print_line("duplicates:")
     parts = {**found["sources"], **({"all": found["total"]} if len(found["sources"]) > 1 else {})}
     columns = [name for name in _DUPLICATES if "PARAGRAPHS" not in name or found["settings"]["paragraphs"]]
     keys = [_DUPLICATES[column] for column in columns]
@@ -190,7 +199,7 @@ def _print_duplicates(found: dict[str, Any] | None) -> None:
     largest = found["clusters"]["largest"]
     if largest:
         sizes = ", ".join(f"{cluster['documents']:,} ({cluster['share']:.1%})" for cluster in largest)
-        print(f"clusters of documents that say the same: {found['clusters']['count']:,}; the largest have {sizes}")
+        print_line(f"clusters of documents that say the same: {found['clusters']['count']:,}; the largest have {sizes}")
 
 
 def _print_splits(splits: list[dict[str, Any]]) -> None:
@@ -205,7 +214,7 @@ def _print_splits(splits: list[dict[str, Any]]) -> None:
         ]
         for part in splits
     ]
-    print("tokens per document at percentiles:")
+    print_line("tokens per document at percentiles:")
     print_table(headers, rows, numeric=range(2, len(headers)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import print_json, print_table
+from headway.core.console import print_line
 
 if TYPE_CHECKING:
     from headway.config.data import DataConfig
@@ -33,8 +34,8 @@ def list_sources(settings: DataConfig, json: bool) -> None:
         limit = f", at most {config.limit} read" if config.limit else ""
         files = counted(len(source.files), "file")
         what = "a stream of unknown length" if source.stream else f"{files}, {size}"
-        print(f"{source.name}: {what}{ignored}{limit}")
-    print(f"would be written to {settings.store}")
+        print_line(f"{source.name}: {what}{ignored}{limit}")
+    print_line(f"would be written to {settings.store}")
 
 
 def _rows(source: Source) -> list[list[str]]:

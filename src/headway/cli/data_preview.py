@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
-from headway.core.console import exact_results
+from headway.core.console import exact_results, print_line
+from headway.core.format import printable
 
 if TYPE_CHECKING:
     from headway.data.feeding.preview import RowView, StepView
@@ -57,9 +58,9 @@ def _print(view: StepView, characters: int) -> None:
     lane_size = f"{counted(view.micro_batches, 'micro-batch')} of {counted(view.micro_batch, 'row')}"
     size = f"{counted(view.lanes, 'lane')} of {lane_size}"
     named = f"step {view.step:,} of {view.steps:,} (which training calls step {view.step + 1:,})"
-    print(f"{named}: {size} of {view.sequence_length:,} tokens")
+    print_line(f"{named}: {size} of {view.sequence_length:,} tokens")
     if len(view.sources) > 1:
-        print(f"shares of steps {view.first_step:,} to {view.last_step - 1:,}:")
+        print_line(f"shares of steps {view.first_step:,} to {view.last_step - 1:,}:")
     table = [
         [
             source.name,
@@ -74,9 +75,11 @@ def _print(view: StepView, characters: int) -> None:
     in_lane = view.micro_batches * view.micro_batch
     for lane in range(view.lanes):
         shown = [row for row in view.rows if row.lane == lane]
-        print(f"\nlane {lane}" + (f" ({len(shown)} of {in_lane} rows)" if len(shown) < in_lane else ""))
+        print_line()
+        print_line(f"lane {lane}" + (f" ({len(shown)} of {in_lane} rows)" if len(shown) < in_lane else ""))
         for row in shown:
-            print(f"  {_place(row)}\n    {_shortened(_END.join(row.documents), characters)}")
+            print_line(f"  {_place(row)}")
+            print_line(f"    {_shortened(_END.join(row.documents), characters)}")
 
 
 def _place(row: RowView) -> str:
@@ -87,7 +90,7 @@ def _place(row: RowView) -> str:
 
 def _shortened(text: str, characters: int) -> str:
     """On one line; of a long text both ends, since documents mostly end within a row."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = printable(text)
     if len(text) <= characters:
         return text
     head = (characters - 1) * 2 // 3

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.common import JsonOption, OverridesArgument, load, print_json, print_table
+from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:
     from headway.doctor.bandwidth import Communication
@@ -120,42 +121,44 @@ def _print(examined: list[Examined], profile: Profile | None) -> None:
     from headway.core.format import counted
 
     for subject in examined:
-        print(subject.subject)
+        print_line(subject.subject)
         for finding in subject.findings:
             _print_finding(finding)
         if subject.subject == "NCCL profile" and profile is not None:
             for setting in profile.settings:
-                print(f"{_INDENT}{setting.name}={setting.value}  {setting.reason}")
+                print_line(f"{_INDENT}{setting.name}={setting.value}  {setting.reason}")
             for left in profile.left_open:
-                print(f"{_INDENT}left open  {left}")
+                print_line(f"{_INDENT}left open  {left}")
     levels = [finding.level for subject in examined for finding in subject.findings]
     errors, warnings = levels.count("error"), levels.count("warning")
-    print(f"\n{counted(errors, 'error')}, {counted(warnings, 'warning')}, {counted(levels.count('note'), 'note')}")
+    print_lines(
+        f"\n{counted(errors, 'error')}, {counted(warnings, 'warning')}, {counted(levels.count('note'), 'note')}"
+    )
 
 
 def _print_finding(finding: Finding) -> None:
-    print(f"  {_MARKS[finding.level]}  {finding.what}")
+    print_line(f"  {_MARKS[finding.level]}  {finding.what}")
     if finding.level == "ok":
         return
     for label, text in (("seen", finding.where), ("do", finding.fix), ("run", finding.command)):
         if text:
-            print(f"{_INDENT}{label + ':':<6}{text}")
+            print_line(f"{_INDENT}{label + ':':<6}{text}")
 
 
 def _export(profile: Profile) -> None:
     """Lines for a shell: `eval "$(headway doctor --export)"`."""
     import os
 
-    print(f"# NCCL profile {profile.name}: {profile.reason}")
+    print_line(f"# NCCL profile {profile.name}: {profile.reason}")
     added = profile.environment(os.environ)
     for setting in profile.settings:
         if setting.name in added:
             # Always in quotes: zsh takes a bare "=eth0" for the path of a program.
-            print(f"export {setting.name}='{setting.value}'  # {setting.reason}")
+            print_line(f"export {setting.name}='{setting.value}'  # {setting.reason}")
         else:
-            print(f"# {setting.name} stays {shlex.quote(os.environ[setting.name])}, as you have set it")
+            print_line(f"# {setting.name} stays {shlex.quote(os.environ[setting.name])}, as you have set it")
     for left in profile.left_open:
-        print(f"# left open: {left}")
+        print_line(f"# left open: {left}")
 
 
 def _communication(
@@ -191,7 +194,8 @@ def _print_communication(found: Communication) -> None:
     from headway.core.format import counted, format_bytes
 
     where = counted(found.machines, "machine")
-    print(f"{found.workers} workers on {where}, {found.device}, {found.backend}\n")
+    print_line(f"{found.workers} workers on {where}, {found.device}, {found.backend}")
+    print_line()
     headers = ["COLLECTIVE", "SIZE", "MEDIAN MS", "P10 MS", "P90 MS", "REPEATS", "ALGORITHM GB/S", "BUS GB/S"]
     rows = [
         [
@@ -205,9 +209,9 @@ def _print_communication(found: Communication) -> None:
     ]
     print_table(headers, rows, numeric=range(1, len(headers)))
     widest = max(found.clocks, key=lambda clock: abs(clock.seconds))
-    print(
+    print_lines(
         f"\nclocks: worker {widest.worker} differs most from worker 0, by {1e3 * widest.seconds:+.3f} ms"
         f" (known to {1e3 * widest.uncertainty_seconds:.3f} ms)"
     )
     if any(clock.is_wrong for clock in found.clocks):
-        print("WARNING: clocks differ by more than a second; run headway doctor on each machine")
+        print_line("WARNING: clocks differ by more than a second; run headway doctor on each machine")

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from headway.cli.common import JsonOption, print_json
+from headway.core.console import print_line
 
 HELP = """Loss and perplexity of a trained model on held-out text.
 
@@ -46,7 +47,7 @@ def evaluate(
         print_json(result)
     else:
         at = "" if result["step"] is None else f" at step {result['step']:,}"
-        print(
+        print_line(
             f"{model}{at}: loss {result['loss']:.4f}, perplexity {result['perplexity']:,.2f},"
             f" {result['tokens']:,} tokens"
         )

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import as_utf8
-from headway.core.console import exact_results
+from headway.core.console import exact_results, print_line, print_text
 
 HELP = """Continue a text with a trained model, token by token as they come.
 
@@ -55,6 +55,5 @@ def generate(
     first = next(pieces, "")  # the prompt is shown once it is known to be usable
     with exact_results():
         for piece in chain((text + first,), pieces):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        print()
+            print_text(piece)
+        print_line()

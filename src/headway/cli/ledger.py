@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import JsonOption, RunArgument, print_json, print_table
+from headway.core.console import print_line
 
 if TYPE_CHECKING:
     from headway.supervise.ledger_proof import LedgerProof
@@ -91,19 +92,20 @@ def _print(proof: LedgerProof) -> None:
         print_table(headers, rows, numeric=range(1, len(headers)))
     for start in proof.segments:
         changes = "; ".join(start.segment.get("changes", ())) or "as the run began"
-        print(f"segment from step {start.first_step:,} on: {changes}")
+        print_line(f"segment from step {start.first_step:,} on: {changes}")
     for rollback in proof.rollbacks:
         for commit in rollback.struck:
             steps = f"{_steps(commit.first_step, commit.last_step)} of attempt {commit.attempt}"
-            print(f"rolled back: {steps} ({rollback.reason})")
+            print_line(f"rolled back: {steps} ({rollback.reason})")
     for decision in proof.decisions:
         steps = f"{_steps(decision.first_step, decision.last_step)} by attempt {decision.attempt}"
-        print(f"{_DECIDED.get(decision.action, decision.action)}: {steps} ({decision.reason})")
+        print_line(f"{_DECIDED.get(decision.action, decision.action)}: {steps} ({decision.reason})")
     if proof.steps:
-        print("steps count from 0 here: what training calls step 1 is step 0")
+        print_line("steps count from 0 here: what training calls step 1 is step 0")
     if not proof.problems:
-        print(f"proven for steps 0 to {proof.steps - 1:,}, {proof.rows:,} rows:")
-        print("\n".join(f"  {line}" for line in proof.basis))
+        print_line(f"proven for steps 0 to {proof.steps - 1:,}, {proof.rows:,} rows:")
+        for line in proof.basis:
+            print_line(f"  {line}")
 
 
 def _steps(first: int, end: int) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from headway.cli.common import JsonOption, print_json, print_table
+from headway.core.console import print_line
 
 HELP = """List the named model shapes with their parameters, costs and sizes.
 
@@ -70,7 +71,7 @@ def _facts(name: str, vocab: int, sequence_length: int) -> dict[str, Any]:
 def _print_table(rows: list[dict[str, Any]], vocab: int, sequence_length: int) -> None:
     from headway.core.format import format_bytes, format_count
 
-    print(f"vocabulary {vocab:,}, sequences of {sequence_length:,} tokens")
+    print_line(f"vocabulary {vocab:,}, sequences of {sequence_length:,} tokens")
     headers = [
         "PRESET",
         "PARAMETERS",

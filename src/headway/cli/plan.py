@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.core.console import print_line, print_lines
 from headway.core.format import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -82,21 +83,23 @@ def _print_plan(made: Plan, config_name: str) -> None:
     unknown = (
         "memory unknown" if memory is None else f"{memory:,.1f} GiB each, {format_bytes(made.usable_bytes)} usable"
     )
-    print(f"machines   {machines}, {unknown}")
+    print_line(f"machines   {machines}, {unknown}")
     if machines.network is not None:
-        print(f"network    {machines.network}")
-    print(
+        print_line(f"network    {machines.network}")
+    print_line(
         f"model      {format_count(made.counts.total)} parameters, {format_count(made.flops_per_token)} FLOPs per token"
     )
-    print(f"vocabulary {made.vocab_size:,}, from {made.vocab_source}")
-    print(f"training   {format_count(made.tokens)} tokens")
+    print_line(f"vocabulary {made.vocab_size:,}, from {made.vocab_source}")
+    print_line(f"training   {format_count(made.tokens)} tokens")
     if made.measured_tokens_per_second is not None:
-        print(f"speed      {format_count(made.measured_tokens_per_second)} tokens/s, as measured, for every row below")
-    print()
+        print_line(
+            f"speed      {format_count(made.measured_tokens_per_second)} tokens/s, as measured, for every row below"
+        )
+    print_line()
     _print_options(made)
     refused = {option.strategy: option.refusal.what for option in made.table if option.refusal}
     for strategy, reason in refused.items():
-        print(f"{strategy}: {reason}")
+        print_line(f"{strategy}: {reason}")
     _print_recommendation(made, config_name)
 
 
@@ -105,12 +108,12 @@ def _print_options(made: Plan) -> None:
                "PEAK", "FITS", "TOKENS/S", "MFU", "TIME"]  # fmt: skip
     lines = [_line(made, option) for option in made.table if option.memory is not None]
     print_table(headers, lines, numeric=[*range(2, 9), 10, 11, 12])
-    print("each row: the moment of a step when the worker that has most has most")
+    print_line("each row: the moment of a step when the worker that has most has most")
     listed = f"listed: {made.deepspeed}" if made.deepspeed else f"left out: {made.no_deepspeed}"
-    print(f"strategies of DeepSpeed are {listed}")
+    print_line(f"strategies of DeepSpeed are {listed}")
     for note in made.notes:
-        print(note)
-    print()
+        print_line(note)
+    print_line()
 
 
 def _line(made: Plan, option: Option) -> list[str]:
@@ -134,23 +137,23 @@ def _print_recommendation(made: Plan, config_name: str) -> None:
 
     chosen, reason = made.recommendation.option, made.recommendation.reason
     if chosen is None:
-        print(f"no recommendation: {reason}")
+        print_line(f"no recommendation: {reason}")
         return
     hours, energy, cost = made.hours(chosen), made.energy_kwh(chosen), made.cost_usd(chosen)
     assert chosen.memory is not None and chosen.layout is not None
     free = "telemetry.usd_per_hour is not set" if made.usd_per_hour is None else "the speed is unknown"
-    print(f"recommended: {' '.join(chosen.overrides)}")
-    print(f"  because  {reason}")
-    print(f"  memory   {format_bytes(chosen.memory.peak_bytes)} per worker, {chosen.layout.mesh}")
-    print(f"  speed    {format_count(made.tokens_per_second(chosen))} tokens/s, MFU {_percent(made.mfu(chosen))}")
-    print(f"  time     {format_seconds(None if hours is None else hours * 3600)}")
-    print(f"  energy   {'n/a' if energy is None else f'{energy:,.1f} kWh (boards at their power limit)'}")
-    print(f"  cost     {f'n/a ({free})' if cost is None else f'${cost:,.2f}'}")
-    print(f"  type     {command(config_name, made.machines, chosen)}")
-    print("\nassumed:")
+    print_line(f"recommended: {' '.join(chosen.overrides)}")
+    print_line(f"  because  {reason}")
+    print_line(f"  memory   {format_bytes(chosen.memory.peak_bytes)} per worker, {chosen.layout.mesh}")
+    print_line(f"  speed    {format_count(made.tokens_per_second(chosen))} tokens/s, MFU {_percent(made.mfu(chosen))}")
+    print_line(f"  time     {format_seconds(None if hours is None else hours * 3600)}")
+    print_line(f"  energy   {'n/a' if energy is None else f'{energy:,.1f} kWh (boards at their power limit)'}")
+    print_line(f"  cost     {f'n/a ({free})' if cost is None else f'${cost:,.2f}'}")
+    print_line(f"  type     {command(config_name, made.machines, chosen)}")
+    print_lines("\nassumed:")
     room = f"plans may fill {USABLE_SHARE:.0%} of the memory; the rest is for driver, communication and fragmentation"
     for line in (room, *(ASSUMPTIONS if chosen.speed is not None else ())):
-        print(f"  - {line}")
+        print_line(f"  - {line}")
 
 
 def _percent(share: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.core.console import print_line, print_lines
 
 if TYPE_CHECKING:
     from headway.profiling.record import Profile
@@ -66,9 +67,9 @@ def profile(
         from headway.launch.preview import preview
 
         check(loaded, plan)
-        print(preview(loaded))
-        print(f"profile    {warmup} steps to warm up, {steps} timed, {plan.traced} traced, 1 with a save")
-        print(f"files      in {output}/")
+        print_lines(preview(loaded))
+        print_line(f"profile    {warmup} steps to warm up, {steps} timed, {plan.traced} traced, 1 with a save")
+        print_line(f"files      in {output}/")
         return
     found = run(loaded, plan, output)
     if as_json:
@@ -95,32 +96,34 @@ def _print_profile(found: Profile, output: Path) -> None:
     )
 
     slowest = found.workers[found.slowest]
-    print(summary_line(found))
-    print()
+    print_line(summary_line(found))
+    print_line()
     print_table(part_headers(found), part_rows(found), numeric=range(1, len(part_headers(found))))
-    print()
+    print_line()
     steps = counted(len(slowest.steps), "step")
-    print(f"steps      {spread_text(found)}; the table is the mean of {steps} without the profiler")
-    print(f"ceiling    {ceiling_text(slowest)}; copies {slowest.ceilings.copy_bytes_per_second / 1e9:.1f} GB/s")
+    print_line(f"steps      {spread_text(found)}; the table is the mean of {steps} without the profiler")
+    print_line(f"ceiling    {ceiling_text(slowest)}; copies {slowest.ceilings.copy_bytes_per_second / 1e9:.1f} GB/s")
     reduced = slowest.ceilings.all_reduce
     if reduced is not None:
-        print(
+        print_line(
             f"exchange   a sum of {format_bytes(reduced.bytes)} over all workers takes {seconds_text(reduced.seconds)}"
         )
     if slowest.device_idle_share is not None:
-        print(f"device     idle for {slowest.device_idle_share:.1%} of the traced steps")
+        print_line(f"device     idle for {slowest.device_idle_share:.1%} of the traced steps")
     peak = max(slowest.memory.peak_bytes.values(), default=None)
     base = format_bytes(slowest.memory.base_bytes)
-    print(f"memory     {format_bytes(peak)} of tensors at most, {base} of them weights, gradients and moments")
+    print_line(f"memory     {format_bytes(peak)} of tensors at most, {base} of them weights, gradients and moments")
     if len(found.workers) > 1:
-        print(f"slowest    worker {found.slowest}: the others wait for it")
-    print(f"profiler   {profiler_text(found)}")
-    print()
+        print_line(f"slowest    worker {found.slowest}: the others wait for it")
+    print_line(f"profiler   {profiler_text(found)}")
+    print_line()
     print_table(OPERATOR_HEADERS, operator_rows(found)[:10], numeric=range(1, len(OPERATOR_HEADERS)))
-    print()
+    print_line()
     for warning in warnings(found):
-        print(f"warning: {warning}\n")
-    print(f"largest loss: {found.verdict}")
+        print_line(f"warning: {warning}")
+        print_line()
+    print_line(f"largest loss: {found.verdict}")
     for loss in found.losses[1:]:
-        print(f"        then: {loss.what}")
-    print(f"\n{counted(len(found.workers), 'trace')}, profile.json and profile.html are in {output}/")
+        print_line(f"        then: {loss.what}")
+    print_line()
+    print_line(f"{counted(len(found.workers), 'trace')}, profile.json and profile.html are in {output}/")

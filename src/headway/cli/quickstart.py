@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from headway.cli.common import OverridesArgument
-from headway.core.console import notice
+from headway.core.console import notice, print_lines
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -57,9 +57,9 @@ def quickstart(overrides: OverridesArgument = None) -> None:
 
     train(config, own_process=True)
     _after_training(config)
-    print("\nDone. What you may want next:")
+    print_lines("\nDone. What you may want next:")
     for command, (_, purpose) in zip(_next_commands(config, wanted), NEXT, strict=True):
-        print(f"\n  # {purpose}\n  {command}")
+        print_lines(f"\n  # {purpose}\n  {command}")
 
 
 def _next_commands(config: Config, overrides: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import RunArgument, refuse_folder, writing
+from headway.core.console import print_line
 
 
 def report(
@@ -27,7 +28,7 @@ def report(
 
     refuse_folder(output)
     with writing(output or run):
-        print(write_report(run, output))
+        print_line(str(write_report(run, output)))
 
 
 def register(app: typer.Typer) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import JsonOption, RunArgument, print_json, print_table, refuse_folder, writing
+from headway.core.console import print_line
 
 runs = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
 
@@ -78,24 +79,18 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
         print_json({**asdict(summary), "goodput": time_spent, **lists})
         return
     print_table(["run", summary.name], result_rows([summary]))
+    print_line()
     if good is not None:
-        print(f"\n{good}", end="")
+        print_line(str(good))
     for segment in record.segments[1:]:
-        print(f"\nchanged at step {segment.first_step:,}: {'; '.join(segment.changes)}", end="")
+        print_line(f"changed at step {segment.first_step:,}: {'; '.join(segment.changes)}")
     for attempt in record.attempts:
         steps = f"steps {_known(attempt.first_step)} to {_known(attempt.last_step)}"
-        print(
-            f"\nattempt {attempt.number}: {attempt.outcome}, {steps}, {format_seconds(attempt.seconds)}",
-            end="",
-        )
+        print_line(f"attempt {attempt.number}: {attempt.outcome}, {steps}, {format_seconds(attempt.seconds)}")
     for checkpoint in record.checkpoints:
         state = checkpoint.state_sha256 or UNKNOWN
         size = format_bytes(checkpoint.bytes)
-        print(
-            f"\ncheckpoint {checkpoint.step:,}: {size}, {time_text(checkpoint.time)}, state {state[:12]}",
-            end="",
-        )
-    print()
+        print_line(f"checkpoint {checkpoint.step:,}: {size}, {time_text(checkpoint.time)}, state {state[:12]}")
 
 
 @runs.command()
@@ -131,11 +126,11 @@ def compare(
         return
     numeric = range(1, len(paths) + 1)
     print_table(["RESULT", *comparison.names], result_rows(comparison.summaries), numeric)
-    print()
+    print_line()
     if comparison.differences:
         print_table(["CONFIG", *comparison.names], difference_rows(comparison), numeric)
     else:
-        print("the configs are equal")
+        print_line("the configs are equal")
 
 
 def _step(step: int, total: int | None) -> str:

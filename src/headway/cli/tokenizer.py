@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
-from headway.core.console import exact_results
+from headway.core.console import exact_results, print_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -242,16 +242,16 @@ def _measured(texts: list[str], ids: list[NDArray[Any]]) -> dict[str, Any]:
 def _print_facts(facts: dict[str, Any]) -> None:
     special = [f"{token} ({number})" for token, number in facts["special_tokens"].items()]
     more = f", and {len(special) - 10:,} more" if len(special) > 10 else ""
-    print(f"tokenizer        {facts['tokenizer']}")
-    print(f"vocabulary       {facts['vocab_size']:,} token ids")
-    print(f"begin of text    {' '.join(facts['begin_of_text']) or 'none'}")
-    print(f"end of text      {facts['end_of_text']}")
-    print(f"special tokens   {', '.join(special[:10]) or 'none'}{more}")
-    print(f"fingerprint      {facts['fingerprint']}")
+    print_line(f"tokenizer        {facts['tokenizer']}")
+    print_line(f"vocabulary       {facts['vocab_size']:,} token ids")
+    print_line(f"begin of text    {' '.join(facts['begin_of_text']) or 'none'}")
+    print_line(f"end of text      {facts['end_of_text']}")
+    print_line(f"special tokens   {', '.join(special[:10]) or 'none'}{more}")
+    print_line(f"fingerprint      {facts['fingerprint']}")
     if "bytes_per_token" in facts:
-        print(f"bytes per token  {facts['bytes_per_token']:.2f} on {facts['sample_bytes']:,} bytes")
+        print_line(f"bytes per token  {facts['bytes_per_token']:.2f} on {facts['sample_bytes']:,} bytes")
     if "tokens" in facts:
-        print("tokens           " + " ".join(f"{number}:{text!r}" for number, text in facts["tokens"]))
+        print_line("tokens           " + " ".join(f"{number}:{text!r}" for number, text in facts["tokens"]))
 
 
 def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
@@ -266,7 +266,7 @@ def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
             rows.append([name, source, f"{part.text_bytes:,}", f"{part.tokens:,}", *rates, unknown])
     headers = ["tokenizer", "source", "bytes", "tokens", "bytes/token", "tokens/word", "unknown"]
     print_table(headers, rows, numeric=range(2, 7))
-    print()
+    print_line()
     rows = [
         [
             name,
@@ -282,7 +282,8 @@ def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
     print_table(headers, rows, numeric=(1, 2, 4, 5))
     for name, figures in results:
         if figures.lost is not None:
-            print(f"\n{name} does not give back {figures.lost!r}...")
+            print_line()
+            print_line(f"{name} does not give back {figures.lost!r}...")
 
 
 def register(app: typer.Typer) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, OverridesArgument, load
+from headway.core.console import print_lines
 from headway.core.garbage import pause_collection
 from headway.core.torch_libraries import load_libraries_ahead
 
@@ -65,7 +66,7 @@ def train(
         from headway.launch.attempt import Wishes
         from headway.launch.preview import preview
 
-        print(preview(loaded, Wishes(restart, accept_changes, start_epoch)))
+        print_lines(preview(loaded, Wishes(restart, accept_changes, start_epoch)))
         return
     from headway.launch.api import train as run
 

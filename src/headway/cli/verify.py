@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headway.cli.common import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.core.console import print_line
 
 HELP = """Check that a config keeps its promise of reproducibility, bit for bit.
 
@@ -48,9 +49,11 @@ def verify(
     else:
         for check in verdict.checks:
             found = check.difference
-            print(f"{'ok  ' if found is None else 'FAIL'}  {check.name}")
+            print_line(f"{'ok  ' if found is None else 'FAIL'}  {check.name}")
             if found is not None:
-                print(f"      first difference: step {found.step}, tensor {found.tensor} ({found.count} differ there)")
-        print(f"state after step {verdict.steps}: {verdict.state_sha256}")
+                print_line(
+                    f"      first difference: step {found.step}, tensor {found.tensor} ({found.count} differ there)"
+                )
+        print_line(f"state after step {verdict.steps}: {verdict.state_sha256}")
     if not verdict.passed:
         raise typer.Exit(1)

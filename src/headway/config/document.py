@@ -14,6 +14,7 @@ import yaml
 
 from headway.core.errors import ConfigError
 from headway.core.foreign import DEPTH
+from headway.core.format import printable
 
 #: The sources of ten thousands of files; PyYAML takes 10 seconds and 200 MB for so many.
 _MOST_VALUES = 250_000
@@ -99,8 +100,11 @@ def parse(text: str, name: str, *, lines: bool = True) -> Entry:
 
 
 def to_yaml(values: Any) -> str:
-    """Plain values as YAML that `parse` and YAML 1.1 readers read alike."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    """Plain values as YAML that `parse` and YAML 1.1 readers read alike. What would steer a terminal is spelled out."""
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    if printable(text, keep="\n") != text:
+        text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
+    return text
 
 
 class _Loader(yaml.SafeLoader):

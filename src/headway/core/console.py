@@ -17,12 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.format import format_bytes, format_count, format_seconds, printable
 from headway.core.patience import PatientLog
 from headway.core.secrets import redact
 
 _CLEAR = "\r\x1b[2K"
 _WARNING = "warning: "
+_LINES = "\n\t"
+#: Invisible, and part of words in Persian and of pictures of several signs.
+_JOINERS = "\u200c\u200d"
 
 _log: IO[bytes] | PatientLog | None = None
 _receiver: Callable[[str, bool], None] | None = None
@@ -96,7 +99,7 @@ def warning(text: str) -> None:
 
 def write_log(text: str) -> None:
     """One line for the log file alone, if there is one (`log_to`)."""
-    text = redact(text)
+    text = _shown(text)
     if _receiver is not None:
         _receiver(text, True)
     if _log is not None:
@@ -192,6 +195,24 @@ def settle_streams() -> OSError | None:
     return lost
 
 
+def print_line(text: str = "", end: str = "\n") -> None:
+    """Print a line of results on standard output. What would steer a terminal or begin another line is spelled out, for
+    much of it was written by others."""
+    sys.stdout.write(printable(text) + end)
+
+
+def print_lines(text: str, end: str = "\n") -> None:
+    """Print several lines as `print_line` does one."""
+    sys.stdout.write(printable(text, keep=_LINES) + end)
+
+
+def print_text(text: str) -> None:
+    """Print text that is a result itself: exactly, so that other programs can go on with it, but not on a terminal,
+    which it could steer."""
+    sys.stdout.write(printable(text, keep=_LINES + _JOINERS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
 def show_live(text: str) -> None:
     """Replace the live line at the bottom of the terminal; notices appear above it. An empty text takes it away.
 
@@ -199,8 +220,8 @@ def show_live(text: str) -> None:
     """
     global _live
     if is_first_worker() and sys.stderr.isatty() and (text or _live):
-        _live = text = redact(text)
-        _write(_CLEAR + _fitted(text))
+        _live = printable(redact(text))
+        _write(_CLEAR + _fitted(_live))
 
 
 def clear_line() -> None:
@@ -216,8 +237,8 @@ def _fitted(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """One line as it is, from whom it was handed over (`hand_over`)."""
-    text = redact(text)
+    """One line, from whom it was handed over (`hand_over`). What would steer a terminal is spelled out."""
+    text = _shown(text)
     if _receiver is not None:
         _receiver(text, False)
         return
@@ -226,6 +247,11 @@ def say(text: str) -> None:
     write_log(text)
     if text.startswith(_WARNING):
         alert(text.removeprefix(_WARNING))
+
+
+def _shown(text: str) -> str:
+    """Lines without credentials, and without what would steer a terminal."""
+    return printable(redact(text), keep=_LINES)
 
 
 def _write(text: str) -> None:

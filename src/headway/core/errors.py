@@ -6,6 +6,7 @@ with its code, so a scheduler can tell a typing mistake from a full disk or a pr
 
 from __future__ import annotations
 
+from headway.core.format import printable
 from headway.core.secrets import redact
 
 #: The exit code of Ctrl-C, as shells have it.
@@ -30,12 +31,16 @@ class HeadwayError(Exception):
         super().__init__(self.render())
 
     def render(self) -> str:
-        """The three-line form shown to people; parts that are unknown are left out."""
-        lines = [f"error: {self.what}"]
+        """The three-line form shown to people; parts that are unknown are left out.
+
+        Names and texts of others that are in it cannot steer a terminal, nor begin a line as if it were another error.
+        """
+        first, *more = printable(self.what, keep="\n").split("\n")
+        lines = [f"error: {first}", *(line if line[:1] == " " else f"    {line}" for line in more)]
         if self.where:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {printable(self.where)}")
         if self.fix:
-            lines.append(f"  fix:   {self.fix}")
+            lines.append(f"  fix:   {printable(self.fix)}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 UNKNOWN = "n/a"
+
+_NOT_PLAIN = re.compile(r"[^ -~]")
 
 #: Spaces of other widths, such as the one between Chinese sentences: `str.isprintable` does not count them.
 _BLANKS = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
@@ -41,7 +45,14 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     keep += _BLANKS
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+    def shown(found: re.Match[str]) -> str:
+        character = found[0]
+        return (
+            character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
+        )
+
+    return _NOT_PLAIN.sub(shown, text)
 
 
 def format_bytes(value: float | None) -> str:

@@ -65,7 +65,8 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         say(text)
         if _stacks is not None:
             with suppress(OSError):  # a full disk must not hide what went wrong
-                print(text, file=_stacks, flush=True)
+                _stacks.write(f"{text}\n")
+                _stacks.flush()
         # Often this only says that another worker is gone. The first one to end has all others stopped, so let the one
         # that met the reason write it down.
         time.sleep(1.0)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headway.config import Config, Interval, ModelConfig, TrainConfig, changes, document, load_config, override
 from headway.config.complaints import FOREIGN, OURS, known_keys
 from headway.config.load import PRESETS
 from headway.core.errors import ConfigError
+from headway.core.format import printable
 from waits import LONG
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -524,6 +526,13 @@ def test_keys_of_what_is_merged_are_looked_at_too(write: Any) -> None:
 def test_a_number_that_would_take_for_ever_to_read_is_none(write: Any) -> None:
     """Of base 60, in YAML 1.1."""
     assert "is no int" in refusal(write("seed: !!int 1" + ":1" * 100_000)).what
+
+
+@pytest.mark.parametrize("text", ["a\x1b[31mb", "a\u202eb", "größer, 文字", "a\x7fb\n\tc", "\u2028"])
+def test_a_config_is_shown_exactly_and_steers_no_terminal(text: str) -> None:
+    shown = document.to_yaml({"a": text, "b": [1e-4, "off"]})
+    assert printable(shown, keep="\n") == shown
+    assert document.parse(shown, "it").plain() == yaml.safe_load(shown) == {"a": text, "b": [1e-4, "off"]}
 
 
 def test_depth_is_limited_as_in_json() -> None:

@@ -223,3 +223,33 @@ def test_a_live_line_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     console.show_live("x" * 50)
     assert terminal.getvalue() == console._CLEAR + "x" * 18 + "…"
+
+
+NASTY = "a\x1b[31mb\u202ec"
+SHOWN = "a\\x1b[31mb\\u202ec"
+
+
+def test_what_others_have_written_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with console.log_to(tmp_path / "log"):
+        console.notice(NASTY)
+        console.warning(NASTY)
+        console.write_log(NASTY)
+    console.print_line(f"{NASTY}\nforged")
+    console.print_lines(f"{NASTY}\n\tnot forged")
+    out, err = capsys.readouterr()
+    assert err == f"{SHOWN}\nwarning: {SHOWN}\n"
+    assert (tmp_path / "log").read_text() == f"{SHOWN}\nwarning: {SHOWN}\n{SHOWN}\n"
+    assert out == f"{SHOWN}\\nforged\n{SHOWN}\n\tnot forged\n"
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    console.show_live(NASTY)
+    assert terminal.getvalue() == f"\r\x1b[2K{SHOWN}"
+
+
+def test_text_that_is_the_result_is_exact_but_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, shown in ((io.StringIO(), f"{NASTY}\n"), (Terminal(), f"{SHOWN}\n")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        console.print_text(f"{NASTY}\n")
+        assert stream.getvalue() == shown

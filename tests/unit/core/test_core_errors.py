@@ -45,3 +45,15 @@ def test_a_missing_extra_tells_the_command() -> None:
     assert isinstance(error, ConfigError)
     assert "pyarrow" in error.what
     assert error.fix == "pip install 'headway[parquet]'"
+
+
+def test_names_of_others_forge_no_lines_and_steer_no_terminal() -> None:
+    error = ConfigError("'a\nerror: b\x1b[31m' is wrong:\n    first\n    second", where="c\nfix: d", fix="e\u202ef")
+    assert error.render().splitlines() == [
+        "error: 'a",
+        "    error: b\\x1b[31m' is wrong:",
+        "    first",
+        "    second",
+        "  where: c\\nfix: d",
+        "  fix:   e\\u202ef",
+    ]
