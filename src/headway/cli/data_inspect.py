@@ -72,6 +72,10 @@ def inspect(
     _print_duplicates(facts["duplicates"])
     print_line()
     _print_splits(facts["splits"])
+    for part in facts["splits"]:
+        if part["without_tokens"]:
+            where = f"{part['split']}/{part['source']}"
+            print_line(f"{where}: {part['without_tokens']:,} documents for whose text the tokenizer gave no token")
     print_line()
     print_line("first training document:")
     with exact_results():

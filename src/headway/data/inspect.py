@@ -25,7 +25,8 @@ def describe_store(store: TokenStore) -> dict[str, Any]:
     """What a store holds, as plain data.
 
     Per source: documents read, kept and left out, tokens, bytes per token, what the cleaning did. Per split and source:
-    documents, tokens, shards, percentiles of document length in tokens and a histogram of it.
+    documents, those without a token of their own, tokens, shards, percentiles of document length in tokens and a
+    histogram of it.
     """
     inputs = store.inputs()
     cleaned = {source["name"]: source.get("clean") for source in inputs.get("sources", [])}
@@ -59,6 +60,7 @@ def _split(store: TokenStore, split: str, source: str) -> dict[str, Any]:
         "source": source,
         "documents": int(times.sum()),
         "tokens": store.tokens(split, source),
+        "without_tokens": int(counts[: 2 + len(store.begin_of_text)].sum()),
         "shards": len(store.shards(split, source)),
         "length_percentiles": _percentiles(values, times),
         "length_histogram": _histogram(values, times),

@@ -30,7 +30,7 @@ def removed_of(sources: Iterable[Mapping[str, Any]], duplicates: Mapping[str, An
             return None
         found = (duplicates or {}).get("sources", {}).get(source["name"], {}).get("removed", 0)
         read, equal = read + source["read"], equal + found
-        cleaned += source["read"] - source["documents"] - found
+        cleaned += source["read"] - source["documents"] - found - source.get("unencodable", 0)
     return Removed(read, cleaned, equal)
 
 

@@ -17,6 +17,7 @@ from headway.config.units import Amount
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
 from headway.data.reading.documents import BadDocument, text_size
+from headway.data.reading.locating import places_of
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece
 
@@ -52,6 +53,8 @@ class Recipe:
     """Take fingerprints of documents, for finding duplicates."""
     begin: tuple[int, ...] = ()
     """What every document begins with."""
+    unavoidable: dict[int, str] = field(default_factory=dict)
+    """Special tokens, by id, that some text can only be written with: a document that becomes one is malformed."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,13 @@ class PieceResult:
     smallest: int = 2**64
     """Smallest and largest document hash."""
     largest: int = -1
+    unencodable: int = 0
+    """Documents that the tokenizer cannot encode; they are left out."""
+    unencodable_list: list[BadDocument] = field(default_factory=list)
+    without_tokens: int = 0
+    """Documents that it gives no token for; they begin and end as others do."""
+    first_without: str | None = None
+    """Where the first of them is."""
 
 
 class PieceWorker:
@@ -161,15 +171,18 @@ class PieceWorker:
         parts: dict[str, list[SplitPart]] = {split: [] for split in SPLITS}
         prints: list[DocumentPrints] = []
         choose = self._by_verdict(work.verdict) if work.verdict is not None else self._cleaned
+        encoding = _Encoding(work.piece, result)
         for texts in self._read(work, result):
-            chosen = choose(texts, result)
+            chosen, numbers = choose(texts, result)
             if self.recipe.fingerprints is not None:
                 from headway.data.dedup import fingerprint_documents
 
                 prints.append(fingerprint_documents(chosen, self.recipe.fingerprints))
             if self._encoder is not None and chosen:
-                for split, part in self._encode(self._encoder, chosen, result):
+                encoding.first = result.read - len(texts)
+                for split, part in self._encode(self._encoder, chosen, numbers, encoding):
                     parts[split].append(part)
+        encoding.tell()
         if self.recipe.fingerprints is not None:
             from headway.data.dedup import join_prints
 
@@ -208,29 +221,32 @@ class PieceWorker:
             if ended:
                 return
 
-    def _cleaned(self, texts: list[str], result: PieceResult) -> list[str]:
+    def _cleaned(self, texts: list[str], result: PieceResult) -> tuple[list[str], Sequence[int]]:
+        """Texts as the cleaning leaves them, with their numbers among all."""
         if self._cleaner is None:
-            return texts
+            return texts, range(len(texts))
         cleaned = [self._cleaner.clean(text) for text in texts]
         kept = np.array([text is not None for text in cleaned], dtype=bool)
         result.kept = kept if result.kept is None else np.concatenate([result.kept, kept])
-        return [text for text in cleaned if text is not None]
+        return [text for text in cleaned if text is not None], np.flatnonzero(kept).tolist()
 
-    def _by_verdict(self, verdict: Verdict) -> Callable[[list[str], PieceResult], list[str]]:
+    def _by_verdict(self, verdict: Verdict) -> Callable[[list[str], PieceResult], tuple[list[str], Sequence[int]]]:
         """Choose texts as a verdict says, which counts documents over all of the piece."""
         paragraphs = _paragraph_masks(verdict)
         read = 0
 
-        def choose(texts: list[str], result: PieceResult) -> list[str]:
+        def choose(texts: list[str], result: PieceResult) -> tuple[list[str], Sequence[int]]:
             nonlocal read
             keep = verdict.keep[read : read + len(texts)]
             read += len(texts)
-            chosen = [text for text, kept in zip(texts, keep, strict=False) if kept]
+            numbers = np.flatnonzero(keep).tolist()
+            chosen = [texts[number] for number in numbers]
             if self._cleaner is not None:
                 chosen = [self._cleaner.clean_kept(text) or "" for text in chosen]
             if paragraphs is not None:
                 chosen = [_without_paragraphs(text, mask) for text, mask in zip(chosen, paragraphs, strict=False)]
-            return [text for text in chosen if text]
+            left = [place for place, text in enumerate(chosen) if text]
+            return [chosen[place] for place in left], [numbers[place] for place in left]
 
         return choose
 
@@ -244,10 +260,41 @@ class PieceWorker:
         train = [text for text, out in zip(texts, held_out, strict=True) if not out]
         return train, [text for text, out in zip(texts, held_out, strict=True) if out]
 
-    def _encode(self, encoder: TextEncoder, texts: list[str], result: PieceResult) -> list[tuple[str, SplitPart]]:
-        """Tokens of the texts, of those for training first, so that one call encodes all and no id moves twice."""
+    def _encode(
+        self, encoder: TextEncoder, texts: list[str], numbers: Sequence[int], encoding: _Encoding
+    ) -> list[tuple[str, SplitPart]]:
+        """Tokens of the texts, of those for training first, so that one call encodes all and no id moves twice.
+
+        Args:
+            encoder: Encodes.
+            texts: At least one.
+            numbers: Of the texts, counted from `encoding.first`.
+            encoding: What is said of them.
+
+        Raises:
+            DataError: one cannot be encoded, and is not to be skipped.
+        """
+        result, problem = encoding.result, None
+        before = result.text_bytes, result.smallest, result.largest
         train, validation = self._sides(texts, result)
-        ids, lengths = encoder.encode(train + validation)
+        try:
+            ids, lengths = encoder.encode(train + validation)
+            sound = not self.recipe.unavoidable or not np.isin(ids, list(self.recipe.unavoidable)).any()
+        except DataError as error:
+            sound, problem = False, error
+        if not sound:
+            result.text_bytes, result.smallest, result.largest = before
+            problems = dict(self._problems(encoder, texts, 0))
+            if problem is not None and not problems:
+                raise problem  # each of them can be encoded, but not all together
+            for place, reason in problems.items():
+                encoding.leave_out(numbers[place], reason, self.recipe.skip_bad)
+            left = [place for place in range(len(texts)) if place not in problems]
+            texts, numbers = [texts[place] for place in left], [numbers[place] for place in left]
+            return self._encode(encoder, texts, numbers, encoding) if texts else []
+        if not lengths.all():
+            empty = {id(text) for text, length in zip(train + validation, lengths, strict=True) if not length}
+            encoding.without += [encoding.first + n for t, n in zip(texts, numbers, strict=True) if id(t) in empty]
         if not self.recipe.holds_out:  # otherwise they were counted as they were hashed
             result.text_bytes += sum(map(text_size, texts))
         result.documents += len(texts)
@@ -259,6 +306,63 @@ class PieceWorker:
             ("train", SplitPart(tokens[:border], lengths[: len(train)])),
             ("validation", SplitPart(tokens[border:], lengths[len(train) :])),
         ]
+
+    def _problems(self, encoder: TextEncoder, texts: list[str], first: int) -> Iterator[tuple[int, str]]:
+        """Numbers of the texts that cannot be used, counted from `first`, and why; some of them cannot."""
+        try:
+            ids, lengths = encoder.encode(texts)
+            special = np.isin(ids, list(self.recipe.unavoidable))
+        except DataError as error:
+            if len(texts) == 1:
+                yield first, error.what
+                return
+            middle = len(texts) // 2
+            yield from self._problems(encoder, texts[:middle], first)
+            yield from self._problems(encoder, texts[middle:], first + middle)
+            return
+        for place in np.flatnonzero(special).tolist():
+            number = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+            token = self.recipe.unavoidable[int(ids[place])]
+            yield first + number, f"it has the special token {token!r}, which the vocabulary makes of ordinary text"
+
+
+class _Encoding:
+    """What is to be said of documents of a piece that were encoded, or could not be."""
+
+    def __init__(self, piece: Piece, result: PieceResult) -> None:
+        self.piece, self.result = piece, result
+        self.first = 0
+        """Documents of the piece before those at hand."""
+        self.without: list[int] = []
+        """Documents without a token."""
+        self._left_out: dict[int, str] = {}
+
+    def leave_out(self, number: int, reason: str, skip: bool) -> None:
+        """Count a document that cannot be encoded.
+
+        Args:
+            number: Counted from `first`.
+            reason: Why.
+            skip: Go on without it.
+
+        Raises:
+            DataError: it is not to be skipped.
+        """
+        number += self.first
+        if not skip:
+            raise BadDocument(places_of(self.piece, [number])[number], reason).error()
+        self.result.unencodable += 1
+        if len(self._left_out) < LISTED:
+            self._left_out[number] = reason
+
+    def tell(self) -> None:
+        """Name the places of these documents."""
+        if not self.without and not self._left_out:
+            return
+        places = places_of(self.piece, [*self._left_out, *self.without[:1]])
+        self.result.unencodable_list = [BadDocument(places[n], reason) for n, reason in self._left_out.items()]
+        self.result.without_tokens = len(self.without)
+        self.result.first_without = places[self.without[0]] if self.without else None
 
 
 def document_hashes(texts: Sequence[str], result: PieceResult) -> NDArray[np.uint64]:

@@ -71,7 +71,9 @@ def manifest_json(
 
 def _counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     counts = {key: sum(getattr(outcome.survey, key) for outcome in outcomes) for key in _READ}
-    return counts | {key: sum(getattr(outcome.shards, key) for outcome in outcomes) for key in _WRITTEN}
+    counts |= {key: sum(getattr(outcome.shards, key) for outcome in outcomes) for key in _WRITTEN}
+    unencodable = sum(outcome.shards.unencodable for outcome in outcomes)
+    return counts | ({"unencodable": unencodable} if unencodable else {})
 
 
 def _cleaned(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:

@@ -69,6 +69,10 @@ class PrepareReport:
     """Malformed documents that were left out (`bad_documents: skip`)."""
     too_large: int
     """Those of them that are larger than `max_document_bytes`."""
+    unencodable: int
+    """Documents that the tokenizer cannot encode; they are left out (`bad_documents: skip`)."""
+    without_tokens: int
+    """Documents that it gives no token for, of those that it encoded since they are counted."""
     empty_documents: int
     """Documents without any text; they are left out."""
     empty_files: int
@@ -97,6 +101,8 @@ class PrepareReport:
         left_out = (
             (self.removed, "document", "removed by cleaning and deduplication"),
             (self.skipped, "malformed document", f"skipped{large}, listed in {SKIPPED}"),
+            (self.unencodable, "document", f"that the tokenizer cannot encode skipped, listed in {SKIPPED}"),
+            (self.without_tokens, "document", "without a token"),
             (self.empty_documents, "document", "without text"),
             (self.ignored_files, "file", "of unknown format ignored"),
         )
@@ -171,12 +177,14 @@ def prepare(
             skip_bad=data.bad_documents == "skip",
             clean=tuple(data.clean),
             begin=tuple(begin.values()),
+            unavoidable={} if data.tokenizer.special_tokens_in_text else tokenizer.unavoidable,
         )
         width, most = tokenizer.dtype.itemsize, data.max_document_bytes
         records = Records(folder, path, width, most, fresh=force, hashed=repair)
         builder = Builder(data, sources, records, hashes, recipe, steps, tokenizer, count, keeps_for)
         outcomes, bound = _built(builder, data, sources, present)
         _warn_of_cut_files(outcomes)
+        _warn_of_no_tokens(outcomes)
         skipped = list(islice(_malformed(records, outcomes), LISTED))
         inputs = _as_bytes(inputs_json(data, sources, outcomes, builder.duplicates))
         manifest = manifest_json(settings_json(data, steps), tokenizer, bound, sources, outcomes, inputs, begin)
@@ -188,7 +196,7 @@ def prepare(
             _write(folder, records, manifest, inputs, skipped, encoder, _kept(uses, path, records))
             publish(folder, path, keeps_for)
     too_large = sum(outcome.survey.too_large for outcome in outcomes)
-    return _report(path, manifest, sources, builder, up_to_date, count, too_large, time.monotonic() - started)
+    return _report(path, manifest, sources, builder, outcomes, up_to_date, count, too_large, time.monotonic() - started)
 
 
 def _begin_hashing(hashes: InputHashes, data: DataConfig, sources: Sequence[Source]) -> None:
@@ -270,6 +278,17 @@ def _warn_of_cut_files(outcomes: Iterable[Outcome]) -> None:
         warning(f"{files} left out from a place on, named in {SKIPPED}: what follows there cannot be read")
 
 
+def _warn_of_no_tokens(outcomes: Iterable[Outcome]) -> None:
+    found = [outcome.shards for outcome in outcomes if outcome.shards.without_tokens]
+    if found:
+        count = sum(shards.without_tokens for shards in found)
+        documents = f"{format_count(count)} {plural(count, 'document')}"
+        warning(
+            f"the tokenizer gives no token for the text of {documents}, the first of them {found[0].first_without}:"
+            " the store has an end of text for each of them"
+        )
+
+
 def _present(path: Path) -> TokenStore | None:
     """The store that is there. What is damaged of it is made anew, and the vocabulary that was trained for it stays.
 
@@ -320,7 +339,9 @@ def settled_bound(validation: float, smallest: int, largest: int) -> int:
 
 def _malformed(records: Records, outcomes: Iterable[Outcome]) -> Iterator[dict[str, str]]:
     """Malformed documents in input order; of each unit some."""
-    return records.listed(outcome.key for outcome in outcomes if outcome.survey.skipped)
+    yield from records.listed(outcome.key for outcome in outcomes if outcome.survey.skipped)
+    for outcome in outcomes:
+        yield from outcome.shards.unencodable_list
 
 
 def _no_documents(
@@ -329,6 +350,13 @@ def _no_documents(
     files = [file.location for source in sources for file in source.files]
     where = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     read = sum(outcome.survey.read for outcome in outcomes)
+    unencodable = [listed for outcome in outcomes for listed in outcome.shards.unencodable_list]
+    if unencodable:
+        return DataError(
+            f"the tokenizer can encode none of {read:,} documents, the first: {unencodable[0]['reason']}",
+            where=unencodable[0]["where"],
+            fix="check data.tokenizer.path",
+        )
     if read:
         return DataError(
             f"the cleaning has left nothing of {read:,} documents", where=where, fix="loosen data.clean, step by step"
@@ -397,6 +425,7 @@ def _report(
     manifest: dict[str, Any],
     sources: Sequence[Source],
     builder: Builder,
+    outcomes: Sequence[Outcome],
     up_to_date: bool,
     workers: int,
     too_large: int,
@@ -404,6 +433,8 @@ def _report(
 ) -> PrepareReport:
     def total(key: str) -> int:
         return sum(source[key] for source in manifest["sources"])
+
+    unencodable = sum(outcome.shards.unencodable for outcome in outcomes)
 
     return PrepareReport(
         store=str(path),
@@ -416,7 +447,9 @@ def _report(
         files=total("files"),
         input_bytes=total("input_bytes"),
         processed_bytes=sum(builder.processed.values()),
-        removed=total("read") - total("documents"),
+        removed=total("read") - total("documents") - unencodable,
+        unencodable=unencodable,
+        without_tokens=sum(outcome.shards.without_tokens for outcome in outcomes),
         skipped=total("skipped"),
         too_large=too_large,
         empty_documents=total("empty"),

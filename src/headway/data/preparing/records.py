@@ -23,6 +23,8 @@ from headway.data.store import INDEX, TOKENS, file_problem
 WORK = ".work"
 #: What matches finished work in the store in the making: shards that have their names, and fingerprints of documents.
 FINISHED = (f"*/*/[!.]*{TOKENS}", f"{WORK}/[!.]*.prints")
+# Documents of a unit that cannot be encoded and are listed: they stay in memory as long as the unit is known.
+_LISTED = 20
 # Which library encoded. It is no part of the store, whose bytes are the same with each.
 _ENCODER = f"{WORK}/encoder"
 
@@ -104,6 +106,14 @@ class Shards:
     smallest: int = 2**64
     """Smallest and largest document hash: they tell whether the split must be settled anew."""
     largest: int = -1
+    unencodable: int = 0
+    """Documents that the tokenizer cannot encode."""
+    unencodable_list: list[dict[str, str]] = field(default_factory=list)
+    """Some of them."""
+    without_tokens: int = 0
+    """Documents that it gives no token for."""
+    first_without: str | None = None
+    """Where the first of them is."""
     splits: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per split the shard's entry in the manifest; a split without documents has none."""
     most: int = MAX_DOCUMENT_BYTES
@@ -118,6 +128,11 @@ class Shards:
         self.characters += result.characters
         self.text_bytes += result.text_bytes
         self.too_large += result.too_large
+        self.unencodable += result.unencodable
+        listed = [{"where": bad.where, "reason": bad.reason} for bad in result.unencodable_list]
+        self.unencodable_list += listed[: _LISTED - len(self.unencodable_list)]
+        self.without_tokens += result.without_tokens
+        self.first_without = self.first_without or result.first_without
         self.smallest, self.largest = min(self.smallest, result.smallest), max(self.largest, result.largest)
 
 

@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headway.core.console import notice
 from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import spec as specs
+from headway.data.tokenizing.library import LibraryPanic, panics_as_errors
 from headway.data.tokenizing.odd_texts import odd_texts, shortened
 from headway.data.tokenizing.preload import begin_loading, take_loaded, take_reference
 from headway.data.tokenizing.tokenizer import Tokenizer, not_unicode
@@ -46,7 +47,8 @@ class TextEncoder(Protocol):
             No end-of-text token is added.
 
         Raises:
-            DataError: a text cannot be written as UTF-8 (it holds half of a surrogate pair).
+            DataError: a text cannot be encoded; for example it cannot be written as UTF-8 (it holds half of a surrogate
+                pair).
         """
         ...
 
@@ -67,17 +69,21 @@ class _Fast:
 
     name: str
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._dtype, self._tokenizer = tokenizer.dtype, tokenizer
+    def __init__(self, tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
+        self._dtype, self._tokenizer, self._special = tokenizer.dtype, tokenizer, special_tokens_in_text
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         batch = texts if isinstance(texts, list) else list(texts)
         try:
-            if max(map(len, batch), default=0) <= 2 * specs.PART_CHARACTERS:
-                return self._encode(batch)
-            return self._encode_long(batch)
+            with panics_as_errors():
+                if max(map(len, batch), default=0) <= 2 * specs.PART_CHARACTERS:
+                    return self._encode(batch)
+                return self._encode_long(batch)
         except (UnicodeEncodeError, TypeError):
             raise not_unicode(batch) from None
+        except LibraryPanic:
+            # The reference may know better; if not, it has the last word.
+            return _Reference(self._tokenizer, self._special).encode(batch)
 
     def _encode_long(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """In the parts that the reference makes: a library may need fifty times the length of an endless word."""
@@ -106,8 +112,7 @@ class _Fastokens(_Fast):
     def __init__(self, tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
         import fastokens
 
-        super().__init__(tokenizer)
-        self._special = special_tokens_in_text
+        super().__init__(tokenizer, special_tokens_in_text)
         content = tokenizer.content_for(special_tokens_in_text)
         self._library = take_loaded(content) or fastokens.Tokenizer.from_json_str(content.decode())
         self._library.no_truncation()
@@ -128,7 +133,7 @@ class _Gigatoken(_Fast):
         import gigatoken
         import orjson
 
-        super().__init__(tokenizer)
+        super().__init__(tokenizer, special_tokens_in_text)
         content = tokenizer.content_for(special_tokens_in_text)
         if not special_tokens_in_text:
             spec = orjson.loads(content)
@@ -201,10 +206,10 @@ def open_encoder(
             fix=f"pip install {name}",
         )
     try:
-        encoder = _FAST[name](tokenizer, special_tokens_in_text)
-        with _threads(threads):
+        with _threads(threads), panics_as_errors():
+            encoder = _FAST[name](tokenizer, special_tokens_in_text)
             encoder.encode(["a"])
-    except Exception as error:  # libraries raise what they like; a panic in Rust is no Exception and goes on
+    except Exception as error:  # libraries raise what they like
         fix = "set data.tokenizer.encoder: auto"
         reason = str(error).strip().split("\n")[0][:200]
         raise DataError(f"{name} cannot use the tokenizer: {reason}", where=tokenizer.where, fix=fix) from None
@@ -254,17 +259,46 @@ def choose_encoder(
     texts = odd_texts([tokenizer.end_of_text, *tokenizer.special_tokens, *tokenizer.added_tokens])
     texts += [2 * name for name in tokenizer.byte_names]
     if wanted == REFERENCE:
-        reference = _Reference(tokenizer, special_tokens_in_text)
-        _refuse_special(tokenizer, texts, reference.encode(texts), special_tokens_in_text)
+        try:
+            encoded = _Reference(tokenizer, special_tokens_in_text).encode(texts)
+        except DataError as error:
+            return _for_some_texts(tokenizer, wanted, texts, special_tokens_in_text, error)
+        _refuse_special(tokenizer, texts, encoded, special_tokens_in_text)
         return REFERENCE
     begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
     texts += shortened(sample)
     # The fast ones let others run; the reference does not while it is loaded, so it is waited for last.
     with ThreadPoolExecutor(1, "headway-reference") as pool:
         expected = pool.submit(_expected, tokenizer, texts, special_tokens_in_text)
-        chosen = _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
+        try:
+            chosen = _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
+        except DataError as error:
+            if error is not expected.exception():
+                raise
+            return _for_some_texts(tokenizer, wanted, texts, special_tokens_in_text, error)
     _refuse_special(tokenizer, texts, expected.result(), special_tokens_in_text)
     return chosen
+
+
+def _for_some_texts(
+    tokenizer: Tokenizer, wanted: str, texts: Sequence[str], special_tokens_in_text: bool, error: DataError
+) -> str:
+    """The encoder for a vocabulary with which not every text can be encoded: the reference, which knows.
+
+    Raises:
+        DataError: another is wanted; or no text can be encoded, for the vocabulary cannot be used.
+    """
+    reference, usable = _Reference(tokenizer, special_tokens_in_text), []
+    reference.encode([])  # it may be of no use at all
+    for text in texts:
+        with suppress(DataError):
+            usable.append((text, *reference.encode([text])))
+    if wanted not in ("auto", REFERENCE):
+        raise error
+    encoded = np.concatenate([ids for _, ids, _ in usable]), np.concatenate([lengths for _, _, lengths in usable])
+    _refuse_special(tokenizer, [text for text, _, _ in usable], encoded, special_tokens_in_text)
+    notice(f"encoding with `tokenizers`, at about a twentieth of the speed: not every text can be: {error.what}")
+    return REFERENCE
 
 
 def _refuse_special(
@@ -276,7 +310,7 @@ def _refuse_special(
         DataError: one has; the message shows it.
     """
     ids, lengths = encoded
-    special = np.isin(ids, list(tokenizer.forbidden_ids - tokenizer.unavoidable_ids))
+    special = np.isin(ids, list(tokenizer.forbidden_ids - tokenizer.unavoidable.keys()))
     if asked_for or not (special.any() or tokenizer.byte_names):
         return
     names = {number: token for token, number in tokenizer.special_tokens.items()}

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+
+class LibraryPanic(Exception):
+    """A library written in Rust gave up in the middle of a call."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turn the panic of a library in a block, which is no `Exception` in Python, into one.
+
+    Raises:
+        LibraryPanic: there was one.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the type has no module from which to import it
+            raise
+        raise LibraryPanic(f"the library panicked: {str(error).strip() or 'it does not say why'}") from None
 
 
 def open_library(content: bytes, special_tokens_in_text: bool) -> Any:
@@ -19,7 +39,8 @@ def open_library(content: bytes, special_tokens_in_text: bool) -> Any:
     """
     from tokenizers import Tokenizer
 
-    library = Tokenizer.from_str(content.decode())
+    with panics_as_errors():
+        library = Tokenizer.from_str(content.decode())
     library.no_padding()
     library.no_truncation()
     if getattr(library.model, "dropout", None):
@@ -33,8 +54,10 @@ def encode(library: Any, texts: Sequence[str]) -> list[list[int]]:
 
     Raises:
         TypeError: a text cannot be written as UTF-8.
+        Exception: a text cannot be encoded; the library has no other, but for `LibraryPanic`.
     """
-    return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
+    with panics_as_errors():
+        return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def numbers_of(library: Any, tokens: Iterable[str]) -> dict[str, int | None]:

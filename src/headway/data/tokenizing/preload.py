@@ -42,7 +42,7 @@ class _Loading(threading.Thread):
             found = self._vocabulary()
             if found is not None:
                 self._load(*found)
-        except Exception:
+        except BaseException:  # a panic of the library too
             self._library = None
         finally:
             self._is_parsed.set()

@@ -144,7 +144,7 @@ def special_in_text(spec: dict[str, Any], end: str, named: Iterable[str] = ()) -
         _look_at_words(ways, spec, end, known)
     ways.isolates = bool(ways.hidden) and not _parts_spaces(spec)
     ways.beside = frozenset(unmarked | (ways.unlisted & (ways.hidden.keys() | ways.unavoidable))) - {end}
-    ways.changed |= ways.isolates or bool(ways.beside)
+    ways.changed |= bool(ways.isolates or ways.beside or ways.unavoidable)
     return ways
 
 

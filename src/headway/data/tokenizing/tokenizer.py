@@ -16,7 +16,7 @@ from headway.core.files import atomic_write, sha256_bytes, sync_folder, write_js
 from headway.core.foreign import read_bytes
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.begin_of_text import tokens_before
-from headway.data.tokenizing.library import encode, numbers_of, open_library
+from headway.data.tokenizing.library import LibraryPanic, encode, numbers_of, open_library, panics_as_errors
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings
 from headway.data.tokenizing.special import special_in_text
 
@@ -47,7 +47,7 @@ class Tokenizer:
         template_tokens: What its template (of a format that has none, `add_bos_token`) puts before a text, with ids.
         special_in_text: By which ways a library would make special tokens of a text; `content_for` gives it none.
         forbidden_ids: Special tokens that no text is to become unless it is asked for: all but the unknown token.
-        unavoidable_ids: Those of them that some text becomes all the same, so that it cannot be used.
+        unavoidable: Those of them, by id, that some text becomes all the same, so that it cannot be used.
         byte_names: Tokens that stand for single bytes of characters without a token, with their ids.
     """
 
@@ -77,7 +77,7 @@ class Tokenizer:
             ways = special_in_text(spec, self.end_of_text, named & ids.keys())
             self.special_in_text = ways
             self.special_tokens = {token: ids[token] for token in sorted(ways.special, key=ids.__getitem__)}
-            self.unavoidable_ids = frozenset(ids[token] for token in ways.unavoidable)
+            self.unavoidable = {ids[token]: token for token in ways.unavoidable}
             unknown = {self.unknown_id} - {self.end_of_text_id}
             self.forbidden_ids = frozenset(self.special_tokens.values()) - unknown
             self.byte_names = {name: ids[name] for name in ways.byte_names}
@@ -236,7 +236,8 @@ class Tokenizer:
         vocabulary does not allow for that, memory has no bound.
 
         Raises:
-            DataError: a text cannot be written as UTF-8 (it holds half of a surrogate pair).
+            DataError: a text cannot be encoded; for example it cannot be written as UTF-8 (it holds half of a surrogate
+                pair).
         """
         backend = self._special_backend if special_tokens_in_text else self._backend
         results: list[NDArray[Any]] = []
@@ -267,11 +268,18 @@ class Tokenizer:
             return [np.array(ids, dtype=self.dtype) for ids in encode(backend, texts)]
         except TypeError:
             raise not_unicode(texts) from None
+        except Exception as error:  # the library raises bare Exception
+            reason = str(error).strip().split("\n")[0][:200]
+            raise DataError(f"the tokenizer cannot encode a text: {reason}", where=self.where) from None
 
     def decode(self, ids: Sequence[int] | NDArray[Any], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
         backend = self._backend if self._special_as_text is self._special_as_tokens else self._special_backend
-        return str(backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+        try:
+            with panics_as_errors():
+                return str(backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+        except LibraryPanic as error:
+            raise DataError(f"the tokenizer cannot decode: {error}", where=self.where) from None
 
     def save(
         self, folder: Path, settings: Mapping[str, Any] | None = None, begin: Mapping[str, int] | None = None

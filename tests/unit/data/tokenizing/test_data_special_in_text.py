@@ -105,7 +105,7 @@ def test_a_special_token_that_words_are_made_of_is_found_in_them(end: str, ignor
     """Hidden, it would take every word apart that has it within."""
     tokenizer = of_merges(end, ["s t", "st a"], ignore_merges=ignore_merges)
     assert not tokenizer.special_in_text.hidden
-    assert tokenizer.unavoidable_ids == {tokenizer.end_of_text_id}
+    assert tokenizer.unavoidable == {tokenizer.end_of_text_id: end}
     assert tokenizer.decode(encode(tokenizer, "sta"), skip_special_tokens=False) == "sta"
     assert len(encode(tokenizer, "sta")) == 1
 
@@ -180,7 +180,7 @@ SPELLED = ["</s>", "<unk>", "<0x41>", "<0x0A>", "\U0010ffff unused 1", "\U0010ff
 def test_no_text_becomes_a_special_token(name: str, text: str) -> None:
     tokenizer = VOCABULARIES[name]
     assert not tokenizer.forbidden_ids.intersection(encode(tokenizer, text))
-    assert not tokenizer.unavoidable_ids
+    assert not tokenizer.unavoidable
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,10 @@ def test_merges_with_a_prefix_lead_to_no_special_token() -> None:
 
 def test_an_end_of_text_that_is_the_unknown_token_cannot_be_avoided(tmp_path: Path) -> None:
     for kind in ("WordLevel", "WordPiece"):
-        assert of_words(kind, end="<unk>").unavoidable_ids == {of_words(kind, end="<unk>").end_of_text_id}
+        assert of_words(kind, end="<unk>").unavoidable.keys() == {of_words(kind, end="<unk>").end_of_text_id}
     pieces = [["</s>", 0.0], ["a", -1.0]]
-    assert of_model({"type": "Unigram", "unk_id": 0, "vocab": pieces}, "</s>", None).unavoidable_ids == {0}
-    assert not of_ranks(tmp_path, END, "gpt2").unavoidable_ids
+    assert of_model({"type": "Unigram", "unk_id": 0, "vocab": pieces}, "</s>", None).unavoidable == {0: "</s>"}
+    assert not of_ranks(tmp_path, END, "gpt2").unavoidable
 
 
 def test_tokens_with_another_part_to_play_are_special_too() -> None:
