@@ -20,6 +20,7 @@ from headway.data.reading.documents import BadDocument, text_size
 from headway.data.reading.locating import places_of
 from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece
+from headway.data.tokenizing.library import UnencodableTextError
 
 if TYPE_CHECKING:
     from headway.data.clean import CleanCounts
@@ -280,7 +281,7 @@ class PieceWorker:
         try:
             ids, lengths = encoder.encode(train + validation)
             sound = not self.recipe.unavoidable or not np.isin(ids, list(self.recipe.unavoidable)).any()
-        except DataError as error:
+        except UnencodableTextError as error:
             sound, problem = False, error
         if not sound:
             result.text_bytes, result.smallest, result.largest = before
@@ -312,7 +313,7 @@ class PieceWorker:
         try:
             ids, lengths = encoder.encode(texts)
             special = np.isin(ids, list(self.recipe.unavoidable))
-        except DataError as error:
+        except UnencodableTextError as error:
             if len(texts) == 1:
                 yield first, error.what
                 return

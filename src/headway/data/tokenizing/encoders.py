@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headway.core.console import notice
 from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import spec as specs
-from headway.data.tokenizing.library import LibraryPanic, panics_as_errors
+from headway.data.tokenizing.library import LibraryPanic, UnencodableTextError, panics_as_errors
 from headway.data.tokenizing.odd_texts import odd_texts, shortened
 from headway.data.tokenizing.preload import begin_loading, take_loaded, take_reference
 from headway.data.tokenizing.tokenizer import Tokenizer, not_unicode
@@ -47,8 +47,8 @@ class TextEncoder(Protocol):
             No end-of-text token is added.
 
         Raises:
-            DataError: a text cannot be encoded; for example it cannot be written as UTF-8 (it holds half of a surrogate
-                pair).
+            UnencodableTextError: a text cannot be encoded; for example, it cannot be written as UTF-8 (it holds half of
+                a surrogate pair).
         """
         ...
 
@@ -261,7 +261,7 @@ def choose_encoder(
     if wanted == REFERENCE:
         try:
             encoded = _Reference(tokenizer, special_tokens_in_text).encode(texts)
-        except DataError as error:
+        except UnencodableTextError as error:
             return _for_some_texts(tokenizer, wanted, texts, special_tokens_in_text, error)
         _refuse_special(tokenizer, texts, encoded, special_tokens_in_text)
         return REFERENCE
@@ -272,9 +272,7 @@ def choose_encoder(
         expected = pool.submit(_expected, tokenizer, texts, special_tokens_in_text)
         try:
             chosen = _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
-        except DataError as error:
-            if error is not expected.exception():
-                raise
+        except UnencodableTextError as error:
             return _for_some_texts(tokenizer, wanted, texts, special_tokens_in_text, error)
     _refuse_special(tokenizer, texts, expected.result(), special_tokens_in_text)
     return chosen
@@ -286,12 +284,11 @@ def _for_some_texts(
     """The encoder for a vocabulary with which not every text can be encoded: the reference, which knows.
 
     Raises:
-        DataError: another is wanted; or no text can be encoded, for the vocabulary cannot be used.
+        DataError: another is wanted; or ordinary text becomes a special token.
     """
     reference, usable = _Reference(tokenizer, special_tokens_in_text), []
-    reference.encode([])  # it may be of no use at all
     for text in texts:
-        with suppress(DataError):
+        with suppress(UnencodableTextError):
             usable.append((text, *reference.encode([text])))
     if wanted not in ("auto", REFERENCE):
         raise error

@@ -6,6 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from headway.core.errors import DataError
+
+
+class UnencodableTextError(DataError):
+    """A text cannot be encoded, while others can."""
+
 
 class LibraryPanic(Exception):
     """A library written in Rust gave up in the middle of a call."""

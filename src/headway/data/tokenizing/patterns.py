@@ -35,6 +35,17 @@ PATTERNS: dict[str, str] = {
 }
 PATTERNS["llama3"] = PATTERNS["cl100k"]
 
+#: White space, as Python has it, and the marks behind which a word mostly ends.
+SPACES = "".join(map(chr, [*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)])) + (
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+STOPS = ",.;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
+#: Other punctuation, but for the apostrophe ("don't").
+MARKS = '"#$%&()*+/=@\\^`{}~'
+ENDS = frozenset(SPACES + STOPS + MARKS)
+#: Of them, what no text of people has, and libraries do not agree on.
+ODD_ENDS = frozenset("\x1c\x1d\x1e\x1f\x85")
+
 # tiktoken's own spellings: faster in its regex engine, the same splits but for white space that ends a text.
 _OTHER_SPELLINGS = {
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s": "gpt2",
@@ -104,6 +115,19 @@ def from_tiktoken(pattern: str, ends_in_spaces: bool) -> str:
     if _STILL_UNLIKE.search(regex):
         raise ConfigError("`tokenizers` reads `(...){m,n}+` otherwise", where=pattern, fix="write (?>(...){m,n})")
     return regex
+
+
+def ends_usual_words(pre_tokenizer: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer splits by one of these patterns alone, each of which ends a word before any of `ENDS`."""
+    if pre_tokenizer.get("type") == "ByteLevel":
+        return bool(pre_tokenizer.get("use_regex", True)) and not pre_tokenizer.get("add_prefix_space", True)
+    match pre_tokenizer.get("pretokenizers"):
+        case [
+            {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            return regex in PATTERNS.values()
+    return False
 
 
 def pre_tokenizer(pattern: str) -> dict[str, Any]:

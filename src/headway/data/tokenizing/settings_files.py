@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.core.errors import DataError
 from headway.core.foreign import read_json_object
@@ -29,8 +29,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _AGREE = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes files that agree"
 
 
-@dataclass(frozen=True)
-class AddedToken:
+class AddedToken(NamedTuple):
     """A token that a file says was added."""
 
     content: str
@@ -39,7 +38,7 @@ class AddedToken:
     file: str
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False, eq=False)
 class TokenizerSettings:
     """What the files in a folder say."""
 

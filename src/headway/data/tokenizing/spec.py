@@ -6,13 +6,12 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.core.errors import DataError
 from headway.core.foreign import check_depth
+from headway.data.tokenizing.patterns import ENDS, MARKS, ODD_ENDS, SPACES, STOPS, ends_usual_words
 from headway.data.tokenizing.preload import take_parsed
-from headway.data.tokenizing.word_ends import ENDS, MARKS, ODD_ENDS, SPACES, STOPS, word_ends
 
 _IDS_FIX = "give each token an id of its own, in the tokenizer's file and in added_tokens_decoder beside it"
 
@@ -40,8 +39,7 @@ WORD_CHARACTERS = 2**16
 _SPACE = re.compile(r"[^\s▁] (?=\w)")
 
 
-@dataclass(frozen=True)
-class Cutting:
+class Cutting(NamedTuple):
     """How a long text may be cut."""
 
     places: tuple[re.Pattern[str], ...]
@@ -144,7 +142,7 @@ def cutting(spec: dict[str, Any]) -> Cutting | None:
     """How a long text may be cut without a change of its tokens; None where no way is known."""
     how: Cutting | None = None
     if _is_byte_level(spec):
-        how = at_words(word_ends(spec["pre_tokenizer"]))
+        how = at_words_of(spec["pre_tokenizer"])
     elif _is_metaspace(spec) and "▁" in vocabulary(spec):
         how = Cutting((_SPACE,), words=False, space=True)
     return None if how is None or any(_may_meet_cut(token, how) for token in added_tokens(spec)) else how
@@ -153,9 +151,18 @@ def cutting(spec: dict[str, Any]) -> Cutting | None:
 def was_cut_otherwise(spec: dict[str, Any]) -> bool:
     """Whether long texts were once cut where that has not been shown to change nothing."""
     if _is_byte_level(spec):
-        how = at_words(word_ends(spec["pre_tokenizer"]))
+        how = at_words_of(spec["pre_tokenizer"])
         return how is None or not how.words
     return _is_metaspace(spec) and "▁" not in vocabulary(spec)
+
+
+def at_words_of(pre_tokenizer: dict[str, Any]) -> Cutting | None:
+    """Cutting where a pre-tokenizer surely ends words; None where that is nowhere."""
+    if ends_usual_words(pre_tokenizer):
+        return AT_WORDS
+    from headway.data.tokenizing.word_ends import word_ends  # which takes time to load
+
+    return at_words(word_ends(pre_tokenizer))
 
 
 def at_words(ends: frozenset[str]) -> Cutting | None:

@@ -32,11 +32,11 @@ _USUAL = ("BertPreTokenizer", "Whitespace")
 _NO_SPACES = (*_USUAL, "ByteLevel", "Metaspace", "WhitespaceSplit")
 #: The pieces that stand for the bytes of characters without a piece.
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
-_PAIRS = re.compile(r"(?=(<0|0x|x[0-9A-F]|[0-9A-F]{2}|[0-9A-F]>))")
+_PAIRS = r"(?=(<0|0x|x[0-9A-F]|[0-9A-F]{2}|[0-9A-F]>))"
 _FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
-@dataclass
+@dataclass(repr=False, eq=False)  # or it would take longer to load than the rest of the module
 class SpecialInText:
     """By which ways a text could become special tokens of a vocabulary, though it is to be text."""
 
@@ -239,7 +239,7 @@ def _cut_within(names: Collection[str], pieces: str) -> tuple[str | None, bool]:
     lies across such a cut."""
     if not names:
         return None, True
-    across = {*_PAIRS.findall(pieces)}
+    across = {*re.findall(_PAIRS, pieces)}
     places = {name: [at for at in range(1, len(name)) if name[at - 1 : at + 1] not in across] for name in sorted(names)}
     patterns = [f"{name[:at]}(?={name[at:]})" for name, free in places.items() for at in (free or [1])[:1]]
     return "|".join(patterns), all(places.values())

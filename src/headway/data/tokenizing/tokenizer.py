@@ -16,7 +16,14 @@ from headway.core.files import atomic_write, sha256_bytes, sync_folder, write_js
 from headway.core.foreign import read_bytes
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.begin_of_text import tokens_before
-from headway.data.tokenizing.library import LibraryPanic, encode, numbers_of, open_library, panics_as_errors
+from headway.data.tokenizing.library import (
+    LibraryPanic,
+    UnencodableTextError,
+    encode,
+    numbers_of,
+    open_library,
+    panics_as_errors,
+)
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings
 from headway.data.tokenizing.special import special_in_text
 
@@ -236,8 +243,8 @@ class Tokenizer:
         vocabulary does not allow for that, memory has no bound.
 
         Raises:
-            DataError: a text cannot be encoded; for example it cannot be written as UTF-8 (it holds half of a surrogate
-                pair).
+            UnencodableTextError: a text cannot be encoded; for example, it cannot be written as UTF-8 (it holds half of
+                a surrogate pair).
         """
         backend = self._special_backend if special_tokens_in_text else self._backend
         results: list[NDArray[Any]] = []
@@ -270,7 +277,7 @@ class Tokenizer:
             raise not_unicode(texts) from None
         except Exception as error:  # the library raises bare Exception
             reason = str(error).strip().split("\n")[0][:200]
-            raise DataError(f"the tokenizer cannot encode a text: {reason}", where=self.where) from None
+            raise UnencodableTextError(f"the tokenizer cannot encode a text: {reason}", where=self.where) from None
 
     def decode(self, ids: Sequence[int] | NDArray[Any], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
@@ -335,7 +342,7 @@ def _files_in(folder: Path) -> dict[str, bytes]:
     return {file.name: read_bytes(file) for file in folder.iterdir() if file.is_file() and file.name[:1] != "."}
 
 
-def not_unicode(texts: Sequence[str]) -> DataError:
+def not_unicode(texts: Sequence[str]) -> UnencodableTextError:
     """The error for the first of the texts that UTF-8 cannot write."""
     for text in texts:
         try:
@@ -343,5 +350,5 @@ def not_unicode(texts: Sequence[str]) -> DataError:
         except UnicodeEncodeError as error:
             start = max(0, error.start - 20)
             where = f"character {error.start:,}, after {text[start : error.start]!r}"
-            return DataError(f"a text is not valid Unicode: {error.reason}", where=where)
-    return DataError("a text cannot be encoded")
+            return UnencodableTextError(f"a text is not valid Unicode: {error.reason}", where=where)
+    return UnencodableTextError("a text cannot be encoded")

@@ -20,10 +20,9 @@ from headway.data.reading.readers import read_batches
 from headway.data.reading.sources import Piece, Source, open_tables, pieces_of
 from headway.data.tokenizing.patterns import PATTERNS, pattern_of
 from headway.data.tokenizing.patterns import pre_tokenizer as pre_tokenizer_of
-from headway.data.tokenizing.spec import END_OF_TEXT, at_words, parts
+from headway.data.tokenizing.spec import END_OF_TEXT, at_words_of, parts
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.waiting import waiting_for
-from headway.data.tokenizing.word_ends import word_ends
 
 #: The pattern when none is given: GPT-2's words, but digits and line breaks alone.
 DEFAULT_PATTERN = "headway"
@@ -99,7 +98,7 @@ def train_on(texts: Iterable[str], vocab_size: int, pattern: str | None = None) 
     # Merges that lead to the special token would make it of ordinary text.
     spoken = (piece for text in texts for piece in text.split(END_OF_TEXT))
     splits = pre_tokenizer_of(_shipped(pattern))
-    how = at_words(word_ends(splits))
+    how = at_words_of(splits)
     # The trainer, too, needs a hundred times a text's length.
     backend.train_from_iterator((part for text in spoken for part in parts(text, how)), trainer)
     spec = json.loads(backend.to_str())

@@ -15,18 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from headway.data.tokenizing.patterns import PATTERNS
-
-#: White space, as Python has it, and the marks behind which a word mostly ends.
-SPACES = "".join(map(chr, [*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)])) + (
-    "\u2028\u2029\u202f\u205f\u3000"
-)
-STOPS = ",.;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
-#: Other punctuation, but for the apostrophe ("don't").
-MARKS = '"#$%&()*+/=@\\^`{}~'
-ENDS = frozenset(SPACES + STOPS + MARKS)
-#: Of them, what no text of people has, and libraries do not agree on.
-ODD_ENDS = frozenset("\x1c\x1d\x1e\x1f\x85")
+from headway.data.tokenizing.patterns import ENDS, ODD_ENDS, PATTERNS, SPACES
 
 _LETTERS = frozenset(("Lu", "Ll", "Lt", "Lm", "Lo"))
 _WORD = _LETTERS | {"Nd", "Nl", "No"}

@@ -18,6 +18,7 @@ from headway.data.preparing.prepare import prepare
 from headway.data.reading import sources as source_module
 from headway.data.store import SKIPPED, TokenStore
 from headway.data.tokenizing import encoders
+from headway.data.tokenizing.library import UnencodableTextError
 from headway.data.tokenizing.sentencepiece_models import _parse
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_on
@@ -166,7 +167,7 @@ def test_texts_that_cannot_be_encoded_together_end_the_preparation(
 
     def encode(self: Any, texts: list[str]) -> Any:
         if len(texts) == 2:
-            raise DataError("two at once")
+            raise UnencodableTextError("two at once")
         return plain(self, texts)
 
     monkeypatch.setattr(encoders._Reference, "encode", encode)

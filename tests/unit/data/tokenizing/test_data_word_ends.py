@@ -11,11 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.data.tokenizing import spec as tokenizer_spec
-from headway.data.tokenizing.patterns import _OTHER_SPELLINGS, PATTERNS
+from headway.data.tokenizing.patterns import (
+    _OTHER_SPELLINGS,
+    ENDS,
+    MARKS,
+    ODD_ENDS,
+    PATTERNS,
+    SPACES,
+    STOPS,
+    ends_usual_words,
+)
 from headway.data.tokenizing.patterns import pre_tokenizer as usual
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_on
-from headway.data.tokenizing.word_ends import ENDS, MARKS, ODD_ENDS, SPACES, STOPS, word_ends
+from headway.data.tokenizing.word_ends import word_ends
 
 LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 TEXTS = st.text(alphabet="ab .,'1\n \té中\x1c_\"(=|-A9\u3000", min_size=30, max_size=200)
@@ -67,6 +76,8 @@ def test_what_a_pre_tokenizer_ends_words_before(name: str) -> None:
         assert found == {end for end in STOPS + MARKS if end not in "$+=^`~"}
     else:
         assert found - ODD_ENDS == expected - ODD_ENDS
+    assert ends_usual_words(pre_tokenizer) == (name in PATTERNS)
+    assert not ends_usual_words(pre_tokenizer) or found == ENDS
 
 
 @pytest.fixture(scope="module", params=[name for name in CASES if name not in PATTERNS])
