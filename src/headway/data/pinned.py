@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import DataError
 from headway.core.files import atomic_write, fingerprint
+from headway.core.foreign import read_bytes
 from headway.data.remote_store import open_store
 from headway.data.store import MANIFEST, TokenStore, parse_manifest
 
@@ -31,7 +32,7 @@ def keep_manifest(run: Path, store: Path, data: str) -> None:
     kept = manifest_path(run, data)
     if kept.exists():
         return
-    content = (store / MANIFEST).read_bytes()
+    content = read_bytes(store / MANIFEST)
     if fingerprint(parse_manifest(content, str(store / MANIFEST))) == data:
         kept.parent.mkdir(exist_ok=True)
         with atomic_write(kept) as file:
@@ -44,7 +45,7 @@ def kept_manifest(run: Path, data: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        manifest = parse_manifest(path.read_bytes(), str(path))
+        manifest = parse_manifest(read_bytes(path), str(path))
     except (DataError, OSError):
         return None
     return manifest if fingerprint(manifest) == data else None

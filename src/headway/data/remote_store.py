@@ -93,7 +93,6 @@ class RemoteTokenStore(TokenStore):
             raise _no_store(copies.url) from None
         else:
             store = cls(copies, parse_manifest(content, copies.url_of(MANIFEST)))
-            _refuse_odd_names(store)
             store._keep(content)
         store._refuse_small_cache(processes, limit)
         if check and store._reached:
@@ -300,16 +299,6 @@ def _refuse_other_store(folder: Path) -> None:
             where=str(folder),
             fix="set data.store to another folder; or data.remote=null to train from what is there",
         )
-
-
-def _refuse_odd_names(store: TokenStore) -> None:
-    """Names become paths on this machine: none may lead out of the folder."""
-    for name, _, _ in store._files():
-        parts = name.split("/")
-        if "\\" in name or "\0" in name or any(part in ("", ".", "..") or part.startswith(".") for part in parts):
-            raise DataError(
-                f"the manifest has a file with an odd name: {name!r}", where=str(store.path), fix="check it"
-            )
 
 
 def _no_store(url: str) -> DataError:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.core.files import fingerprint, sha256_file
 from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes, read_json
+from headway.core.format import printable
+from headway.data.store_manifest import check_manifest
 
 FORMAT = "headway-token-store"
 VERSION = 2
@@ -34,6 +36,8 @@ REPORT = "report.html"
 PACKING = "packing"
 #: Endings of a shard's two files: token ids, and where its documents start.
 TOKENS, INDEX = ".bin", ".idx"
+# Tokens that are looked at at a time.
+_BLOCK = 2**20
 # Shards that one source keeps mapped: each holds a file descriptor, of which a process has 1,024 by default.
 _MAPPED = 128
 
@@ -149,6 +153,9 @@ class TokenStore:
         if not documents:
             return entry
         first, last = map(int, documents)
+        if not 0 <= first < last <= entry["documents"]:
+            what = f"there are no documents {first:,} to {last:,} in a shard of {entry['documents']:,}"
+            raise _damaged(self.path / split / source / entry["file"], what)
         starts = self.shard_documents(split, source, number)
         begin, end = (int(starts[place] - starts[0]) for place in (first, last))
         skipped = {"skip_tokens": begin, "skip_documents": first}
@@ -239,7 +246,11 @@ class TokenStore:
             return {}
         content = self._content(INPUTS, None, self.manifest["inputs_sha256"])
         try:
-            return dict(parse_json(content))
+            found = dict(parse_json(content))
+            sources = found.get("sources", [])
+            if not isinstance(sources, list) or not all(isinstance(s, dict) and "name" in s for s in sources):
+                raise ValueError("it has no list of sources")
+            return found
         except (ValueError, TypeError) as error:
             raise _damaged(self.path / INPUTS, str(error)) from None
 
@@ -289,7 +300,7 @@ class TokenStore:
         return sum(size or 0 for _, size, _ in self._files())
 
     def verify(self, progress: Callable[[int], None] | None = None) -> list[str]:
-        """Check every file against the manifest: presence, length, SHA-256.
+        """Check every file against the manifest (presence, length, SHA-256), and its counts against the files.
 
         Args:
             progress: Called with the bytes of each shard or index that was checked.
@@ -304,7 +315,33 @@ class TokenStore:
                 problems.append(f"{name}: {problem}")
             if progress:
                 progress(size or 0)
-        return problems + self._problems_of_settings()
+        return (problems or self._problems_of_counts()) + self._problems_of_settings()
+
+    def _problems_of_counts(self) -> list[str]:
+        """What of the manifest's counts is not so in files whose hashes are right, and which ids no vocabulary has."""
+        problems = []
+        for source in self.manifest["sources"]:
+            for key in ("documents", "tokens"):
+                parts = (parts.get(source["name"], {}).get(key, 0) for parts in self.manifest["splits"].values())
+                if source[key] != (total := sum(parts)):
+                    what = f"{key} of source '{source['name']}' are {source[key]:,}, and its splits have {total:,}"
+                    problems.append(f"{MANIFEST}: {what}")
+        for split, source in self._parts():
+            for number, shard in enumerate(self.shards(split, source)):
+                if problem := self._problem_of_shard(split, source, number, shard):
+                    problems.append(f"{split}/{source}/{problem}")
+        return problems
+
+    def _problem_of_shard(self, split: str, source: str, number: int, shard: Shard) -> str | None:
+        starts = self.shard_documents(split, source, number) - np.uint64(shard.first_token)
+        if starts[0] != 0 or not (starts[1:] > starts[:-1]).all():
+            return f"{shard.index}: its documents are not one behind the other"
+        tokens = _map(self.path / split / source, self.shard_entries(split, source)[number], self.dtype)
+        largest = max(int(tokens[start : start + _BLOCK].max()) for start in range(0, len(tokens), _BLOCK))
+        if largest >= self.vocab_size:
+            return f"{shard.file}: it has the id {largest:,}, and the vocabulary ends at {self.vocab_size - 1:,}"
+        unended = int(np.count_nonzero(tokens[starts[1:].astype(np.int64) - 1] != self.end_of_text_id))
+        return f"{shard.file}: {unended:,} of its documents do not end with the end-of-text token" if unended else None
 
     def _problems_of_settings(self) -> list[str]:
         """What is wrong with the tokenizer's settings, which have no hash, and which copies of a store do without."""
@@ -500,34 +537,38 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of the store in folder `path`.
 
     Raises:
-        DataError: it is missing, no JSON, or of another format or version.
+        DataError: it is missing, none, or of another format or version.
     """
     file = path / MANIFEST
     try:
-        content = read_bytes(file)
+        content = read_bytes(file, LISTING_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError("there is no token store here", where=str(path), fix=PREPARE) from None
     except OSError as error:
-        what = f"the manifest of the token store cannot be read: {error.strerror or error}"
+        what = f"the manifest of the token store cannot be read: {error.strerror or error!r}"
         raise DataError(what, where=str(file), fix="check the file's permissions and the disk") from None
     return parse_manifest(content, str(file))
 
 
 def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
-    """The manifest from the bytes of its file.
+    """The manifest from the bytes of its file, its names and counts checked.
 
     Raises:
-        DataError: it is no JSON, or of another format or version.
+        DataError: it is none, or of another format or version.
     """
     try:
         manifest = parse_json(content)
         kind, version = manifest["format"], manifest["version"]
+        if (kind, version) == (FORMAT, VERSION):
+            check_manifest(manifest)
     except (ValueError, KeyError, TypeError) as error:
-        what = f"the manifest of the token store cannot be read: {error!r}"
+        problem = error if isinstance(error, ValueError) else repr(error)
+        what = f"the manifest of the token store cannot be read: {problem}"
         raise DataError(what, where=where, fix=f"restore it from a copy, or {_ANEW}") from None
     if (kind, version) != (FORMAT, VERSION):
+        named = printable(f"{kind} version {version}")[:100]
         raise DataError(
-            f"this is a store of format {kind} version {version}; this Headway reads {FORMAT} version {VERSION}",
+            f"this is a store of format {named}; this Headway reads {FORMAT} version {VERSION}",
             where=where,
             fix=_ANEW,
         )

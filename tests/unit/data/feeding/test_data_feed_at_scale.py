@@ -36,7 +36,7 @@ def large(store: TokenStore, tmp_path: Path) -> Path:
         part = manifest["splits"]["train"][name]
         model = part["shards"][0]
         part["shards"] = [{**model, "file": f"{number:05d}.bin", "tokens": EACH} for number in range(count)]
-        part["tokens"] = EACH * count
+        part["tokens"], part["documents"] = EACH * count, model["documents"] * count
         folder = tmp_path / "large" / "train" / name
         folder.mkdir(parents=True)
         for shard in part["shards"]:
