@@ -230,6 +230,8 @@ class DataConfig(Section):
     before a text. Evaluation, generation and exports do as the store does."""
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of documents held out, chosen by a hash of the text, so equal documents are never on both sides."""
+    verify: Literal["first_use", "never"] = "first_use"
+    """Training checks the SHA-256 of a shard in the background when it first opens it; a damaged one ends the run."""
     shard_bytes: Bytes = 128 * 2**20
     """Input that becomes one shard, about: the unit that is prepared anew when something in it changes."""
     bad_documents: Literal["fail", "skip"] = "fail"

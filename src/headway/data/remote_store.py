@@ -242,7 +242,9 @@ class RemoteTokenStore(TokenStore):
     def _make_stream(self, split: str, source: str) -> ShardStream:
         def map_shard(shard: dict[str, Any]) -> NDArray[np.integer[Any]]:
             part = _token_part(split, source, shard, self.dtype)
-            return own_tokens(self._explained(lambda: self.copies.map(part, self.dtype)), shard)
+            tokens = own_tokens(self._explained(lambda: self.copies.map(part, self.dtype)), shard)
+            self._note(split, source, shard)
+            return tokens
 
         return ShardStream(self._part(split, source), map_shard, keep=0)
 

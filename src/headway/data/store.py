@@ -21,6 +21,7 @@ from headway.core.errors import DataError
 from headway.core.files import fingerprint, sha256_file
 from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes, read_json
 from headway.core.format import printable
+from headway.data.first_use import ShardChecker
 from headway.data.store_manifest import check_manifest
 
 FORMAT = "headway-token-store"
@@ -88,9 +89,11 @@ class TokenStore:
         manifest: The parsed `manifest.json`.
         at_hand: Tokens are on this machine; where they are not, `want` brings those of many rows at once.
         is_part: Some of another store's shards (`with_shards`).
+        checker: Checks shards when they are first opened (`check_on_first_use`).
     """
 
     at_hand, is_part = True, False
+    checker: ShardChecker | None = None
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
@@ -113,6 +116,17 @@ class TokenStore:
         if check:
             store.check()
         return store
+
+    def check_on_first_use(self) -> ShardChecker:
+        """Have every shard checked in the background when it is first opened; `read` raises what is found."""
+        self.checker = ShardChecker(self.path, self.dtype, self.vocab_size)
+        return self.checker
+
+    def _note(self, split: str, source: str, shard: Mapping[str, Any]) -> None:
+        """A shard has been opened."""
+        if self.checker is not None:
+            size = shard.get("file_tokens", shard["tokens"]) * self.dtype.itemsize
+            self.checker.opened(self.path / split / source / shard["file"], size, shard["sha256"])
 
     def with_manifest(self, manifest: dict[str, Any]) -> Self:
         """The store in the same place as another manifest describes it, for example that of an earlier preparation."""
@@ -286,8 +300,11 @@ class TokenStore:
 
         Raises:
             IndexError: the range is not inside the source.
-            DataError: a shard is missing or has another length than the manifest says.
+            DataError: a shard is missing or has another length than the manifest says, or one that was opened before
+                has been found to be damaged.
         """
+        if self.checker is not None:
+            self.checker.refuse_wrong()
         return self._stream(split, source).read(start, count)
 
     def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:
@@ -405,7 +422,13 @@ class TokenStore:
 
     def _make_stream(self, split: str, source: str) -> ShardStream:
         folder, dtype = self.path / split / source, self.dtype
-        return ShardStream(self._part(split, source), lambda shard: _map(folder, shard, dtype), _MAPPED)
+
+        def map_shard(shard: dict[str, Any]) -> Tokens:
+            tokens = _map(folder, shard, dtype)
+            self._note(split, source, shard)
+            return tokens
+
+        return ShardStream(self._part(split, source), map_shard, _MAPPED)
 
     def _content(self, name: str, size: int | None, digest: str) -> bytes:
         """The content of a file that is not mapped. Where the length is known, the hash is left to `verify`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from headway.core.faults import fault_point
 from headway.core.heartbeat import Phase, beat
 from headway.core.types import MicroBatch
 from headway.data.feeding.prefetch import Prefetcher
+from headway.data.first_use import WrongShardError
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
@@ -39,7 +41,9 @@ from headway.training.trial import out_of_memory_told
 _MORE_TRIES = 2
 #: Ends at which no state that is held in memory is written: a newer one is saved, none may be trusted, or the run is
 #: another process's.
-_NOTHING_HELD_COUNTS = (Preempted, DivergedError, CorruptionError, Fenced)
+_NOTHING_HELD_COUNTS = (Preempted, DivergedError, CorruptionError, Fenced, WrongShardError)
+#: For which a save waits until shards that were opened have been checked; the last one of a run waits for all.
+_SETTLE_SECONDS = 5.0
 
 
 @dataclass
@@ -235,6 +239,7 @@ def _checkpoint(job: Job, last: bool = False) -> None:
     """Hand over the state; it is written while training goes on. After the last one, in a process that ends with it,
     nobody needs the optimizer's part."""
     beat(Phase.CHECKPOINT)
+    _settle_data(job, math.inf if last else _SETTLE_SECONDS)
     _announce(job)
     state = job.state
     blocks, spends = state.blocks(), last and job.own_process and state.engine is None
@@ -247,11 +252,22 @@ def _checkpoint(job: Job, last: bool = False) -> None:
 def _hold(job: Job) -> None:
     """Have the state in memory, for when this worker dies."""
     beat(Phase.CHECKPOINT)  # it may have to wait for the write of an earlier one, too
+    _settle_data(job, 0.0)
     _announce(job)
     state = job.state
     stall = job.writer.hold(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
     for callback in job.callbacks:
         callback.on_hold(job, state.cursor.step, stall)
+
+
+def _settle_data(job: Job, seconds: float) -> None:
+    """See that no state is saved that was trained on damaged data, as far as that is known within so many seconds.
+
+    Raises:
+        DataError: it was.
+    """
+    if job.task.settle_data is not None:
+        job.task.settle_data(job.state.cursor.step, seconds, lambda: beat(Phase.CHECKPOINT))
 
 
 def _announce(job: Job) -> None:

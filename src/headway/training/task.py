@@ -83,6 +83,10 @@ class Task:
     """(name, size) -> first value of a tensor of the model's state, where the model is on the meta device until a
     strategy has cut it (`parallel.materialize`). Such a model has a method `make_buffers` for what is no state."""
 
+    settle_data: Callable[[int, float, Callable[[], None]], bool] | None = None
+    """(step, seconds, beat) -> whether all data that were used so far are known to be what they should; waits for that
+    as long as it may. Raises what is wrong with them. None where nobody checks."""
+
     def item_flops(self, step: int) -> float | None:
         """FLOPs to train on one item of a step, counted from 0; None when nobody knows."""
         return self.flops_per_item if self.flops_at is None else self.flops_at(step)
@@ -143,6 +147,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     assert config.train.steps is not None, "the config is resolved"
     # Patience ends before a supervisor would take a worker that waits for one that hangs.
     store = open_run_store(config, patience_seconds=0.8 * config.supervise.data_seconds)
+    checker = store.check_on_first_use() if config.data.verify == "first_use" else None
 
     def cut(grid: LaneGrid) -> tuple[TokenFeed, EvaluationFeed | None]:
         evaluation = None
@@ -174,6 +179,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
     task.evaluation, task.recut = evaluation, cut
+    task.settle_data = checker.settle if checker is not None else None
     task.fingerprints = {"data": store.fingerprint, "tokenizer": store.tokenizer_fingerprint}
     return task
 

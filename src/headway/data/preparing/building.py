@@ -12,6 +12,7 @@ from pathlib import Path
 from headway.core.errors import DataError
 from headway.core.faults import fault_point
 from headway.core.files import exchange, is_at, sync_folder
+from headway.data.first_use import VERIFIED
 from headway.data.in_use import replacing
 from headway.data.preparing.encode import SPLITS
 from headway.data.preparing.records import FINISHED, WORK
@@ -24,7 +25,7 @@ from headway.data.used_by import MARKS
 _MARK = ".replaced"
 # What a store's folder has of its own. Anything else there is somebody's. A report is of the store that it was made of:
 # the next one's counts are others.
-_OWN = {MANIFEST, INPUTS, SKIPPED, REPORT, "tokenizer", *SPLITS, WORK, KEEPING, PACKING, MARKS, _MARK}
+_OWN = {MANIFEST, INPUTS, SKIPPED, REPORT, "tokenizer", *SPLITS, WORK, KEEPING, PACKING, VERIFIED, MARKS, _MARK}
 
 
 @contextmanager
