@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test test-all test-parts lint unit bench bench-accept clean
+.PHONY: help setup quickstart test test-all test-parts lint unit bench bench-accept fuzz clean
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint        ruff, mypy, import-linter"
 	@echo "make bench       small comparisons with others, held against benchmarks/ratios.json (about 5 minutes)"
 	@echo "make bench-accept  take what is measured now as the ratios to keep"
+	@echo "make fuzz        edit files that others may have written, and read them (FUZZ_SECONDS each, 300)"
 	@echo "make clean       remove what the commands above made, except runs and data"
 
 setup: $(VENV)/.ready
@@ -58,6 +59,11 @@ bench: setup
 
 bench-accept: setup
 	$(BIN)/python benchmarks/gate.py --output build/bench.json --accept
+
+# make fuzz TARGETS="arrow csv" for some of them.
+FUZZ_SECONDS ?= 300
+fuzz: setup
+	cd tests && ../$(BIN)/python -m fuzz $(TARGETS) --seconds $(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
