@@ -127,7 +127,7 @@ class ShardChecker:
             settled = not self._waiting
             if settled:
                 self._doubtful = None
-            elif self._doubtful is None:
+            elif self._wrong is None and self._doubtful is None:
                 self._doubtful = step
         self.refuse_wrong()
         return settled
