@@ -20,7 +20,7 @@ from headway.checkpoint.remote_files import name_there
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
-from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.errors import CheckpointError, HeadwayError, fix_for
 from headway.core.faults import fault_point
 from headway.core.files import sync_folder
 from headway.core.format import format_bytes
@@ -202,7 +202,7 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
         raise CannotBePutHere(
             f"the remote checkpoint of step {manifest.step} cannot be put here: {error.strerror or error}",
             where=str(coming),
-            fix="make room there, or see to the disk; what has come so far is kept",
+            fix=fix_for(error, "make room there, or see to the disk; what has come so far is kept"),
         ) from error
     if index:  # the folder is a run's own: nobody else brings anything
         for other in store.directory.glob(f"{_COMING}*"):

@@ -20,7 +20,7 @@ from headway.checkpoint.sealing import (
     unseal_bytes,
     unseal_file,
 )
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, fix_for
 
 _WORKING = ".sealing-"
 
@@ -99,7 +99,7 @@ class SealedObjects(Objects):
             raise CheckpointError(
                 f"{_base(name)} cannot be encrypted to be sent: {error.strerror or error}",
                 where=str(folder),
-                fix="make room there, and make it writable",
+                fix=fix_for(error, "make room there, and make it writable"),
             ) from error
         return Facts(path.stat().st_size, found.version)
 

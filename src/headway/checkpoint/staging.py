@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from headway.checkpoint.images import Elements, Image, Piece
 from headway.core.allocator import give_back_freed_memory
+from headway.core.errors import CheckpointError, explaining_refusals
 from headway.core.files import begin_flush
+from headway.core.format import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +68,9 @@ class Slot:
         Args:
             pinned: The state is on a GPU, which copies faster to memory that stays in its place.
             ahead: Fetch all pages from the kernel now, on a thread: the first copy would wait for each of them.
+
+        Raises:
+            CheckpointError: the system takes no file of that size, not even in memory.
         """
         import torch
 
@@ -73,8 +78,11 @@ class Slot:
             return
         self._release()
         offsets = image_offsets(images)
-        os.ftruncate(self.descriptor, max(offsets[-1], 1))
-        mapping = mmap.mmap(self.descriptor, max(offsets[-1], 1))
+        size = max(offsets[-1], 1)
+        # Limits for files hold for those in memory too; where memory is short, another attempt may have more.
+        with explaining_refusals(CheckpointError, f"{format_bytes(size)} in memory, to be saved"):
+            os.ftruncate(self.descriptor, size)
+            mapping = mmap.mmap(self.descriptor, size)
         content = torch.frombuffer(mapping, dtype=torch.uint8)
         if ahead:
             threading.Thread(target=_populate, args=(content,), daemon=True).start()

@@ -21,7 +21,7 @@ from headway.checkpoint.retention import Rules
 from headway.checkpoint.signing import Key
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import is_there
 from headway.core.format import format_bytes
 from headway.core.types import Block
@@ -296,7 +296,7 @@ class CheckpointStore:
         return CheckpointError(
             f"the checkpoint of step {step} cannot be written: {error.strerror or error}{kept}",
             where=f"{self.directory} ({format_bytes(needed)} needed, {free} free)",
-            fix="make room there or mend the disk, then run the same command again",
+            fix=fix_for(error, "make room there or mend the disk, then run the same command again"),
         )
 
 

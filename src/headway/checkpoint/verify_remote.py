@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from headway.checkpoint.places import remote_tier, step_in
 from headway.checkpoint.remote_files import name_there
 from headway.checkpoint.run_identity import OF_RUN, in_words, run_record
 from headway.checkpoint.verify import Damage, Verification, check_file
-from headway.core.errors import CheckpointError, ConfigError
+from headway.core.errors import CheckpointError, ConfigError, fix_for
+from headway.core.scratch import scratch_folder
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] =
     folder, manifest = checkpoint.folder, checkpoint.manifest
     if isinstance(manifest, CheckpointError):
         return Verification(folder.url, None, (Damage(folder.url.rsplit("/", 1)[-1], manifest.what),))
-    with tempfile.TemporaryDirectory(prefix="headway-verify-") as scratch:
-        found = [_check(folder, name, manifest, Path(scratch), advance) for name in manifest.files]
+    with scratch_folder("headway-verify-") as scratch:
+        found = [_check(folder, name, manifest, scratch, advance) for name in manifest.files]
     if checkpoint.made_by:
         found.append(Damage("manifest.json", f"is of {checkpoint.made_by}, which does not own this place"))
     return Verification(folder.url, manifest, tuple(damage for damage in found if damage is not None))
@@ -93,7 +93,7 @@ def _check(
         raise CheckpointError(
             f"{name} cannot be put here to be verified: {error.strerror or error}",
             where=str(scratch),
-            fix="make room there, or set TMPDIR to another folder",
+            fix=fix_for(error, "make room there, or set TMPDIR to another folder"),
         ) from error
     try:
         return check_file(scratch, name, manifest, tensors=True)

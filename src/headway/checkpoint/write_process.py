@@ -32,7 +32,7 @@ from headway.checkpoint.staging import StagedImages, image_offsets
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.writers import writer_has_ended, writer_is_here
 from headway.core import console
-from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.errors import CheckpointError, HeadwayError, fix_for
 from headway.core.files import is_there, write_json
 from headway.core.foreign import LISTING_BYTES, read_json, read_text
 from headway.core.signals import STOPPING
@@ -281,7 +281,7 @@ def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]
     return {
         "what": f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
         "where": str(error.filename) if error.filename else None,
-        "fix": "make room there or mend the disk",
+        "fix": fix_for(error, "make room there or mend the disk"),
     }
 
 

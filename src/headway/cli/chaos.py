@@ -90,12 +90,12 @@ def chaos(
     as_json: JsonOption = False,
 ) -> None:
     """The verb."""
-    import tempfile
     from contextlib import nullcontext
 
     from headway.chaos.report import render, run_campaign
     from headway.core.errors import ConfigError
     from headway.core.files import write_json
+    from headway.core.scratch import scratch_folder
 
     try:
         counts = [int(count) for count in workers.split(",")]
@@ -105,16 +105,10 @@ def chaos(
         raise ConfigError(f"'{workers}' is no list of numbers of workers", where="--workers", fix="--workers 1,2,4")
     limits = _seconds(max_recovery, "--max-recovery", "10s"), _seconds(max_overhead, "--max-overhead", "2s")
     loaded = load(config, overrides)
-    # What was killed last may still be writing when a temporary folder goes.
-    kept = (
-        nullcontext(str(output))
-        if output
-        else tempfile.TemporaryDirectory(prefix="headway-chaos-", ignore_cleanup_errors=True)
-    )
-    with kept as folder:
+    with nullcontext(output) if output else scratch_folder("headway-chaos-") as folder:
         result = run_campaign(
             loaded,
-            Path(folder),
+            folder,
             kills=kills,
             seed=seed,
             worker_counts=counts,

@@ -84,13 +84,15 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
 @contextmanager
 def writing(output: Path) -> Iterator[None]:
     """Say what is wrong with the place that a result should be written to."""
-    from headway.core.errors import ConfigError
+    from headway.core.errors import ConfigError, fix_for
 
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"the result cannot be written: {error.strerror or error}", where=str(output), fix="choose another place"
+            f"the result cannot be written: {error.strerror or error}",
+            where=str(output),
+            fix=fix_for(error, "free space there, or choose another place"),
         ) from None
 
 

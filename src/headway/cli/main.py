@@ -9,7 +9,7 @@ import gc
 import sys
 
 from headway.core.console import ResultLost, open_streams, say, settle_streams
-from headway.core.errors import INTERRUPTED, HeadwayError
+from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal
 from headway.core.leaving import end, leave
 
 
@@ -50,6 +50,12 @@ def _run() -> int | str | None:
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
+    except Exception as error:
+        explained = explain_refusal(error)
+        if explained is None:
+            raise
+        say(explained.render())
+        return explained.exit_code
     return 0
 
 

@@ -6,6 +6,12 @@ with its code, so a scheduler can tell a typing mistake from a full disk or a pr
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from headway.core.format import printable
 from headway.core.secrets import redact
 
@@ -86,6 +92,81 @@ class Preempted(HeadwayError):
     """The machine was taken away; the state is saved and the same command goes on from it."""
 
     exit_code = 75
+
+
+#: What the system answers where a disk takes no more, or nothing as large: in words, and what to do about it.
+_REFUSALS = {
+    errno.ENOSPC: ("there is no room left", "free space there"),
+    errno.EDQUOT: ("the quota is used up", "free space there, or have the quota raised"),
+    errno.EFBIG: (
+        "a file would be larger than is allowed",
+        "raise the limit (`ulimit -f` shows it), or use a file system that takes larger files",
+    ),
+    errno.EROFS: (
+        "the file system is read-only",
+        "mount it for writing, or use another place; where it has become so by itself, dmesg says why",
+    ),
+}
+#: How Rust (safetensors, tokenizers) and Arrow put the number into their words.
+_NUMBER_IN_WORDS = re.compile(r"\((?:os error|errno) ([0-9]+)\)|\[errno ([0-9]+)\]", re.IGNORECASE)
+
+
+def refusal(error: BaseException) -> int | None:
+    """Return the number of the error where it, or what it was raised from, says that a disk takes no more."""
+    seen: BaseException | None = error
+    while seen is not None:
+        found = _NUMBER_IN_WORDS.search(str(seen))
+        number = getattr(seen, "errno", None) or (int(found[1] or found[2]) if found else None)
+        if number in _REFUSALS:
+            return int(number)
+        seen = seen.__cause__
+    return None
+
+
+def fix_for(error: OSError, otherwise: str) -> str:
+    """Return what to do about an error that was met while writing.
+
+    Args:
+        error: As the system told it.
+        otherwise: For errors that do not say that a disk takes no more, and for those that say that it is full.
+    """
+    number = refusal(error)
+    return otherwise if number in (None, errno.ENOSPC) else _REFUSALS[number][1]
+
+
+def explain_refusal(
+    error: BaseException, kind: type[HeadwayError] = HeadwayError, where: str | None = None
+) -> HeadwayError | None:
+    """Return a deliberate error for one that says that a disk takes no more; None for any other.
+
+    Args:
+        error: What was raised.
+        kind: Of what is returned, for its exit code.
+        where: Said when the error does not name a file.
+    """
+    number = None if isinstance(error, HeadwayError) else refusal(error)
+    if number is None:
+        return None
+    words, fix = _REFUSALS[number]
+    named = getattr(error, "filename2", None) or getattr(error, "filename", None)
+    place = os.fsdecode(named) if isinstance(named, str | bytes | os.PathLike) else where
+    return kind(f"{words} ({os.strerror(number)})", where=place, fix=f"{fix}; then run the same command again")
+
+
+@contextmanager
+def explaining_refusals(kind: type[HeadwayError], where: str | None = None) -> Iterator[None]:
+    """Turn errors in a block that say that a disk takes no more into deliberate ones.
+
+    Raises:
+        HeadwayError: of this kind.
+    """
+    try:
+        yield
+    except Exception as error:
+        explained = explain_refusal(error, kind, where)
+        if explained is None:
+            raise
+        raise explained from error
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:

@@ -13,7 +13,8 @@ the START-th start only (from 1, default 1; `*` is every one), and on all worker
 - `hang`: sleep without end, holding the interpreter's lock (Linux and macOS);
 - `crash`: raise a `RuntimeError`;
 - `slow`: sleep for a tenth of a second, here and whenever the point is passed later, with whatever step;
-- `enospc`, `eio`: a full disk, a broken one;
+- `enospc`, `edquot`, `efbig`, `erofs`, `eio`: a disk that is full, at the end of a quota, at its limit for one file,
+  read-only, broken;
 - `nan`, `spike`: reported to the caller, who poisons the value or makes it very large;
 - `flip`: reported to the caller, who flips a bit.
 
@@ -40,7 +41,7 @@ from headway.core.errors import ConfigError
 from headway.core.files import append_json_line
 
 _ORDER = re.compile(
-    r"(kill|kill-group|stop|freeze|hang|crash|slow|enospc|eio|nan|spike|flip)@([^:@#%]+)"
+    r"(kill|kill-group|stop|freeze|hang|crash|slow|enospc|edquot|efbig|erofs|eio|nan|spike|flip)@([^:@#%]+)"
     r"(?::([1-9][0-9]*))?(?:#([1-9][0-9]*|\*))?(?:%([0-9]+))?"
 )
 
@@ -58,6 +59,8 @@ _OTHERS = """
 #: The former are passed with the number of the step, the others without one.
 POINTS = {**dict.fromkeys(_OF_STEPS.split(), True), **dict.fromkeys(_OTHERS.split(), False)}
 
+#: Errors of the operating system.
+_OF_THE_DISK = ("enospc", "edquot", "efbig", "erofs", "eio")
 #: Faults that the caller has to carry out, and where one does. Elsewhere they would pass without a trace.
 _ASKED = {"nan": ("gradient",), "spike": ("gradient",), "flip": ("replay.0", "replay", "weights")}
 
@@ -87,7 +90,7 @@ def fault_point(point: str, step: int | None = None) -> str | None:
     """Carry out the fault ordered for this point, if any; returns the action's name when the caller has to act.
 
     Raises:
-        OSError: (ENOSPC, EIO) when such a disk was ordered.
+        OSError: (ENOSPC, EDQUOT, EFBIG, EROFS, EIO) when such a disk was ordered.
         RuntimeError: a crash was ordered.
         ConfigError: `HEADWAY_FAULTS` holds something that is no order.
     """
@@ -125,7 +128,7 @@ def fault_point(point: str, step: int | None = None) -> str | None:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         if action == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
-        if action in ("enospc", "eio"):
+        if action in _OF_THE_DISK:
             number = getattr(errno, action.upper())
             raise OSError(number, f"{os.strerror(number)} (ordered by HEADWAY_FAULTS at {name})")
         return action
@@ -146,8 +149,8 @@ def parse_orders(orders: str) -> list[_Order]:
             raise ConfigError(
                 f"there is no such fault: '{order.strip()}'",
                 where="HEADWAY_FAULTS",
-                fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, eio, nan, spike or flip, as in"
-                " kill@step=17, kill@step=17#2 or enospc@checkpoint.shard:2",
+                fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, edquot, efbig, erofs, eio, nan, spike"
+                " or flip, as in kill@step=17, kill@step=17#2 or enospc@checkpoint.shard:2",
             )
         _refuse_unmet(order.strip(), match[1], match[2])
         start = None if match[4] == "*" else int(match[4] or 1)

@@ -162,17 +162,30 @@ def atomic_write(path: Path, mode: str = "wb", *, private: bool = False) -> Iter
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        if private:
-            temporary.unlink(missing_ok=True)
-            temporary.touch(0o600, exist_ok=False)
-        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+        with _named(path, temporary):
+            if private:
+                temporary.unlink(missing_ok=True)
+                temporary.touch(0o600, exist_ok=False)
+        with _named(path, temporary), temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        with _named(path, temporary):
+            temporary.replace(path)
+            sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Have an error of the system name the file that was to be written, where it names none or the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
         raise
 
 
@@ -192,11 +205,13 @@ def write_json(path: Path, value: Any, *, exact: bool = False) -> None:
 def append_json_line(path: Path, value: Any) -> None:
     """Append one record to a JSON-lines file with a single write, so a kill never leaves two records mixed."""
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
-    with open_regular(path, "ab") as file:
+    with _named(path), open_regular(path, "ab") as file:
         # A kill in mid-write may have left a line without its end: start a fresh one rather than corrupt this record.
         if file.tell() and not ends_with_newline(path):
             line = "\n" + line
-        file.write(line.encode("utf-8", "backslashreplace"))
+        rest = memoryview(line.encode("utf-8", "backslashreplace"))
+        while rest:  # a disk that becomes full takes a part, and says so when it is given the rest
+            rest = rest[file.write(rest) :]
 
 
 def ends_with_newline(path: Path) -> bool:

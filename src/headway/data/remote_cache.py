@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.console import notice, warning
-from headway.core.errors import DataError
+from headway.core.errors import DataError, fix_for
 from headway.core.faults import fault_point
 from headway.core.files import sha256_bytes
 from headway.core.format import format_seconds
@@ -217,7 +217,7 @@ class Copies:
             raise DataError(
                 f"a copy of the remote store cannot be written: {error.strerror or error}",
                 where=str(path),
-                fix="free space there, lower data.cache_bytes, or set data.store to another disk",
+                fix=fix_for(error, "free space there, lower data.cache_bytes, or set data.store to another disk"),
             ) from error
 
     def _one_at_a_time(self) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headway.config.data import DataConfig
 from headway.core.console import notice, warning
-from headway.core.errors import ConfigError, DataError
+from headway.core.errors import ConfigError, DataError, fix_for
 from headway.core.faults import fault_point
 from headway.core.files import atomic_write, fingerprint, sha256_bytes, write_json
 from headway.core.foreign import LISTING_BYTES, read_bytes, read_json
@@ -118,7 +118,7 @@ class RemoteTokenStore(TokenStore):
             raise DataError(
                 f"copies of the remote store cannot be kept: {error.strerror or error}",
                 where=str(folder),
-                fix="set data.store to a folder that can be written",
+                fix=fix_for(error, "free space there, or set data.store to a folder that can be written"),
             ) from error
         notice(f"copies of {self.copies.url} are kept in {folder}")
 

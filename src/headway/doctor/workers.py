@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.files import write_json
 from headway.core.launched import world_size_from_environment
+from headway.core.scratch import scratch_folder
 from headway.doctor.bandwidth import Communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.launch.local_workers import WorkersFailed, WorkersStopped, start_workers
@@ -85,11 +85,10 @@ def _too_few(count: int) -> ConfigError:
 
 def _with_own_workers(count: int, plan: Plan) -> Communication:
     notice(f"starting {count} workers on {plan.device}")
-    with tempfile.TemporaryDirectory(prefix="headway-doctor-") as name:
-        folder = Path(name)
+    with scratch_folder("headway-doctor-") as folder:
         write_json(folder / "plan.json", plan.to_json())
         try:
-            start_workers(count, folder, {}, "headway.doctor.communication_worker", name)
+            start_workers(count, folder, {}, "headway.doctor.communication_worker", str(folder))
         except WorkersFailed as error:
             raise _told(folder) or _died(folder, error) from None
         except WorkersStopped as error:

@@ -26,7 +26,16 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, changes, dump_config, identity, load_resolved
 from headway.core.console import notice, warning
-from headway.core.errors import INTERRUPTED, CheckpointError, ConfigError, DataError, HeadwayError, Preempted
+from headway.core.errors import (
+    INTERRUPTED,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HeadwayError,
+    Preempted,
+    explain_refusal,
+    explaining_refusals,
+)
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
 from headway.core.secrets import redact
@@ -297,7 +306,8 @@ def own_attempt(
         wait_for_orphaned_writers(config.run_directory)
     with ExitStack() as stack:
         with held():  # a signal between the two would end an attempt that nobody concludes
-            attempt = _begin(config, fingerprints, facts, wishes)
+            with explaining_refusals(CheckpointError, str(config.run_directory)):
+                attempt = _begin(config, fingerprints, facts, wishes)
             hold = stack.enter_context(holding())
             # Ends after the attempt's record is complete: an answer to a notice may have the machine taken at once.
             stack.enter_context(watching_for(attempt.directory, config.preemption))
@@ -318,6 +328,9 @@ def _concluding(attempt: Attempt) -> Iterator[None]:
         attempt.finish("interrupted", INTERRUPTED)
         raise
     except BaseException as error:
+        if (explained := explain_refusal(error, CheckpointError, str(attempt.run))) is not None:
+            attempt.finish(explained.what, explained.exit_code)
+            raise explained from error
         with suppress(OSError):  # a full disk must not hide what went wrong
             (attempt.directory / "traceback.txt").write_text(redact(traceback.format_exc()), encoding="utf-8")
         attempt.finish(f"crashed: {type(error).__name__}: {error}", 1)

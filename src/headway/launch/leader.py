@@ -19,7 +19,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.console import say
-from headway.core.errors import INTERRUPTED, HeadwayError, Preempted
+from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, explain_refusal
 from headway.core.leaving import leave
 from headway.core.signals import held
 from headway.launch.agent import run_agent
@@ -86,6 +86,10 @@ def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = 
     except KeyboardInterrupt:
         return INTERRUPTED
     except BaseException as error:
+        explained = explain_refusal(error, CheckpointError, str(config.run_directory))
+        if explained is not None:
+            channel.say("error", **error_record(explained, 0))
+            return explained.exit_code
         say(traceback.format_exc().rstrip())
         channel.say("error", **error_record(error, 0), traceback=traceback.format_exc())
         return 1

@@ -17,7 +17,7 @@ from headway.checkpoint.writers import wait_for_writers
 from headway.config import Config
 from headway.config.segments import Segment
 from headway.core.console import alert, clear_line, notice, warning
-from headway.core.errors import INTERRUPTED, CheckpointError
+from headway.core.errors import INTERRUPTED, CheckpointError, fix_for
 from headway.core.faults import RESTARTS_VARIABLE
 from headway.core.format import format_seconds
 from headway.core.heartbeat import Phase
@@ -107,7 +107,8 @@ class WatchedAttempt:
         except OSError as error:
             why = f"the config cannot be written: {error.strerror or error}"
             attempt.finish(f"failed to start: {why}", CheckpointError.exit_code)
-            where, fix = str(error.filename or attempt.directory), "make room there; then run the same command again"
+            where = str(error.filename or attempt.directory)
+            fix = fix_for(error, "make room there; then run the same command again")
             raise CheckpointError(why, where=where, fix=fix) from error
         with suppress(OSError):  # not there when the attempt before ended while it began, and for reading only
             shutil.copy(attempt.run / "run.json", attempt.directory)

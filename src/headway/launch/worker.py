@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.core.console import redact_streams, say
-from headway.core.errors import HeadwayError
+from headway.core.errors import CheckpointError, HeadwayError, explain_refusal, fix_for
 from headway.core.files import append_json_line, write_json
 from headway.core.heartbeat import current_step, open_heartbeat
 from headway.core.leaving import end, leave
@@ -61,6 +61,10 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         _report(folder, error_record(error, rank))
         leave(error.exit_code)
     except Exception as error:
+        if (explained := explain_refusal(error, CheckpointError, str(folder))) is not None:
+            say(explained.render())
+            _report(folder, error_record(explained, rank))
+            leave(explained.exit_code)
         text = redact(traceback.format_exc().rstrip())
         say(text)
         if _stacks is not None:
@@ -98,7 +102,7 @@ def report_to(folder: Path, rank: int) -> None:
         raise HeadwayError(
             f"worker {rank} cannot be watched: {error.strerror or error}",
             where=error.filename or str(folder),
-            fix="make room on its disk, or see to its permissions; then run the same command again",
+            fix=fix_for(error, "make room on its disk, or see to its permissions; then run the same command again"),
         ) from error
     faulthandler.enable(_stacks, all_threads=True)
     faulthandler.register(signal.SIGURG, _stacks, all_threads=True)

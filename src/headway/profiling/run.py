@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from headway.config import Config, Interval, dump_config
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files import atomic_write, write_json
+from headway.core.scratch import scratch_folder
 from headway.launch.agent import load_training
 from headway.launch.attempt import Wishes
 from headway.launch.completed import completed
@@ -90,8 +90,7 @@ def profile(config: Config, plan: Plan, output: Path) -> Profile:
         raise ConfigError(
             f"the folder for the profile cannot be made: {error.strerror}", where=str(output), fix="choose --output"
         ) from None
-    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=output) as name:
-        folder = Path(name)
+    with scratch_folder(".scratch-", output) as folder:
         with (folder / "config.yaml").open("w", encoding="utf-8") as file:
             file.write(dump_config(_scratch(config, folder)))
         write_json(folder / "plan.json", asdict(plan))

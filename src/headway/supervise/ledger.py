@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import append_json_line, fingerprint
 from headway.core.foreign import read_json_lines
 
@@ -263,7 +263,7 @@ class Ledger:
         return UnwritableLedger(
             f"the ledger cannot be written: {error.strerror or error}",
             where=str(self.path),
-            fix="make room there, then run the same command again; the checkpoint itself is safe",
+            fix=fix_for(error, "make room there, then run the same command again; the checkpoint itself is safe"),
         )
 
     def _broken(self, what: str) -> CheckpointError:

@@ -21,7 +21,7 @@ from typing import IO
 from headway.checkpoint.fence import OWNER_FILE, Owner, read_owner
 from headway.checkpoint.writers import WRITERS_FOLDER, wait_for_writers
 from headway.core.console import notice
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import is_at
 from headway.core.foreign import open_regular
 from headway.core.machine import host_name
@@ -74,7 +74,9 @@ class OwnerLock:
             raise CheckpointError(
                 f"the run directory cannot be locked: {error.strerror}",
                 where=str(path),
-                fix="choose a folder that you may write to, on a file system that supports locks (runs=...)",
+                fix=fix_for(
+                    error, "make room there, or choose a folder that takes files and supports locks (runs=...)"
+                ),
             ) from error
 
     def write(self, owner: Owner) -> None:

@@ -18,7 +18,7 @@ from headway.checkpoint.fence import OWNER_FILE, Fence, Owner, fenced, read_owne
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writers import wait_for_writers
 from headway.core import console
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import is_there, sync_folder, write_json
 from headway.core.foreign import read_json_object
 from headway.core.notices import posted
@@ -214,7 +214,7 @@ class RunDirectory:
         return CheckpointError(
             f"the run directory cannot be used: {error.strerror or error}",
             where=str(error.filename or self.path),
-            fix="choose a place that you may write to with runs=... or name=...",
+            fix=fix_for(error, "make room there, or choose a place that you may write to with runs=... or name=..."),
         )
 
 

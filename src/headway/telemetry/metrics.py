@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.console import notice, warning
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import ends_with_newline
 from headway.core.foreign import as_number, open_regular, parse_json_lines, read_json_lines
 from headway.core.patience import Patiently
@@ -86,9 +86,11 @@ class MetricsLog:
                 self._file.write(b"\n")  # the attempt before was killed in mid-line
         except OSError as error:
             raise CheckpointError(
-                f"metrics cannot be written: {error}",
+                f"metrics cannot be written: {error.strerror or error}",
                 where=str(path),
-                fix="free some disk space, check the folder's permissions, and run the same command again",
+                fix=fix_for(
+                    error, "free some disk space, check the folder's permissions, and run the same command again"
+                ),
             ) from error
         self._patiently = Patiently()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
 import re
 import shutil
@@ -14,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.core.files import atomic_write, sha256_file
+from headway.core.files import atomic_write
 from headway.core.secrets import redact, redact_arguments, redact_values
 from headway.telemetry.hardware import hardware_facts
 from headway.telemetry.variables import recorded_variables
@@ -140,25 +142,30 @@ def _diff(folder: Path, wanted: GitDiff, keep: Path | None) -> dict[str, Any]:
     """Changes against HEAD; empty when there are none, or when git does not answer in time."""
     if wanted == "none":
         return {"changed": changed} if (changed := _git(folder, "diff", "HEAD", "--name-only")) else {}
-    with tempfile.NamedTemporaryFile(prefix="headway-diff-") as file:
+    with tempfile.TemporaryFile() as file:  # without a name, so no kill leaves it behind
         # No text conversion and no external diff tools: the diff must be one that `git apply` takes.
         command = _git_command(folder, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
         try:
             subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, timeout=_GIT_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError):
             return {}
-        path = Path(file.name)
-        size = path.stat().st_size
+        size = os.fstat(file.fileno()).st_size
         if not size:
             return {}
+        file.seek(0)
         names = (_git(folder, "diff", "HEAD", "--name-only") or "").splitlines()
-        facts = {"diff_bytes": size, "diff_sha256": sha256_file(path), "changed": names[:_NAMES]}
+        facts = {
+            "diff_bytes": size,
+            "diff_sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            "changed": names[:_NAMES],
+        }
         if wanted == "full":
-            with path.open("rb") as written:
-                facts["diff"] = redact(written.read(_TEXT_BYTES).decode(errors="replace"))
+            file.seek(0)
+            facts["diff"] = redact(file.read(_TEXT_BYTES).decode(errors="replace"))
         if keep is not None and size <= _FILE_BYTES:
-            with path.open("rb") as written, atomic_write(keep / DIFF_FILE, private=True) as target:
-                shutil.copyfileobj(written, target)
+            file.seek(0)
+            with atomic_write(keep / DIFF_FILE, private=True) as target:
+                shutil.copyfileobj(file, target)
             facts["diff_file"] = f"{keep.parent.name}/{keep.name}/{DIFF_FILE}"
         return facts
 

@@ -172,10 +172,11 @@ def _forget_peak(device: torch.device) -> None:
 def _observed(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
     """Callbacks around all steps; whatever ends them, what was handed over is saved before. What is only held is, too,
     unless the end says that it is not to be gone on from, or not to be needed."""
-    write_held = True
+    write_held, started = True, list[Callback]()
     try:
         for callback in job.callbacks:
             callback.on_start(job)
+            started.append(callback)
         yield
         write_held = False
     except HeadwayError as error:
@@ -185,7 +186,7 @@ def _observed(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
         beat(Phase.END)
         job.writer.close(write_held=write_held, hurried=stopped)
         _tell_outcomes(job)
-        for callback in job.callbacks:
+        for callback in started:  # one that could not begin has nothing to end
             callback.on_end(job)
 
 

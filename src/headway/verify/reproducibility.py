@@ -5,7 +5,6 @@ Each training is a process of its own, started with the same command that a user
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from headway.core.errors import ConfigError, HeadwayError
 from headway.core.faults import FAULTS_VARIABLE
 from headway.core.foreign import read_json_lines
 from headway.core.format import counted
+from headway.core.scratch import scratch_folder
 from headway.launch.trainings import failed, place, refuse_as_worker, running, stoppable, train_command
 
 #: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
@@ -92,9 +92,8 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
     steps = min(steps, config.train.steps)
     if steps < 4:
         raise ConfigError(f"{steps} steps are too few to kill a run in the middle", where="--steps", fix="--steps 10")
-    # What was killed last may still be writing when the folder goes.
-    with stoppable(), tempfile.TemporaryDirectory(prefix="headway-verify-", ignore_cleanup_errors=True) as folder:
-        trainings = _Trainings(config, steps, Path(folder))
+    with stoppable(), scratch_folder("headway-verify-") as folder:
+        trainings = _Trainings(config, steps, folder)
         reference = trainings.run("reference")
         checks = [
             Check("the same again", first_difference(reference, trainings.run("again"))),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.console import progress, warning
-from headway.core.errors import ConfigError, DataError
+from headway.core.errors import ConfigError, DataError, fix_for
 from headway.core.faults import fault_point
 from headway.core.files import expanded, fingerprint, sha256_file, write_json
 from headway.core.format import format_bytes, format_count, format_seconds
@@ -267,7 +267,7 @@ def import_store(
         raise DataError(
             f"the token store cannot be written: {error.strerror or error}",
             where=str(output),
-            fix="free space there, or choose another place; a store that was there before is untouched",
+            fix=fix_for(error, "free space there, or choose another place; a store that was there before is untouched"),
         ) from error
     weights = {source.name: source.weight for source in plan.sources if source.weight is not None}
     return ImportReport(

@@ -18,7 +18,7 @@ from typing import Any
 from headway.config.data import DataConfig
 from headway.core.console import warning
 from headway.core.cores import usable_cores
-from headway.core.errors import ConfigError, DataError
+from headway.core.errors import ConfigError, DataError, fix_for
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
 from headway.data.in_use import refuse_in_use
@@ -417,7 +417,7 @@ def _os_errors(what: str, where: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{what}: {error.strerror or error}", where=str(where), fix=fix) from error
+        raise DataError(f"{what}: {error.strerror or error}", where=str(where), fix=fix_for(error, fix)) from error
 
 
 def _report(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from typing import TYPE_CHECKING
 
-from headway.core.console import redact_streams
+from headway.core.console import notice, redact_streams
 from headway.core.errors import DataError
 from headway.data.preparing.encode import PieceResult, PieceWorker, Recipe, Work
 
@@ -90,15 +90,22 @@ def pipeline(recipe: Recipe, workers: int, tokenizer: Tokenizer | None = None) -
         ConfigError: cleaning or encoding needs an extra that is not installed.
         DataError: the tokenizer cannot be read.
     """
-    pool: Executor
-    if workers > 1 and _prefers_processes(recipe, workers):
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_process, initargs=(recipe,))
-    else:
+    pool: Executor | None = _processes(recipe, workers) if workers > 1 and _prefers_processes(recipe, workers) else None
+    if pool is None:
         pool = ThreadPoolExecutor(workers, initializer=_start_thread, initargs=prepared(recipe, workers, tokenizer))
     try:
         yield Pipeline(workers, pool)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _processes(recipe: Recipe, workers: int) -> Executor | None:
+    """Return a pool of processes; None where the system lets processes share no locks."""
+    try:
+        return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_process, initargs=(recipe,))
+    except OSError as error:  # of /dev/shm: read-only, full, or missing
+        notice(f"threads take the place of processes, which cannot share locks here (/dev/shm: {error.strerror})")
+        return None
 
 
 def _prefers_processes(recipe: Recipe, workers: int) -> bool:

@@ -6,12 +6,12 @@ import errno
 from collections.abc import Iterator, Sequence
 
 from headway.config.data import SourceConfig
-from headway.core.errors import DataError
+from headway.core.errors import DataError, refusal
 from headway.core.object_storage import credentials_fix, kind_of
 from headway.data.reading.records import fields_there
 
-# No room, or no right to write; connections fail with others.
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR}
+# No right to write, or no folder to write to; connections fail with others.
+_DISK = {errno.EACCES, errno.ENOTDIR}
 _OFFLINE = "connect to the network; what is in the local cache can be read without it under HF_HUB_OFFLINE=1"
 
 
@@ -37,7 +37,7 @@ def hub_error(config: SourceConfig, error: Exception, begun: bool = False) -> Da
     if any(kind.__name__ == "DatasetNotFoundError" for cause in causes for kind in type(cause).__mro__):
         return _not_found(config, _in_line(error))
     for cause in causes:
-        if isinstance(cause, OSError) and cause.errno in _DISK:
+        if isinstance(cause, OSError) and (cause.errno in _DISK or refusal(cause) is not None):
             what = f"the dataset cannot be put into the local cache: {cause.strerror}"
             fix = "make room there, or set HF_HOME to a folder on another disk; or set streaming, which keeps nothing"
             return DataError(what, where=str(cause.filename or config.path), fix=fix)

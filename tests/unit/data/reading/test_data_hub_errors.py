@@ -23,7 +23,7 @@ def told(outer: Exception, cause: BaseException | None = None, begun: bool = Tru
     return hub_error(CONFIG, outer, begun)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES])
 def test_a_cache_that_cannot_be_written_is_no_failing_hub(code: int) -> None:
     error = told(RuntimeError("An error occurred"), OSError(code, "reason", "/cache/file"))
     assert error.what == "the dataset cannot be put into the local cache: reason"

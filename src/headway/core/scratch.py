@@ -1,0 +1,56 @@
+"""Temporary folders that are gone with what made them, also where that was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headway.core.files import is_at
+
+#: Locked for as long as anybody uses the folder.
+_LOCK = ".in-use"
+
+
+@contextmanager
+def scratch_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
+    """Make a folder for the length of a block, and remove those with the same prefix whose processes were killed.
+
+    Args:
+        prefix: Of its name.
+        within: Where; among the system's temporary files when not given.
+    """
+    parent = Path(tempfile.gettempdir()) if within is None else within
+    for folder in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            _remove_if_left(folder)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    descriptor = -1
+    try:
+        with suppress(OSError):  # where there are no locks, nobody can take it for one that was left either
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        # What was killed last may still be writing there.
+        shutil.rmtree(folder, ignore_errors=True)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder of this user that nobody uses any more; one without the file to lock is not known to be one."""
+    lock = folder / _LOCK
+    if folder.is_symlink() or folder.lstat().st_uid != os.geteuid():
+        return
+    descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if is_at(lock, descriptor):
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,126 @@
+"""What the system says where a disk takes no more is one kind of error, whatever its number."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from headway.core import faults
+from headway.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HeadwayError,
+    explain_refusal,
+    explaining_refusals,
+    fix_for,
+    refusal,
+)
+from headway.core.files import append_json_line, atomic_write
+from support import in_child
+
+#: Each with a word of what is done about it.
+KIND = {errno.ENOSPC: "free space", errno.EDQUOT: "quota", errno.EFBIG: "ulimit -f", errno.EROFS: "mount it"}
+numbers = pytest.mark.parametrize("number", KIND, ids=errno.errorcode.__getitem__)
+
+
+@numbers
+def test_each_is_told_with_its_place_and_what_to_do(number: int) -> None:
+    error = OSError(number, os.strerror(number), "/disk/run.json")
+    told = explain_refusal(error, CheckpointError, "elsewhere")
+    assert isinstance(told, CheckpointError) and told.where == "/disk/run.json"
+    assert os.strerror(number) in told.what and KIND[number] in (told.fix or "")
+    nameless = explain_refusal(OSError(number, os.strerror(number)), where="elsewhere")
+    assert nameless is not None and (nameless.where, nameless.exit_code) == ("elsewhere", 1)
+
+
+@numbers
+def test_each_is_seen_behind_other_errors_and_in_the_words_of_libraries(number: int) -> None:
+    behind = RuntimeError("the writer failed")
+    behind.__cause__ = OSError(number, "")
+    assert refusal(behind) == number
+    assert refusal(RuntimeError(f"Error while serializing: I/O error: no (os error {number})")) == number  # safetensors
+    assert refusal(OSError(f"[Errno {number}] Failed to write")) == number  # pyarrow
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT, errno.EACCES, errno.ENOMEM, errno.EPIPE])
+def test_others_are_not_taken_for_one(number: int) -> None:
+    error = OSError(number, os.strerror(number))
+    assert refusal(error) is None and explain_refusal(error) is None
+    assert fix_for(error, "look at it") == "look at it"
+    with pytest.raises(OSError) as same, explaining_refusals(DataError):
+        raise error
+    assert same.value is error
+
+
+def test_what_is_deliberate_stays_as_it_was_said() -> None:
+    said = ConfigError("no room")
+    said.__cause__ = OSError(errno.ENOSPC, "")
+    assert explain_refusal(said) is None
+    with pytest.raises(ConfigError) as same, explaining_refusals(DataError):
+        raise said
+    assert same.value is said
+
+
+@numbers
+def test_each_can_be_ordered(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "_passed", Counter())
+    monkeypatch.setenv("HEADWAY_FAULTS", f"{errno.errorcode[number].lower()}@data.shard")
+    with pytest.raises(OSError, match=r"data\.shard") as caught:
+        faults.fault_point("data.shard")
+    assert caught.value.errno == number
+
+
+def test_a_full_disk_keeps_the_advice_of_who_writes_there() -> None:
+    assert fix_for(OSError(errno.ENOSPC, ""), "free space, or lower the limit") == "free space, or lower the limit"
+    assert "ulimit" in fix_for(OSError(errno.EFBIG, ""), "free space, or lower the limit")
+
+
+def test_a_write_that_is_refused_names_the_file_that_was_meant(tmp_path: Path) -> None:
+    """The kernel refuses it (EFBIG), at the write and so without a name."""
+    (tmp_path / "run.json").write_text("before")
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+        for write in (_whole, lambda path: append_json_line(path, {"number": 123456789})):
+            with pytest.raises(OSError) as refused:
+                write(tmp_path / "run.json")
+            assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(tmp_path / "run.json"))
+
+    assert in_child(limited) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"]
+
+
+def _whole(path: Path) -> None:
+    with atomic_write(path) as file:
+        file.write(bytes(100))
+
+
+def test_no_verb_ends_in_a_traceback_over_one() -> None:
+    script = (
+        "import errno, sys\n"
+        "from headway.cli import application, main\n"
+        "def run(): raise OSError(errno.EDQUOT, 'Disk quota exceeded', '/disk/file')\n"
+        "application.application = lambda *_: run\n"
+        "sys.argv = ['headway', 'models']\n"
+        "main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and lines[:2] == [
+        "error: the quota is used up (Disk quota exceeded)",
+        "  where: /disk/file",
+    ]
+    assert len(lines) == 3 and "have the quota raised" in lines[2]
+
+
+def test_it_is_kept_that_an_error_is_one_of_headway() -> None:
+    with pytest.raises(HeadwayError, match="the file system is read-only"), explaining_refusals(HeadwayError):
+        raise OSError(errno.EROFS, "Read-only file system")
