@@ -16,18 +16,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.faults import fault_point
-from headway.core.object_storage import credentials_fix, filesystem, kind_of, scheme_of
+from headway.core.format import format_bytes
+from headway.core.object_storage import TooLargeError, credentials_fix, filesystem, kind_of, read_whole, scheme_of
 
 #: Bytes sent or fetched in one request. Four of them are under way at a time.
 PART_BYTES = 16 * 2**20
 _AT_A_TIME = 4
+#: Bytes that a record may have: a claim, who owns a place, a hint of the newest checkpoint. Each is below 2 KB.
+RECORD_BYTES = 64 * 1024
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 _S3 = ("s3", "s3a")
 
@@ -89,9 +91,6 @@ class Objects:
         except Exception as error:
             raise self._error(self.url, error) from error
         self._root = root.rstrip("/")
-        # Where it can be had in several parts, a small object would cost a question for its size first, or two.
-        takes = signature(self._files.cat_file).parameters
-        self._in_one = {"max_concurrency": 1} if "max_concurrency" in takes else {}
         self._around = Path(self._root).parent if within and self.local else None
 
     @property
@@ -147,16 +146,36 @@ class Objects:
 
         return self._again(name, ask)
 
-    def read(self, name: str) -> bytes | None:
-        """A small object as it is now; None when there is none."""
+    def read(self, name: str, most: int = RECORD_BYTES) -> bytes | None:
+        """Return a small object as it is now; None when there is none.
+
+        Args:
+            name: Of the object.
+            most: Bytes that an object of its kind may have.
+
+        Raises:
+            CheckpointError: it has more.
+        """
 
         def ask() -> bytes | None:
             try:
-                return bytes(self._files.cat_file(self._path(name), **self._in_one))
+                return read_whole(self._files, self._path(name), most)
             except FileNotFoundError:
                 return None
 
-        return self._again(name, ask)
+        try:
+            return self._again(name, ask)
+        except TooLargeError:
+            raise self._too_large(name, most) from None
+
+    def _too_large(self, name: str, most: int) -> CheckpointError:
+        found = Objects.facts(self, name)
+        size = format_bytes(found.bytes) if found is not None and found.bytes > most else "more bytes than that"
+        return CheckpointError(
+            f"at most {format_bytes(most)} are read of an object of this kind, and this one has {size}",
+            where=self.url_of(name),
+            fix="no run has written it so: see what it is, and remove it if it belongs to no one",
+        )
 
     def fetch(self, name: str, path: Path, size: int, advance: Callable[[int], None] = lambda _: None) -> None:
         """Download an object of a known size, going on where an earlier download of it has ended."""
@@ -224,7 +243,7 @@ class Objects:
             except OSError as error:
                 if not isinstance(error, FileExistsError) and "precondition" not in str(error).lower().replace("-", ""):
                     raise
-                there = self.read(name)
+                there = self.read(name, max(len(content), RECORD_BYTES))
                 if there is None:  # taken for another's, it would cost a claim or all uploads that follow
                     raise ConnectionError("it refuses to write what is not there, as if it were") from error
                 # Our own, when the answer to an earlier try was lost on the way.
@@ -275,7 +294,7 @@ class Objects:
                 self._refuse_unmounted()
                 answer = ask()
                 break
-            except HeadwayError:
+            except (HeadwayError, TooLargeError):
                 raise
             except Exception as error:
                 kind, reason = kind_of(error)

@@ -60,7 +60,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.faults import fault_point
 from headway.core.files import write_json
-from headway.core.foreign import parse_json, read_bytes
+from headway.core.foreign import LISTING_BYTES, parse_json, read_bytes
 
 _JOURNALS = ".uploads"
 #: The journals of uploads, in the run directory.
@@ -218,7 +218,7 @@ class RemoteTier:
         """
         name = f"{step_name(step)}/{MANIFEST}"
         try:
-            content = self.objects.read(name)
+            content = self.objects.read(name, LISTING_BYTES)
         except Undecipherable:
             if self._has_the_key():
                 raise
@@ -228,7 +228,7 @@ class RemoteTier:
                 fix=f"set {VARIABLE} to the key that it was sent with",
             ) from None
         if content is None:
-            if not isinstance(self.objects, SealedObjects) and self.objects.read(f"{name}{SEALED}") is not None:
+            if not isinstance(self.objects, SealedObjects) and self.objects.facts(f"{name}{SEALED}") is not None:
                 raise ConfigError(
                     "it is encrypted, and there is no key", where=self.objects.url_of(name), fix=f"set {VARIABLE}"
                 )
@@ -436,7 +436,7 @@ class RemoteTier:
         Whether there was one."""
         self.assert_owner()
         folder = self.objects.at(step_name(step))
-        content = folder.read(MANIFEST)
+        content = folder.read(MANIFEST, LISTING_BYTES)
         if content is None:
             return False
         with suppress(ValueError):  # a damaged one is out of the way then, too

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from headway.checkpoint.objects import Facts, Objects
+from headway.checkpoint.objects import RECORD_BYTES, Facts, Objects
 from headway.checkpoint.sealing import (
     SEALED,
     Undecipherable,
@@ -21,6 +21,7 @@ from headway.checkpoint.sealing import (
     unseal_file,
 )
 from headway.core.errors import CheckpointError, fix_for
+from headway.core.foreign import LISTING_BYTES
 
 _WORKING = ".sealing-"
 
@@ -47,10 +48,10 @@ class SealedObjects(Objects):
                 return found
         return None
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most: int = RECORD_BYTES) -> bytes | None:
         """The content."""
         for there in self._names_of(name):
-            content = super().read(there)
+            content = super().read(there, most if there == name else sealed_size(most))
             if content is not None:
                 return content if there == name else unseal_bytes(content, self.key, _base(name))
         return None
@@ -58,7 +59,7 @@ class SealedObjects(Objects):
     def open_one_of(self, names: Iterable[str]) -> bool:
         """Whether any of these objects lies there sealed, and can be opened."""
         for name in names:
-            content = super().read(name + SEALED)
+            content = super().read(name + SEALED, sealed_size(LISTING_BYTES))
             if content is not None:
                 with suppress(Undecipherable):
                     unseal_bytes(content, self.key, _base(name))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import IO, Any, Literal
 
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.foreign import ForeignFileError, read_bytes
 from headway.core.secrets import credential_in, credentials_in, expand
 
 Kind = Literal["missing", "credentials", "unreachable", "other"]
@@ -40,6 +42,7 @@ _MISSING = {"hf": "check the dataset's name, revision and path; a private one ne
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 # By name, since the packages that define them need not be there.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+_BLOCK_BYTES = 256 * 1024
 _NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "httpx2", "azure", "google", "gcsfs")
 
 # gcsfs logs a failed request with a traceback, and Python prints that where no log was asked for. The error is raised
@@ -97,6 +100,82 @@ def check_credentials(url: str, options: Mapping[str, Any]) -> None:
 def _not_set(url: str, name: str) -> ConfigError:
     fix = f"export {name}=... before the command"
     return ConfigError(f"${{{name}}} stands for an environment variable that is not set", where=url, fix=fix)
+
+
+class TooLargeError(ValueError):
+    """An object has more bytes than are read into memory."""
+
+
+def read_whole(files: Any, path: str, most: int) -> bytes:
+    """Return an object as it is now, without asking for its size first.
+
+    What a server sends beyond the limit is not read, whatever length it announces, if any.
+
+    Args:
+        files: The `fsspec` file system.
+        path: Of the object.
+        most: Bytes that it may have.
+
+    Raises:
+        TooLargeError: it has more.
+        OSError: as the file system reports it.
+    """
+    protocol = {files.protocol} if isinstance(files.protocol, str) else {*files.protocol}
+    if "file" in protocol:
+        return _read_mounted(path, most)
+    if "s3" in protocol:
+        return _read_s3(files, path, most)
+    if files.async_impl:
+        # Opened as a file, it would be asked for its size first. These services send no more than they are asked for.
+        try:
+            content = bytes(files.cat_file(path, start=0, end=most + 1))
+        except Exception as error:
+            if _status(error) != 416:  # there is not even a first byte
+                raise
+            content = b""
+    else:
+        with files.open(path, "rb") as stream:
+            content = b"".join(_blocks(stream, most + 1))
+    if len(content) > most:
+        raise TooLargeError
+    return content
+
+
+def _blocks(stream: IO[bytes], left: int) -> Iterator[bytes]:
+    while left > 0 and (block := stream.read(min(_BLOCK_BYTES, left))):
+        yield block
+        left -= len(block)
+
+
+def _read_mounted(path: str, most: int) -> bytes:
+    try:
+        return read_bytes(Path(path), most)
+    except ForeignFileError as error:
+        if Path(path).is_file():
+            raise TooLargeError from error
+        raise
+
+
+def _read_s3(files: Any, path: str, most: int) -> bytes:
+    """Read block by block: `cat_file` would take in all that comes, also from a server that ignores ranges."""
+    from fsspec.asyn import sync
+
+    bucket, key, version = files.split_path(path)
+    body = files.call_s3("get_object", Bucket=bucket, Key=key, **({"VersionId": version} if version else {}))["Body"]
+
+    async def read() -> bytes:
+        content = bytearray()
+        try:
+            while len(content) <= most and (block := await body.read(min(_BLOCK_BYTES, most + 1 - len(content)))):
+                content += block
+        finally:
+            body.close()
+        return bytes(content)
+
+    content: bytes = sync(files.loop, read)
+    if len(content) > most:
+        raise TooLargeError
+    return content
 
 
 def load_filesystem(url: str) -> None:
