@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from fuzz.driver import MOST_GROWTH, Reader, fuzz
+from fuzz import driver
+from fuzz.__main__ import main
+from fuzz.driver import Reader, fuzz
 from fuzz.edits import edited
-from fuzz.targets import TARGETS
+from fuzz.targets import TARGETS, find_target
 
 _SECONDS = 60 / len(TARGETS)
 
@@ -17,7 +22,7 @@ _SECONDS = 60 / len(TARGETS)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_but_errors_with_three_parts(name: str, tmp_path: Path) -> None:
-    summary = fuzz(name, _SECONDS, tmp_path / name)
+    summary = fuzz(TARGETS[name], _SECONDS, tmp_path / name)
     assert summary.failure is None, summary.failure
     assert summary.inputs > 0
 
@@ -48,44 +53,62 @@ def test_edits_of_json() -> None:
 
 _DEFECTS = {
     "crash": "os.kill(os.getpid(), 11)",
+    "hang": "while True: pass",
+    "growth": "bytearray(200 * 2**20)[:] and None",
     "traceback": "raise KeyError(1)",
-    "hang": "[None for _ in iter(int, 1)]",
-    "growth": "bytearray(1200 * 2**20)[:] and None",
+    "traceback of a thread": "t = threading.Thread(target=int, args=('x',)); t.start(); t.join()",
+    "traceback over memory": "bytearray(2**40)",
 }
+_READER = """
+import os
+import threading
+from fuzz.targets import Target
+
+def make(folder):
+    (folder / "a").mkdir()
+    (folder / "a" / "a.txt").write_text("sound")
+
+def read(case):
+    if (case / "a.txt").read_bytes()[:1] != b"s":
+        {defect}
+
+TARGET = Target("planted:TARGET", make, read)
+"""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", _DEFECTS)
-def test_what_a_reader_should_not_do_is_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a reader of its own, which does it where a file has other bytes than at the start."""
-    from fuzz import driver, targets
-
-    (tmp_path / "cases" / "a").mkdir(parents=True)
-    (tmp_path / "cases" / "a" / "a.txt").write_text("sound")
-    (tmp_path / "defect.py").write_text(
-        "import os\n"
-        "def read(case):\n"
-        "    if (case / 'a.txt').read_text() != 'sound':\n"
-        f"        {_DEFECTS[kind] if kind != 'hang' else 'while True: pass'}\n"
-    )
-    (tmp_path / "run_reader.py").write_text(
-        "import sys\n"
-        "import defect\n"
-        "from fuzz import reader, targets\n"
-        "targets.TARGETS['defect'] = targets.Target('defect', None, defect.read)\n"
-        "reader.main()\n"
-    )
-    monkeypatch.setattr(driver, "_CPU_SECONDS", 1.0)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(targets.__file__).parents[1]}")
-    reader = Reader(targets.Target("defect", lambda _: None, lambda _: None), tmp_path / "cases")
-    reader._command[1:3] = [str(tmp_path / "run_reader.py")]
+def test_what_a_reader_should_not_do_is_found(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader does it where a file begins with another letter; the command tells, and keeps a case that does it."""
+    (tmp_path / "planted.py").write_text(_READER.format(defect=_DEFECTS[kind]))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(driver, "_CPU_SECONDS", 0.5 if kind == "hang" else 60.0)
+    monkeypatch.setattr(driver, "MOST_GROWTH", 10**8)
+    monkeypatch.setattr(driver, "_SHRINK_SECONDS", 2.0)
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    assert main(["planted:TARGET", "--seconds", "60", "--seed", "1", "--folder", str(tmp_path / "fuzz")]) == 1
+    said = capsys.readouterr().out
+    outcome = kind.partition(" ")[0]
+    case = tmp_path / "fuzz" / "planted:TARGET" / "found" / "a"
+    assert f"planted:TARGET: {outcome} " in said and f"kept in {case}" in said
+    assert f"python -m fuzz planted:TARGET --case {case}" in said
+    reader = Reader(find_target("planted:TARGET"), tmp_path / "fuzz" / "planted:TARGET" / "cases")
     try:
-        assert reader.read(tmp_path / "cases" / "a")["outcome"] == "read"
-        (tmp_path / "cases" / "a" / "a.txt").write_text("edited")
-        answer = reader.read(tmp_path / "cases" / "a")
+        answer = reader.read(case)
     finally:
         reader.close()
-    if kind == "growth":
-        assert answer["growth"] > MOST_GROWTH
-    else:
-        assert answer["outcome"] == kind
+    assert answer["growth"] > driver.MOST_GROWTH if kind == "growth" else answer["outcome"] == outcome
+
+
+def test_a_sound_reader_passes_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "planted.py").write_text(_READER.format(defect="pass"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    assert main(["planted:TARGET", "--seconds", "0.1"]) == 0
+    assert "inputs" in capsys.readouterr().out and not [*tmp_path.glob("headway-fuzz-*")]

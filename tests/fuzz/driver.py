@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fuzz.edits import Edit, edited, edits
-from fuzz.targets import TARGETS, Target
+from fuzz.targets import Target
 
 #: Bytes by which memory may grow while one input is read.
 MOST_GROWTH = 10**9
@@ -27,6 +27,8 @@ MOST_GROWTH = 10**9
 _CPU_SECONDS, _WALL_SECONDS = 10.0, 120.0
 # Inputs before hypothesis begins anew with another seed, and between two looks at the clock.
 _BATCH = 50
+# Seconds in which what was found is made smaller; after a hang each attempt takes as long as it does.
+_SHRINK_SECONDS = 60.0
 
 
 class Found(AssertionError):
@@ -40,6 +42,8 @@ class Summary:
     inputs: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     failure: str | None = None
+    case: Path | None = None
+    """The smallest input that was found."""
 
 
 class Reader:
@@ -52,13 +56,18 @@ class Reader:
     def read(self, case: Path) -> dict[str, Any]:
         """What came of reading a case."""
         if self._process is None:
-            self._start()
+            self.start()
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(f"{case}\n")
         self._process.stdin.flush()
         return self._answer(_CPU_SECONDS, _WALL_SECONDS)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Have it read all sound files.
+
+        Raises:
+            RuntimeError: it cannot.
+        """
         here = Path(__file__).parents[1]
         paths = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": ""}
@@ -102,16 +111,16 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def fuzz(name: str, seconds: float, folder: Path, first_seed: int = 0) -> Summary:
+def fuzz(target: Target, seconds: float, folder: Path, first_seed: int = 0) -> Summary:
     """Fuzz one target for some seconds, or until something is found.
 
     Args:
-        name: The target.
-        seconds: How long.
+        target: What is fuzzed.
+        seconds: How long; to make the files and to start is not counted.
         folder: Where cases are made, and what was found is kept.
         first_seed: Of hypothesis; each batch of inputs has the next one.
     """
-    target, summary = TARGETS[name], Summary()
+    summary = Summary()
     cases, work = folder / "cases", folder / "work"
     cases.mkdir(parents=True)
     target.make(cases)
@@ -123,25 +132,35 @@ def fuzz(name: str, seconds: float, folder: Path, first_seed: int = 0) -> Summar
         for path in sorted(case.glob(pattern))
         if path.is_file()
     ]
-    reader, until = Reader(target, cases), time.monotonic() + seconds
+    reader = Reader(target, cases)
+    reader.start()
+    until = time.monotonic() + seconds
+    last: tuple[int, list[Edit], Found] | None = None  # the smallest that was found
 
     def once(choice: int, changes: list[Edit]) -> None:
+        nonlocal last, until
+        if last is not None and time.monotonic() > until:  # it is small enough
+            if (choice, changes) == last[:2]:
+                raise last[2]
+            return
         case, path = choices[choice]
         sound = (cases / case / path).read_bytes()
         (work / case / path).write_bytes(edited(sound, changes))
         try:
             answer = reader.read(work / case)
+            summary.inputs += 1
+            outcome, growth = str(answer["outcome"]), answer["growth"]
+            summary.outcomes[outcome] += 1
+            if outcome in ("crash", "hang", "traceback") or growth > MOST_GROWTH:
+                summary.case = _keep(work / case, folder / "found")
+                what = outcome if growth <= MOST_GROWTH else f"growth by {growth / 1e9:.1f} GB"
+                found = Found(f"{what} at {path}, kept in {summary.case}, edits {changes!r}:\n{answer['text']}")
+                if last is None:
+                    until = time.monotonic() + _SHRINK_SECONDS
+                last = choice, changes, found
+                raise found
         finally:
             (work / case / path).write_bytes(sound)
-        summary.inputs += 1
-        outcome, growth = str(answer["outcome"]), answer["growth"]
-        summary.outcomes[outcome] += 1
-        if outcome in ("crash", "hang", "traceback") or growth > MOST_GROWTH:
-            kept = folder / "found"
-            kept.mkdir(exist_ok=True)
-            (kept / path.name).write_bytes(edited(sound, changes))
-            what = outcome if growth <= MOST_GROWTH else f"growth by {growth / 1e9:.1f} GB"
-            raise Found(f"{what} at {case}/{path}, kept as {kept / path.name}, edits {changes!r}:\n{answer['text']}")
 
     number = first_seed
     try:
@@ -159,8 +178,17 @@ def fuzz(name: str, seconds: float, folder: Path, first_seed: int = 0) -> Summar
                 )(test)
             )()
             number += 1
-    except Found as found:
-        summary.failure = str(found)
+    except Exception:
+        if last is None:  # otherwise hypothesis says more than is needed, also that it comes only sometimes
+            raise
+        summary.failure = str(last[2])
     finally:
         reader.close()
     return summary
+
+
+def _keep(case: Path, found: Path) -> Path:
+    """Copy a case to where findings are, in place of the larger one that was there."""
+    shutil.rmtree(found, ignore_errors=True)
+    shutil.copytree(case, found / case.name, symlinks=True)
+    return found / case.name

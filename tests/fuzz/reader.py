@@ -1,7 +1,8 @@
 """A process that reads what it is told to, and says what came of it; its death is an answer too.
 
-It takes the folder of a case per line of standard input and answers with a line of JSON. What the readers print goes
-nowhere. Address space is limited to what it takes after every sound case has been read, and 3 GB more.
+It takes the folder of a case per line of standard input and answers with a line of JSON. What the readers print is
+looked through for tracebacks: of threads, and of processes that they start. Address space is limited to what it takes
+after every sound case has been read, and 3 GB more.
 """
 
 from __future__ import annotations
@@ -12,33 +13,45 @@ import os
 import re
 import resource
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
-from fuzz.targets import TARGETS
+from fuzz.targets import CODES, find_target
 
 _ROOM = 3 * 2**30
+_TRACEBACK = b"Traceback (most recent call last)"
 
 
 def main() -> None:
     """Read cases until there are none."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    target = TARGETS[sys.argv[1]]
+    printed = tempfile.TemporaryFile()  # noqa: SIM115
+    os.dup2(printed.fileno(), 1)
+    os.dup2(printed.fileno(), 2)
+    target = find_target(sys.argv[1])
     for case in sorted(Path(sys.argv[2]).iterdir()):
         target.read(case)
     _limit_memory()
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         before = _start_of_peak()
-        answer = {"outcome": "read", "text": ""}
+        os.ftruncate(1, 0)
+        os.lseek(1, 0, os.SEEK_SET)
+        CODES.clear()
+        answer: dict[str, object] = {"outcome": "read", "text": ""}
         try:
             target.read(Path(line.rstrip("\n")))
+            if any(CODES):
+                answer["outcome"] = "refused"
         except BaseException as error:
             answer = _said(error)
         answer["growth"] = _kilobytes("VmHWM") * 1024 - before
+        sys.stdout.flush()
+        sys.stderr.flush()
+        text = os.pread(1, 2**20, 0)
+        if _TRACEBACK in text:
+            answer |= {"outcome": "traceback", "text": text[text.index(_TRACEBACK) :][:4000].decode(errors="replace")}
         answers.write(json.dumps(answer) + "\n")
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ class Target:
     edited: Sequence[str] = ("*",)
 
 
+#: Exit codes of the commands that a reader has run; who runs it clears them.
+CODES: list[int] = []
+
+
 def command(*words: str | Path) -> None:
     """Do what a command line says; it may only end with one of the documented exit codes."""
     from headway.cli.main import _run
@@ -44,10 +49,15 @@ def command(*words: str | Path) -> None:
     code = _run()
     if code not in (None, 0, 1, 2, 3, 4, 5, 75):
         raise AssertionError(f"exit code {code}")
+    CODES.append(int(code or 0))
 
 
 def _headway(*words: str | Path) -> None:
-    subprocess.run([sys.executable, "-m", "headway", *map(str, words)], check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "headway", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"sound files cannot be made: {done.stderr}")
 
 
 def _write_config(folder: Path, **values: Any) -> Path:
@@ -97,7 +107,9 @@ def _read_store(case: Path) -> None:
 def _make_run(folder: Path) -> None:
     case = folder / "run"
     case.mkdir()
-    _headway("train", _write_config(case))
+    config = _write_config(case)
+    _headway("data", "prepare", config)
+    _headway("train", config)
 
 
 def _read_ledger(case: Path) -> None:
@@ -284,7 +296,8 @@ def _read_import(case: Path) -> None:
 TARGETS = {
     target.name: target
     for target in (
-        Target("manifest", _make_store, _read_store, ("store/manifest.json", "store/inputs.json", "store/**/*.idx")),
+        Target("manifest", _make_store, _read_store,
+               ("store/manifest.json", "store/inputs.json", "store/**/*.idx", "store/**/*.bin")),
         Target("ledger", _make_run, _read_ledger, ("runs/run/ledger.jsonl", "store/manifest.json")),
         Target("metrics", _make_run, _read_metrics,
                ("runs/run/metrics.jsonl", "runs/run/run.json", "runs/run/attempts/*/attempt.json")),
@@ -298,3 +311,16 @@ TARGETS = {
         Target("imports", _make_imports, _read_import, ("*.bin", "*.idx", "*.ds", "*.index", "*.metadata")),
     )
 }  # fmt: skip
+
+
+def find_target(name: str) -> Target:
+    """Return the target of a name; `MODULE:NAME` is one that is defined elsewhere.
+
+    Raises:
+        KeyError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        return TARGETS[name]
+    target: Target = getattr(import_module(module), attribute)
+    return target
