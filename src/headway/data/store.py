@@ -281,7 +281,7 @@ class TokenStore:
         """The same for the documents that lie in shard `number`: uint64 (documents of the shard + 1,).
 
         Raises:
-            DataError: the index is missing or has another length than the manifest says.
+            DataError: the index is missing, or does not belong to the shard that the manifest tells of.
         """
         shard = self.shards(split, source)[number]
         file = self.path / split / source / shard.index
@@ -290,7 +290,9 @@ class TokenStore:
             self._content(f"{split}/{source}/{shard.index}", length, shard.index_sha256), dtype="<u8"
         )
         tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
-        if len(starts) != length // 8 or starts[-1] != tokens:
+        # `verify` compares hashes; here damage must not become documents of a negative length.
+        rises = len(starts) > 0 and starts[0] == 0 and not (starts[1:] < starts[:-1]).any()
+        if len(starts) != length // 8 or not rises or starts[-1] != tokens:
             raise _damaged(file, "it does not belong to its shard")
         own = starts[shard.skip_documents : shard.skip_documents + shard.documents + 1]
         return np.asarray(own + np.uint64(shard.first_token) - np.uint64(shard.skip_tokens), dtype=np.uint64)

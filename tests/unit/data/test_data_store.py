@@ -46,6 +46,20 @@ def test_what_is_in_it(store: TokenStore) -> None:
         store.tokens("train", "third")
 
 
+@pytest.mark.parametrize("place", [0, 1, -2, -1])
+def test_an_index_that_does_not_rise_is_refused_when_it_is_read(store: TokenStore, place: int) -> None:
+    """One bit is enough for a document of a negative length, which ended `data inspect` in a traceback."""
+    index = store.path / "train/first" / store.shards("train", "first")[0].index
+    starts = np.fromfile(index, "<u8")
+    starts[place] ^= 2**40
+    starts.tofile(index)
+    with pytest.raises(DataError, match="does not belong to its shard") as refused:
+        store.shard_documents("train", "first", 0)
+    assert refused.value.where == str(index)
+    with pytest.raises(DataError):
+        describe_store(store)
+
+
 def test_description_adds_up(store: TokenStore) -> None:
     facts = describe_store(store)
     assert sum(source["documents"] for source in facts["sources"]) == 100
