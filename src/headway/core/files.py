@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -21,6 +22,8 @@ from headway.core.secrets import redact_values
 _HERE, _EXCHANGE = -100, 2
 # Linux: SYNC_FILE_RANGE_WRITE.
 _BEGIN_WRITING = 2
+#: What `atomic_write` calls a file until it is whole.
+_UNFINISHED = re.compile(r"\..+\.([0-9]+)\.tmp")
 
 
 def sha256_bytes(data: bytes | memoryview) -> str:
@@ -176,6 +179,25 @@ def atomic_write(path: Path, mode: str = "wb", *, private: bool = False) -> Iter
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what `atomic_write` has left in a folder where the process that wrote was killed."""
+    for path in folder.glob(".*.tmp"):
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and not _is_running(int(match[1])):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from headway.core.errors import ConfigError, fix_for
 from headway.core.files import is_at
 
 #: Locked for as long as anybody uses the folder.
@@ -23,12 +25,21 @@ def scratch_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
     Args:
         prefix: Of its name.
         within: Where; among the system's temporary files when not given.
+
+    Raises:
+        ConfigError: the system takes no temporary files.
+        OSError: `within` does not take it.
     """
-    parent = Path(tempfile.gettempdir()) if within is None else within
-    for folder in parent.glob(f"{prefix}*"):
+    parent = _place_of_temporary_files() if within is None else within
+    for folder in parent.glob(f"{glob.escape(prefix)}*"):
         with suppress(OSError):
             _remove_if_left(folder)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    except OSError as error:
+        if within is not None:
+            raise
+        raise _no_place(error, parent) from error
     descriptor = -1
     try:
         with suppress(OSError):  # where there are no locks, nobody can take it for one that was left either
@@ -40,6 +51,21 @@ def scratch_folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _place_of_temporary_files() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:  # it tries several, and says nothing of why each was none
+        raise _no_place(error, Path(os.environ.get("TMPDIR", "/tmp"))) from error
+
+
+def _no_place(error: OSError, where: Path) -> ConfigError:
+    return ConfigError(
+        f"a temporary folder cannot be made: {error.strerror or error}",
+        where=str(where),
+        fix=fix_for(error, "make room there, or set TMPDIR to a folder that can be written"),
+    )
 
 
 def _remove_if_left(folder: Path) -> None:

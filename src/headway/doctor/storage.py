@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from headway.core.console import notice
+from headway.core.errors import fix_for
 from headway.core.format import format_bytes
 from headway.core.machine import Machine
 from headway.doctor.findings import Finding
@@ -105,11 +107,10 @@ def _described(machine: Machine, mount: Mount) -> str:
 
 def _write_test(folder: Path, purpose: str) -> Finding:
     """Sequential writing with one sync at the end, as a checkpoint is written."""
-    file = folder / f".headway-doctor.{os.getpid()}.tmp"
     block = os.urandom(_BLOCK_BYTES)
     try:
         start = time.perf_counter()
-        with file.open("wb") as out:
+        with tempfile.TemporaryFile(dir=folder) as out:  # without a name, so no kill leaves it behind
             for _ in range(_TEST_BYTES // _BLOCK_BYTES):
                 out.write(block)
             out.flush()
@@ -122,9 +123,9 @@ def _write_test(folder: Path, purpose: str) -> Finding:
             f" (the sync took {time.perf_counter() - written:.2f} s)"
         )
     except OSError as error:
-        return Finding("error", f"{purpose}: writing fails: {error.strerror or error}", str(folder), "see the disk")
-    finally:
-        file.unlink(missing_ok=True)
+        return Finding(
+            "error", f"{purpose}: writing fails: {error.strerror or error}", str(folder), fix_for(error, "see the disk")
+        )
     if rate < 50 * 2**20:
         return Finding("warning", text, str(folder), "checkpoints will take long; save less often, or elsewhere")
     return Finding("ok", text, str(folder))

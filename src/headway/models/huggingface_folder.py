@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from headway.core.errors import ConfigError
 from headway.core.files import sha256_file, sync_folder, write_json
 from headway.core.foreign import LISTING_BYTES, read_json
+from headway.core.scratch import scratch_folder
 
 #: Lists what an export wrote, so that the next one to the same folder knows what is not a person's own.
 MARKER = "headway_export.json"
@@ -73,22 +73,28 @@ def _is_written(path: Path, written: dict[str, str | None]) -> bool:
 
 @contextmanager
 def published(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `folder` when the block ends without an error."""
+    """Make a new folder, which takes the place of `folder` when the block ends without an error.
+
+    What a killed export has left beside the folder goes; where it was killed while the two changed places, the former
+    folder is put back first.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    # One in it is published: what `mkdtemp` makes nobody else may look into.
-    building, old = place / "new", place / "old"
-    try:
+    # Not in the scratch folder, which the next export removes: until the new one is in place it is the only one.
+    old = folder.with_name(f".{folder.name}.before-export")
+    with scratch_folder(f".{folder.name}.", folder.parent) as scratch:
+        if old.exists():
+            shutil.rmtree(old) if folder.exists() else old.rename(folder)
+        building = scratch / "new"
         building.mkdir()
-        yield building
-        sync_folder(building)
-        if folder.exists():
-            folder.rename(old)
-        building.rename(folder)
-        sync_folder(folder.parent)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            old.rename(folder)  # if that fails too it is left where it is
-        shutil.rmtree(place, ignore_errors=True)
-        raise
-    shutil.rmtree(place, ignore_errors=True)
+        try:
+            yield building
+            sync_folder(building)
+            if folder.exists():
+                folder.rename(old)
+            building.rename(folder)
+            sync_folder(folder.parent)
+        except BaseException:
+            if old.exists() and not folder.exists():
+                old.rename(folder)  # if that fails too it is left where it is
+            raise
+        shutil.rmtree(old, ignore_errors=True)

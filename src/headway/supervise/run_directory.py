@@ -19,7 +19,7 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.writers import wait_for_writers
 from headway.core import console
 from headway.core.errors import CheckpointError, fix_for
-from headway.core.files import is_there, sync_folder, write_json
+from headway.core.files import is_there, remove_unfinished, sync_folder, write_json
 from headway.core.foreign import read_json_object
 from headway.core.notices import posted
 from headway.core.secrets import redact_arguments
@@ -198,6 +198,8 @@ class RunDirectory:
         if "outcome" not in record:
             console.notice(f"attempt {numbers[-1]} died without a word (process {record.get('pid', 'unknown')})")
             write_json(folder / _ATTEMPT_FILE, {**record, "number": numbers[-1], "outcome": "died"})
+        for place in (self.path, folder):
+            remove_unfinished(place)
         for page in folder.glob("heartbeat-*"):  # links that lead nowhere by now, or to another process
             page.unlink()
 

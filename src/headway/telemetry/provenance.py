@@ -142,7 +142,7 @@ def _diff(folder: Path, wanted: GitDiff, keep: Path | None) -> dict[str, Any]:
     """Changes against HEAD; empty when there are none, or when git does not answer in time."""
     if wanted == "none":
         return {"changed": changed} if (changed := _git(folder, "diff", "HEAD", "--name-only")) else {}
-    with tempfile.TemporaryFile() as file:  # without a name, so no kill leaves it behind
+    with tempfile.TemporaryFile(dir=keep) as file:  # without a name, so no kill leaves it behind
         # No text conversion and no external diff tools: the diff must be one that `git apply` takes.
         command = _git_command(folder, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
         try:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from headway.core import scratch
+from headway.core.errors import ConfigError
 from headway.core.scratch import scratch_folder
 
 #: Makes a folder with something in it, says so, and waits.
@@ -70,3 +74,36 @@ def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     with scratch_folder("mine-", tmp_path) as folder:
         assert folder.is_dir()
     assert [path.name for path in tmp_path.iterdir()] == ["mine-left"]
+
+
+def test_a_name_that_reads_like_a_pattern(tmp_path: Path) -> None:
+    with scratch_folder("m[i]ne-*", tmp_path) as folder:
+        (tmp_path / "mine-left").mkdir()
+        (tmp_path / "mine-left/.in-use").touch()
+        with scratch_folder("m[i]ne-*", tmp_path):
+            assert folder.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine-left"]
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"), [(errno.EROFS, "mount it"), (errno.ENOSPC, "TMPDIR"), (errno.EACCES, "TMPDIR")]
+)
+def test_a_system_that_takes_no_temporary_files(number: int, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(ConfigError, match=os.strerror(number)) as refused, scratch_folder("mine-"):
+        pass
+    assert refused.value.where == tempfile.gettempdir() and fix in str(refused.value.fix)
+
+
+def test_a_system_without_a_place_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.setenv("TMPDIR", "/gone")
+    with pytest.raises(ConfigError, match="No usable") as refused, scratch_folder("mine-"):
+        pass
+    assert refused.value.where == "/gone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from headway.core.errors import ConfigError
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
 from headway.models.huggingface import export_model, import_model
-from headway.models.huggingface_folder import MARKER
+from headway.models.huggingface_folder import MARKER, published
+from support import in_child
 
 SHAPE = {"dim": 32, "layers": 1, "heads": 4, "ffn_dim": 64, "max_sequence_length": 32}
 
@@ -58,7 +60,36 @@ def test_a_mount_point_is_refused_at_once(model: Decoder, tmp_path: Path, monkey
     assert f"inside it: {tmp_path / 'export'}" in str(caught.value) and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("failing", ["new", "old"])
+@pytest.mark.parametrize("moment", ["building", "changing places", "removing the former one"])
+def test_what_a_killed_export_has_left_goes_with_the_next(model: Decoder, tmp_path: Path, moment: str) -> None:
+    out = tmp_path / "out"
+    export_model(model, out)
+    before = (out / "model.safetensors").read_bytes()
+
+    def killed() -> None:
+        with published(out) as building:
+            (building / "model.safetensors").write_bytes(b"new")
+            if moment == "building":
+                os._exit(9)
+            rename = Path.rename
+
+            def once(path: Path, target: Path) -> Path:
+                if moment == "changing places" and path == building:
+                    os._exit(9)
+                return rename(path, target)
+
+            Path.rename = once  # type: ignore[method-assign]
+            shutil.rmtree = lambda *_, **__: os._exit(9)  # type: ignore[assignment]
+
+    assert in_child(killed) == 9
+    assert len([*tmp_path.iterdir()]) > 1, "it was killed in time"
+    with published(out) as building:
+        assert out.is_dir() and ((out / "model.safetensors").read_bytes() == before) == (moment[0] != "r")
+        (building / "whole").touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["out", "out/whole"]
+
+
+@pytest.mark.parametrize("failing", ["new", ".out.before-export"])
 def test_a_folder_that_cannot_be_put_in_place_leaves_the_earlier_one(
     model: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:

@@ -195,6 +195,19 @@ def test_attempts_count_up_and_the_dead_are_marked(run: RunDirectory, capsys: py
     assert "died" not in capsys.readouterr().err
 
 
+def test_what_a_killed_attempt_has_half_written_goes_with_the_next(run: RunDirectory) -> None:
+    first = run.begin_attempt("x")
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    gone = [folder / f".run.json.{ended.pid}.tmp" for folder in (run.path, first.directory)]
+    kept = [run.path / f".report.html.{os.getppid()}.tmp", run.path / ".notes.tmp"]  # of who is at work; of a person
+    for path in gone + kept:
+        path.write_text("{")
+    die(first)
+    run.begin_attempt("y").finish("finished", 0)
+    assert not any(path.exists() for path in gone) and all(path.exists() for path in kept)
+
+
 @pytest.mark.parametrize("lost", [OWNER_FILE, "attempts"])
 def test_a_number_is_never_given_twice(run: RunDirectory, lost: str) -> None:
     run.begin_attempt("x").finish("finished", 0)
