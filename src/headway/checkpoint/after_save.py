@@ -89,15 +89,14 @@ class AfterSave:
             left_out: The steps whose rows are left out, each range without its end.
             data: Fingerprint of the data.
         """
-        batches, checkpoint, remote = config.train.batches, config.checkpoint, config.checkpoint.remote
+        checkpoint, remote = config.checkpoint, config.checkpoint.remote
         return {
             "run": str(Path(config.run_directory).absolute()),
             "attempt": attempt,
             LEFT_OUT: [list(steps) for steps in left_out],
             "identity": run_identity(config, data).settings(),
             "last_step": config.train.steps,
-            "batches": [list(part) for part in batches.parts],
-            "sequence_length": batches.sequence_length,
+            "tokens_per_step": [list(part) for part in config.train.batches.token_parts()],
             "full_every": Every.of(checkpoint.full_every),
             "rules": asdict(Rules.of(checkpoint)),
             "remote": None
@@ -320,4 +319,4 @@ def _batches(settings: Mapping[str, Any]) -> Batches:
     """The run's, for intervals in tokens; only then is the config's package worth its time to load."""
     from headway.config import Batches
 
-    return Batches(tuple((int(a), int(b)) for a, b in settings["batches"]), int(settings["sequence_length"]))
+    return Batches(tuple((int(step), int(tokens)) for step, tokens in settings["tokens_per_step"]))

@@ -23,5 +23,7 @@ def ranges_of(context: Mapping[str, Any]) -> Ranges:
 
 def is_outdated(manifest: Manifest, left_out: Sequence[tuple[int, int]]) -> bool:
     """Whether a checkpoint was made with rows which are left out by now, wherever it lies."""
-    known = ranges_of(manifest.context)
-    return any(first < manifest.step and (first, last) not in known for first, last in left_out)
+    step = manifest.step
+    # Of a range that a change of the run has cut off later, what counts is the part before the checkpoint.
+    known = {(first, min(last, step)) for first, last in ranges_of(manifest.context)}
+    return any(first < step and (first, min(last, step)) not in known for first, last in left_out)

@@ -75,7 +75,7 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         "steps": train.steps,
         "tokens": train.batches.tokens_before(train.steps),
         "tokens_per_step": train.tokens_per_step,
-        "batches": [{"first_step": first, "rows": rows} for first, rows in train.batches.parts],
+        "batches": [{"first_step": first, "rows": rows} for first, rows in train.batches.row_parts()],
         "workers": workers,
         "lanes": grid.lanes,
         "micro_batches": grid.micro_batches,
@@ -85,14 +85,15 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     if as_json:
         print_json(facts)
         return
-    ramp = f"  batches   {train.batches.in_words(train.steps)}\n" if train.batch_ramp else ""
+    several = len(list(train.batches.stretches(0, train.steps))) > 1
+    ramp = f"  batches   {train.batches.in_words(train.steps)}\n" if several else ""
     shape = f"from {model.from_pretrained}" if model.from_pretrained else f"{model.layers} layers of width {model.dim}"
     print_lines(
         f"{config}: ok\n"
         f"  run       {facts['run']}\n"
         f"  data      {facts['store']}\n"
         f"  model     {format_count(parameters)} parameters, {shape}\n"
-        f"  training  {format_count(facts['tokens'])} tokens: {train.steps:,} steps of {train.tokens_per_step:,} tokens"
+        f"  training  {format_count(facts['tokens'])} tokens: {train.batches.sum_in_words(train.steps)}"
         f" ({train.global_batch_rows} rows of {train.sequence_length})\n"
         f"{ramp}"
         f"  grid      workers {workers}, lanes {grid.lanes}, micro-batches per lane {grid.micro_batches},"

@@ -129,6 +129,12 @@ class Batches:
             return self.before.rows(step)
         return next(rows for first, rows in reversed(self.parts) if first <= step)
 
+    def length(self, step: int) -> int:
+        """Tokens per row in a step."""
+        if self.before is not None and step < self.begins:
+            return self.before.length(step)
+        return self.sequence_length
+
     def rows_before(self, step: int) -> int:
         """Rows of all steps before one, whatever their length."""
         return sum((last - first) * rows for first, last, rows in self.stretches(0, step))
@@ -158,15 +164,19 @@ class Batches:
             if a < b:
                 yield a, b, rows
 
-    def token_parts(self) -> list[tuple[int, int]]:
-        """First step and tokens per step of each stretch, by step; the first begins at 0, the last has no end."""
-        before = [] if self.before is None else self.before.token_parts()
+    def row_parts(self) -> list[tuple[int, int]]:
+        """First step and rows per step of each stretch, by step; the first begins at 0, the last has no end."""
+        before = [] if self.before is None else self.before.row_parts()
         ends = [*(first for first, _ in self.parts[1:]), math.inf]
         own = zip(self.parts, ends, strict=True)
         return [
-            *((first, tokens) for first, tokens in before if first < self.begins),
-            *((max(first, self.begins), n * self.sequence_length) for (first, n), end in own if end > self.begins),
+            *((first, rows) for first, rows in before if first < self.begins),
+            *((max(first, self.begins), rows) for (first, rows), end in own if end > self.begins),
         ]
+
+    def token_parts(self) -> list[tuple[int, int]]:
+        """Return the same with tokens per step."""
+        return [(first, rows * self.length(first)) for first, rows in self.row_parts()]
 
     def steps_for(self, tokens: int) -> int:
         """The fewest steps that train on at least so many tokens."""
@@ -207,8 +217,20 @@ class Batches:
         return self.tokens_before(last) // interval.amount > self.tokens_before(step) // interval.amount
 
     def in_words(self, steps: int) -> str:
-        """The batches of a run: "64 rows from step 0, 128 rows from step 1,000"."""
-        return ", ".join(f"{rows} rows from step {first:,}" for first, _, rows in self.stretches(0, steps))
+        """The batches of a run: "64 rows from step 0, 128 rows from step 1,000"; with their length if that changes."""
+        stretches = list(self.stretches(0, steps))
+        several = len({self.length(first) for first, _, _ in stretches}) > 1
+        return ", ".join(
+            f"{rows} rows{f' of {self.length(first):,} tokens' if several else ''} from step {first:,}"
+            for first, _, rows in stretches
+        )
+
+    def sum_in_words(self, steps: int) -> str:
+        """Return the length of a run: "100 steps of 512 tokens", where they change those that there are at last."""
+        tokens = self.parts[-1][1] * self.sequence_length
+        since = self.parts[-1][0] if self.before is None else max(self.begins, self.parts[-1][0])
+        changed = f" from step {since:,} on" if self.before is not None else ""
+        return f"{steps:,} steps of {tokens:,} tokens{changed}"
 
     def _step_near(self, tokens: int, rounded: Callable[[int, int], int]) -> int:
         if self.before is not None and tokens <= self.before.tokens_before(self.begins):

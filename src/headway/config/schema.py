@@ -6,7 +6,8 @@ filled in by `Config.resolved`, so that a resolved config is complete: running i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -131,6 +132,19 @@ class ModelConfig(Section):
         return self
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What was given in tokens before it became steps. No part of what a config is equal by."""
+
+    is_known: bool = field(default=False, compare=False)
+    tokens: int | None = field(default=None, compare=False)
+    batch_ramp: tuple[BatchStage, ...] = field(default=(), compare=False)
+    steps: int | None = field(default=None, compare=False)
+    """The steps that these have become ..."""
+    made: list[BatchStage] | None = field(default=None, compare=False)
+    """... and the ramp. Where a config has others by now, somebody has given those."""
+
+
 class TrainConfig(Section):
     """How much is trained, on how much at a time, in which arithmetic."""
 
@@ -185,12 +199,65 @@ class TrainConfig(Section):
 
     _before: tuple[Batches, int] | None = PrivateAttr(default=None)
     # The batches of the steps that were done with another config, and the step where they end: `Config.segments`.
+    _asked: _Asked = PrivateAttr(default_factory=lambda: _Asked())
 
     @property
     def batches(self) -> Batches:
         """The rows of every step."""
+        return self._batches_of(self.batch_ramp)
+
+    def in_whole_steps(self) -> TrainConfig:
+        """Return the same with steps for whatever is given in tokens, which is not forgotten: see `after`."""
+        return self._in_whole_steps(self.tokens, self.batch_ramp)
+
+    def after(self, before: tuple[Batches, int] | None) -> TrainConfig:
+        """Return the same for a run that has done its first steps with other batches.
+
+        What was asked for in tokens counts those of all steps, so it comes to other steps than in a run of its own.
+
+        Args:
+            before: The batches of these steps, and where they end; None if there are none.
+        """
+        train, asked = self.model_copy(), self._asked
+        train._before = before
+        if not asked.is_known or (asked.steps, asked.made) != (self.steps, self.batch_ramp):
+            return train  # given in steps, here or since
+        return train._in_whole_steps(asked.tokens, asked.batch_ramp)
+
+    def asked(self) -> dict[str, Any] | None:
+        """Return what was given in tokens, as JSON values for `asking`; None where nothing was."""
+        asked = self._asked
+        if not asked.is_known:
+            return None
+        return {"tokens": asked.tokens, "batch_ramp": [stage.model_dump(mode="json") for stage in asked.batch_ramp]}
+
+    def asking(self, asked: Mapping[str, Any] | None) -> TrainConfig:
+        """Return the same, which came as JSON, with what `asked` said of it; with None as if it was given in steps."""
+        train = self.model_copy()
+        train._asked = _Asked()
+        if asked is not None:
+            ramp = tuple(BatchStage.model_validate(stage) for stage in asked["batch_ramp"])
+            train._asked = _Asked(True, asked["tokens"], ramp, self.steps, self.batch_ramp)
+        return train
+
+    def _batches_of(self, ramp: Sequence[BatchStage]) -> Batches:
         before, begins = self._before or (None, 0)
-        return Batches.planned(self.batch_ramp, self.global_batch_rows, self.sequence_length, before, begins)
+        return Batches.planned(ramp, self.global_batch_rows, self.sequence_length, before, begins)
+
+    def _in_whole_steps(self, tokens: int | None, ramp: Sequence[BatchStage]) -> TrainConfig:
+        batches = self._batches_of(ramp)
+        steps = self.steps if tokens is None else batches.steps_for(tokens)
+        # Stages that end in an earlier segment may end at one step, which a ramp in steps may not.
+        made = [
+            BatchStage(global_batch=rows, until=Interval(end, "steps"))
+            for (start, rows), (end, _) in pairwise(batches.parts)
+            if start < end
+        ]
+        length = {"steps": steps, "tokens": None, "global_batch": self.global_batch_rows, "batch_ramp": made}
+        train = self.model_copy(update=length)
+        if tokens is not None or any(stage.until.unit == "tokens" for stage in ramp):
+            train._asked = _Asked(True, tokens, tuple(ramp), steps, made)
+        return train
 
     @model_validator(mode="after")
     def _length_is_given_once(self) -> Self:
@@ -329,9 +396,11 @@ class Config(Section):
         return self
 
     def with_segments(self, segments: Sequence[Segment]) -> Config:
-        """The same config as the last of these segments of a run; without segments, as one that was never changed."""
-        train = self.train.model_copy()
-        train._before = batches_before(segments)
+        """The same config as the last of these segments of a run; without segments, as one that was never changed.
+
+        What it asks for in tokens is counted over all of them.
+        """
+        train = self.train.after(batches_before(segments))
         return self.model_copy(update={"segments": list(segments), "train": train})
 
     def of_segment(self, number: int) -> Config:
@@ -347,7 +416,8 @@ class Config(Section):
         sources = [SourceConfig(path=source.name, **dict(source)) for source in segment.sources]
         rows = {"packing": segment.packing, "document_mask": segment.document_mask, "mixture": segment.mixture}
         data = self.data.model_copy(update={"sources": sources, **rows})
-        changed = {"seed": segment.seed, "train": self.train.model_copy(update=length), "data": data}
+        # In steps already, by the batches of its own time.
+        changed = {"seed": segment.seed, "train": self.train.asking(None).model_copy(update=length), "data": data}
         return self.model_copy(update=changed).with_segments(self.segments[: number + 1])
 
     @property
@@ -368,7 +438,6 @@ class Config(Section):
         if problems:
             raise combined(problems)
         train = self.train
-        steps = train.steps if train.tokens is None else train.batches.steps_for(train.tokens)
         model = self.model
         if model.from_pretrained is None:
             assert model.dim and model.heads
@@ -379,11 +448,6 @@ class Config(Section):
             }
             # Not as if they were given: when `override` changes the shape, others follow from it.
             model = ModelConfig.model_construct(set(model.model_fields_set), **{**dict(model), **follows})
-        ramp = [
-            BatchStage(global_batch=rows, until=Interval(end, "steps"))
-            for (_, rows), (end, _) in pairwise(train.batches.parts)
-        ]
-        length = {"steps": steps, "tokens": None, "global_batch": train.global_batch_rows, "batch_ramp": ramp}
         store = Path(str(self.data.store).replace("{name}", self.name))
         data = self.data.model_copy(update={"sources": named_sources(self.data.sources), "store": store})
-        return self.model_copy(update={"train": train.model_copy(update=length), "model": model, "data": data})
+        return self.model_copy(update={"train": train.in_whole_steps(), "model": model, "data": data})

@@ -45,6 +45,8 @@ class Segment(Section):
     steps: PositiveInt
     """`train.steps`, of which stages may begin at a share."""
     sequence_length: PositiveInt
+    row_tokens: PositiveInt | None = None
+    """Tokens that a row counts as, where rows are samples of a dataset and `sequence_length` is 1."""
     global_batch: PositiveInt
     """Rows in one optimizer step."""
     batch_ramp: list[BatchStage] = []
@@ -127,14 +129,54 @@ class Segment(Section):
         return self.model_dump(exclude=beside) == other.model_dump(exclude=beside)
 
 
+def batches_of(segments: Sequence[Segment]) -> Batches:
+    """Return the rows and tokens of every step of a run with these segments, at least one.
+
+    Whatever counts rows or tokens as a function of the step, or steps for an amount of tokens, asks these.
+    """
+    batches: Batches | None = None
+    for segment in segments:
+        length = segment.row_tokens or segment.sequence_length
+        batches = Batches.planned(segment.batch_ramp, segment.global_batch, length, batches, segment.first_step)
+    assert batches is not None, "there is one"
+    return batches
+
+
 def batches_before(segments: Sequence[Segment]) -> tuple[Batches, int] | None:
     """The batches of all segments but the last, and the step where that begins; None where there are no others."""
-    if len(segments) < 2:
+    return (batches_of(segments[:-1]), segments[-1].first_step) if len(segments) > 1 else None
+
+
+def first_difference(before: Sequence[Segment], after: Sequence[Segment]) -> int | None:
+    """Return the first step whose rows may be others by `after` than by `before`; None if there is none.
+
+    Where there were none before, the run had not been changed yet: they differ where the second segment begins.
+    """
+    if not after:
         return None
-    before: Batches | None = None
-    for segment in segments[:-1]:
-        before = Batches.planned(
-            segment.batch_ramp, segment.global_batch, segment.sequence_length, before, segment.first_step
-        )
-    assert before is not None, "there is one"
-    return before, segments[-1].first_step
+    before = before or after[:1]
+    for old, new in zip(before, after, strict=False):
+        if (old.first_step, old.new_epoch) != (new.first_step, new.new_epoch) or not old.plans_as(new):
+            return min(old.first_step, new.first_step)
+    longer = max(before, after, key=len)[min(len(before), len(after)) :]
+    return longer[0].first_step if longer else None
+
+
+def begin(segments: Sequence[Segment], start: Segment) -> tuple[list[Segment], int | None]:
+    """Begin a segment, which takes the place of all from its first step on.
+
+    Returns:
+        The segments from now on, and the first step whose rows may be others by that.
+    """
+    after = [*(segment for segment in segments if segment.first_step < start.first_step), start]
+    return after, first_difference(segments, after)
+
+
+def up_to(ranges: Sequence[tuple[int, int]], step: int | None) -> list[tuple[int, int]]:
+    """Return ranges of steps (the first, and the one after the last) without what lies behind a step, if there is one.
+
+    Steps that were to be left out are meant by their rows: where they have others since, nothing was decided of them.
+    """
+    if step is None:
+        return list(ranges)
+    return [(first, min(last, step)) for first, last in ranges if first < step]

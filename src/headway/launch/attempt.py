@@ -374,15 +374,17 @@ def check_changes(run: RunDirectory, config: Config, wishes: Wishes) -> list[str
     """
     if not run.config_path.exists() or not run.has_begun():
         return []
-    differences = changes(load_resolved(run.config_path), config)
+    old, newest = load_resolved(run.config_path), newest_manifest(run)
+    done = newest[0] if newest else 0
+    config = counted_for(config, old, done)
+    differences = changes(old, config)
     if differences and not wishes.accept_changes:
         raise ConfigError(
             "the config differs from the one this run was made with: " + "; ".join(differences),
             where=str(run.config_path),
             fix=f"choose another name=..., or go on with the new values with {ACCEPT}",
         )
-    newest, last = newest_manifest(run), config.train.steps or 0
-    done = newest[0] if newest else 0
+    last = config.train.steps or 0
     if last < done:
         raise ConfigError(
             f"the run has done {done:,} steps; train.steps={last:,} is fewer",
@@ -390,6 +392,27 @@ def check_changes(run: RunDirectory, config: Config, wishes: Wishes) -> list[str
             fix=f"train.steps={done} or more; or go back first: headway checkpoints restore {run.path} --step {last}",
         )
     return differences
+
+
+def counted_for(config: Config, old: Config, step: int) -> Config:
+    """Return the config as a run that has done some steps continues with it.
+
+    What it asks for in tokens counts those of the steps done, with the batches that these had.
+
+    Args:
+        config: Resolved.
+        old: The run's, as it is in its directory.
+        step: Of the newest checkpoint.
+    """
+    same = config.with_segments(old.segments)
+    if not step or _batches_of(same) == _batches_of(old):
+        return same
+    return config.model_copy(update={"train": config.train.after((old.train.batches, step))})
+
+
+def _batches_of(config: Config) -> tuple[Any, ...]:
+    train = config.train
+    return train.global_batch_rows, train.batch_ramp, train.sequence_length
 
 
 def newest_manifest(run: RunDirectory) -> tuple[int, Mapping[str, Any]] | None:

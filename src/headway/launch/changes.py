@@ -19,7 +19,7 @@ from headway.data.feeding.segmented import START_EPOCH, SegmentedPlan
 from headway.data.feeding.split import SplitRows
 from headway.data.growth import Lost, locate
 from headway.data.pinned import kept_manifest, pinned
-from headway.launch.attempt import ACCEPT, Wishes, check_changes, newest_manifest
+from headway.launch.attempt import ACCEPT, Wishes, check_changes, counted_for, newest_manifest
 from headway.supervise.ledger import Ledger
 from headway.supervise.run_directory import RunDirectory
 
@@ -177,6 +177,7 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
         return config.with_segments([])
     step, context = here
     old = load_resolved(run.config_path)
+    config = counted_for(config, old, step)
     if tokenizer is not None and context.get("tokenizer") not in (None, tokenizer):
         raise DataError(
             f"the tokenizer fingerprint is {tokenizer[:12]}, but checkpoint step-{step:08d} was made with"
@@ -185,7 +186,7 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
             fix="restore the token store it was made with, or choose another name=... for a new run",
         )
     is_dataset = isinstance(data, DatasetData)
-    segments = [_as_dataset(s) if is_dataset else s for s in old.segments]
+    segments = [_as_dataset(s, old) if is_dataset else s for s in old.segments]
     began = str(context.get("data", data.fingerprint))
     if not segments:
         rows = data.rows(old, began)
@@ -199,7 +200,7 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
                 fix="restore the data that the run had, or choose another name=... for a new run",
             )
         first = Segment.of(old, 0, began, rows)
-        segments = [_as_dataset(first) if is_dataset else first]
+        segments = [_as_dataset(first, old) if is_dataset else first]
     last, joins = segments[-1], data.fingerprint != segments[-1].data
     if joins and not wishes.accept_changes:
         if not data.is_there(last.data):
@@ -238,9 +239,10 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
     return result
 
 
-def _as_dataset(segment: Segment) -> Segment:
-    """A dataset's rows have no length."""
-    return segment.model_copy(update={"sequence_length": 1})
+def _as_dataset(segment: Segment, config: Config) -> Segment:
+    """A dataset's rows have no length, but count as `train.sequence_length` tokens."""
+    tokens = segment.row_tokens or config.train.sequence_length
+    return segment.model_copy(update={"sequence_length": 1, "row_tokens": tokens})
 
 
 def _wanted(
@@ -250,7 +252,7 @@ def _wanted(
     if not joins:
         rows = _again(config, last, data)
         segment = Segment.of(config, step, last.data, rows, last.shards)
-        return _as_dataset(segment) if is_dataset else segment
+        return _as_dataset(segment, config) if is_dataset else segment
     try:
         joined = data.grown(config, last)
     except DataError:
@@ -262,7 +264,7 @@ def _wanted(
         f": {joined.words}" if joined.words else ""
     )
     segment = Segment.of(config, step, data.fingerprint, joined.rows, joined.shards, changes=[words])
-    return _as_dataset(segment) if is_dataset else segment
+    return _as_dataset(segment, config) if is_dataset else segment
 
 
 def _again(config: Config, last: Segment, data: RunData) -> PartRows:

@@ -169,7 +169,9 @@ def main() -> None:
     if given is None:
         sys.exit(1)
     sys.argv = given["argv"]
-    leave(lead(channel, Config.model_validate(given["config"]), Wishes(**given["wishes"]), given["number"]))
+    config = Config.model_validate(given["config"])
+    config = config.model_copy(update={"train": config.train.asking(given["asked"])})
+    leave(lead(channel, config, Wishes(**given["wishes"]), given["number"]))
 
 
 if __name__ == "__main__":

@@ -146,6 +146,7 @@ def _order(config: Config, wishes: Wishes, number: int | None) -> dict[str, Any]
     """What a leader in a process of its own has to know."""
     return {
         "config": config.model_dump(mode="json"),
+        "asked": config.train.asked(),
         "wishes": asdict(wishes),
         "number": number,
         "argv": sys.argv,

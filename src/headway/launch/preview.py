@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from headway.config import Config, ModelConfig, resolve_grid, resolve_mesh, resolve_threads
+from headway.config import Config, ModelConfig, TrainConfig, resolve_grid, resolve_mesh, resolve_threads
 from headway.config.pipeline import idle_share
 from headway.core.console import warning
 from headway.core.cores import usable_cores
 from headway.core.format import counted, format_count
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, RowPlan
+from headway.data.feeding.segmented import SegmentedPlan
 from headway.data.pinned import pinned
 from headway.launch.attempt import (
     Wishes,
@@ -39,10 +40,12 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     """
     workers, train = config.parallel.workers, config.train
     assert train.steps is not None
+    steps = train.steps
     grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
     config, store = completed(config)
     if wishes is not None:
         config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
+        train, steps = config.train, config.train.steps or 0
         store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
     device = pick_device(train.device)
     refuse_unavailable(config, device)
@@ -51,9 +54,10 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     refuse_missing_keys(config)
     model = config.model
     feed = TokenFeed.of(config, grid, store)
-    tokens = train.batches.tokens_before(train.steps)
-    length = feed.plan.sequence_length(0)  # a stage may begin with shorter rows
-    epochs = tokens / (feed.rows * length)
+    tokens = train.batches.tokens_before(steps)
+    now = train.batches.begins
+    rows, length = sum(feed.plan.epoch_rows(now)), feed.plan.sequence_length(now)  # a stage may begin with shorter rows
+    epochs = _epochs(config, feed.plan)
     parameters = count_parameters(model)
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     return "\n".join(
@@ -61,11 +65,10 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
             *_run(config, wishes, store.fingerprint),
             f"model      {format_count(parameters.total)} parameters{active},"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
-            f"data       {config.data.store}: {format_count(feed.rows)} rows of {length} tokens",
+            f"data       {config.data.store}: {format_count(rows)} rows of {length} tokens",
             *_mixture(feed.plan),
-            f"training   {train.steps:,} steps of {train.tokens_per_step:,} tokens:"
-            f" {format_count(tokens)} tokens, {epochs:.2f} epochs",
-            *([f"batches    {train.batches.in_words(train.steps)}"] if train.batch_ramp else []),
+            f"training   {train.batches.sum_in_words(steps)}: {format_count(tokens)} tokens, {epochs:.2f} epochs",
+            *([f"batches    {train.batches.in_words(steps)}"] if _has_several(train) else []),
             f"grid       {counted(grid.lanes, 'lane')} of {counted(grid.micro_batches, 'micro-batch')}"
             f" of {counted(grid.micro_batch, 'row')}",
             f"workers    {workers} on {device.type},"
@@ -75,6 +78,20 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
             f"promise    determinism {config.determinism}",
         ]
     )
+
+
+def _epochs(config: Config, plan: RowPlan) -> float:
+    """How often the run goes through all data, of which there may be more since it was changed."""
+    batches, steps = config.train.batches, config.train.steps or 0
+    return sum(
+        (batches.tokens_before(last) - batches.tokens_before(first))
+        / (sum(plan.epoch_rows(first)) * plan.sequence_length(first))
+        for first, last in plan.stretches(0, steps)
+    )
+
+
+def _has_several(train: TrainConfig) -> bool:
+    return len(list(train.batches.stretches(0, train.steps or 0))) > 1
 
 
 def _run(config: Config, wishes: Wishes | None, data: str) -> list[str]:
@@ -112,6 +129,7 @@ def _pipeline(config: Config, model: ModelConfig, micro_batches: int) -> list[st
 
 def _mixture(plan: RowPlan) -> list[str]:
     """Shares at the start, and at the first step of up to so many changes; none without a mixture."""
+    plan = plan.plans[-1] if isinstance(plan, SegmentedPlan) else plan
     if not isinstance(plan, MixedPlan):
         return []
     segments = plan.mixture.segments

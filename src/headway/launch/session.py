@@ -189,7 +189,7 @@ def _train(
         state.loaded()
         state.take_cursor(start.cursor)
     state.decides = config.health.on_spike in ("skip", "rollback", "stop")
-    left_out = take_decisions(state, Ledger(run.ledger_path), start, world)
+    left_out = take_decisions(state, config.segments, Ledger(run.ledger_path), start, world)
     begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
     grid = settle_micro_batch(config, task, state, strategy, world, grid, start)
@@ -423,7 +423,7 @@ def _spent_usd(run: RunDirectory, attempt: Attempt, usd_per_hour: float | None) 
 
 
 def _batch(job: Job) -> str:
-    sizes = job.config.train.batches.sizes
+    sizes = list(dict.fromkeys(rows for _, _, rows in job.config.train.batches.stretches(0, job.total_steps)))
     return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
 
 

@@ -148,12 +148,13 @@ def _refuse_fp8(config: Config, machines: Machines) -> None:
 
 
 def _run_seconds(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> float:
-    """Of all steps: those of a ramp have fewer micro-batches, and as large an update."""
+    """Of all steps: those of a ramp, or from before a change, have other micro-batches, and as large an update."""
     train, total = config.train, 0.0
     assert train.steps is not None
     for first, last, rows in train.batches.stretches(0, train.steps):
-        part = config.model_copy(update={"train": train.model_copy(update={"global_batch": rows, "batch_ramp": []})})
-        fewer = replace(layout, micro_batches=layout.micro_batches * rows // train.global_batch_rows)
+        batch = {"global_batch": rows, "batch_ramp": [], "sequence_length": train.batches.length(first)}
+        part = config.model_copy(update={"train": train.model_copy(update=batch)})
+        fewer = replace(layout, micro_batches=max(1, layout.micro_batches * rows // train.global_batch_rows))
         speed = plan_speed(part, model, fewer, machines)
         assert speed is not None, "the speed of the full batch is known"
         total += (last - first) * speed.step_seconds

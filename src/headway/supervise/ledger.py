@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headway.config.segments import Segment, begin, up_to
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import append_json_line, fingerprint
 from headway.core.foreign import read_json_lines
@@ -127,17 +128,26 @@ class Ledger:
     def decisions(self) -> list[LedgerDecision]:
         """What was decided about steps, once each, though an attempt that does them again decides again.
 
+        A decision to leave out rows is about the rows that steps had then: it ends where a segment gives them others.
+
         Raises:
             CheckpointError: a line tells nothing certain.
         """
         found: dict[tuple[int, int, str], LedgerDecision] = {}
+        segments: list[Segment] = []
         for record in self._records():
             if record.get("kind") == "decision":
                 try:
                     decision = _decision_of(record)
                 except (KeyError, TypeError, ValueError):
                     raise self._broken(f"holds a line that is no decision: {record}") from None
-                found.setdefault((decision.first_step, decision.last_step, decision.action), decision)
+                found.setdefault(_key(decision), decision)
+            elif record.get("kind") == "segment":
+                try:
+                    segments, step = begin(segments, Segment.model_validate(record["segment"]))
+                except (KeyError, TypeError, ValueError):
+                    raise self._broken(f"holds a line that is no segment: {record}") from None
+                found = {_key(part): part for one in found.values() for part in _up_to(one, step)}
         return list(found.values())
 
     def segments(self) -> list[SegmentStart]:
@@ -293,6 +303,19 @@ def merged_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             result.append((first, last))
     return result
+
+
+def _key(decision: LedgerDecision) -> tuple[int, int, str]:
+    return decision.first_step, decision.last_step, decision.action
+
+
+def _up_to(decision: LedgerDecision, step: int | None) -> Iterator[LedgerDecision]:
+    """What is left of a decision when steps from one on have other rows."""
+    if decision.action != "rollback":
+        yield decision
+        return
+    for first, last in up_to([(decision.first_step, decision.last_step)], step):
+        yield replace(decision, first_step=first, last_step=last)
 
 
 def _decision_of(record: dict[str, Any]) -> LedgerDecision:

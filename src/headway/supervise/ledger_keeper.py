@@ -10,6 +10,7 @@ from headway.checkpoint.fence import OwnerUnknown
 from headway.checkpoint.lineage import ancestors, origin_of
 from headway.checkpoint.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.config.segments import Segment
 from headway.core.console import warning
 from headway.supervise.ledger import TAKEN_OVER, Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
 from headway.supervise.rewind import decided
@@ -81,15 +82,15 @@ class LedgerKeeper(Callback):
 
     def _note_segments(self, job: Job) -> None:
         """Record the segments that the run has by now, where the ledger has others."""
-        wanted = [segment.model_dump(mode="json") for segment in job.config.segments]
-        known = [start.segment for start in self._ledger.segments()]
+        wanted = list(job.config.segments)
+        known = [Segment.model_validate(start.segment) for start in self._ledger.segments()]
         if wanted == known:
             return
         same = 0
         while same < min(len(wanted), len(known)) and wanted[same] == known[same]:
             same += 1
         for segment in wanted[min(same, len(wanted) - 1) :]:
-            self._ledger.begin_segment(self._attempt, segment)
+            self._ledger.begin_segment(self._attempt, segment.model_dump(mode="json"))
 
     def _decide_as_before(self, job: Job, step: int) -> None:
         """What only the checkpoint says to be left out was decided where this ledger is not."""
@@ -127,10 +128,16 @@ class LedgerKeeper(Callback):
         first = self._ledger.step_to_follow()
         if step > first:
             feed, name = job.task.feed, f"step-{step:08d}"
-            plan = plan_fingerprint(job.task.fingerprints, feed.describe(step))
+            plan = plan_fingerprint(_fingerprints_at(job, step), feed.describe(step))
             rows = feed.rows_by_source(first, step)
             for start, end in merged_ranges(list(job.state.left_out)):
                 start, end = max(start, first), min(end, step)
                 if start < end:
                     rows = {key: rows[key] - out for key, out in feed.rows_by_source(start, end).items()}
             self._ledger.commit(attempt, first, step, rows, name, plan, feed.rows)
+
+
+def _fingerprints_at(job: Job, step: int) -> dict[str, str]:
+    """Fingerprints of what the steps before one were done with: in an earlier segment there may have been less data."""
+    began = [segment for segment in job.config.segments if segment.first_step < max(1, step)]
+    return {**job.task.fingerprints, **({"data": began[-1].data} if began else {})}

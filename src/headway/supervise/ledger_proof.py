@@ -15,6 +15,7 @@ from typing import Any
 
 from headway.checkpoint.run_identity import RUN_ID
 from headway.config import Config, load_resolved
+from headway.config.segments import Segment, up_to
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.format import plural
@@ -198,8 +199,9 @@ def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
         return
     manifest = _manifest(record, step)
     said = dig(manifest, "context", "left_out") or []
-    made_with = {(int(first), int(last)) for first, last in said if first < step}
-    decided = {(d.first_step, d.last_step) for d in proof.decisions if d.action == "rollback" and d.first_step < step}
+    # A change of the run may have cut off, right behind the checkpoint, what was decided before.
+    made_with = set(up_to([(int(first), int(last)) for first, last in said], step))
+    decided = set(up_to([(d.first_step, d.last_step) for d in proof.decisions if d.action == "rollback"], step))
     for first, last in sorted(made_with - decided):
         yield f"step-{step:08d} leaves out steps {first:,} to {last - 1:,}, of which the ledger has no decision"
     for first, last in sorted(decided - made_with):
@@ -314,8 +316,7 @@ def _counted(plan: RowPlan, ranges: list[tuple[int, int]], every_row: bool | Non
 
 
 def _segment_problems(proof: LedgerProof, config: Config) -> Iterator[str]:
-    wanted = [segment.model_dump(mode="json") for segment in config.segments]
-    if wanted and wanted != [start.segment for start in proof.segments]:
+    if config.segments and config.segments != [Segment.model_validate(start.segment) for start in proof.segments]:
         yield "the ledger has other segments than the run's config"
 
 

@@ -18,6 +18,7 @@ from headway.checkpoint.lineage import PARENT, parent_record
 from headway.checkpoint.read_alike import refuse_other_bytes
 from headway.checkpoint.remote import RemoteTier
 from headway.checkpoint.store import CheckpointStore
+from headway.config.segments import SEGMENTS, Segment, first_difference, up_to
 from headway.core.console import warning
 from headway.core.waiting import SEEN_SECONDS
 from headway.supervise.ledger import Ledger
@@ -80,17 +81,46 @@ def discard_outdated(store: CheckpointStore, left_out: Sequence[tuple[int, int]]
             store.discard(info.step)
 
 
-def decided(ledger: Ledger, start: CheckpointInfo | None = None) -> Ranges:
-    """The steps whose rows are left out, as the ledger and the checkpoint to start from have them."""
-    ranges = [(d.first_step, d.last_step) for d in ledger.decisions() if d.action == "rollback"]
-    return tuple(sorted({*ranges, *(ranges_of(start.context) if start else ())}))
+def decided(ledger: Ledger) -> Ranges:
+    """The steps whose rows are left out, as the ledger has them."""
+    return tuple(sorted((d.first_step, d.last_step) for d in ledger.decisions() if d.action == "rollback"))
+
+
+def decided_for(segments: Sequence[Segment], ledger: Ledger, start: CheckpointInfo | None) -> tuple[Ranges, Ranges]:
+    """Return the steps whose rows are left out, as the ledger and the checkpoint to start from have them.
+
+    Args:
+        segments: Of the run as it continues. Where they give steps other rows than these had, the decision has ended.
+        ledger: The run's.
+        start: The checkpoint.
+
+    Returns:
+        What is left out, and of what was decided that which no longer is.
+    """
+    known = [Segment.model_validate(begun.segment) for begun in ledger.segments()]
+    made_by = [Segment.model_validate(segment) for segment in start.context.get(SEGMENTS, ())] if start else []
+    found = [(decided(ledger), known), (ranges_of(start.context) if start else (), made_by)]
+    kept, ended = set[tuple[int, int]](), set[tuple[int, int]]()
+    for ranges, before in found:
+        step = first_difference(before, segments)
+        kept.update(up_to(ranges, step))
+        ended.update((max(first, step), last) for first, last in ranges if step is not None and last > step)
+    return tuple(sorted(kept)), tuple(sorted(ended))
 
 
 def take_decisions(
-    state: TrainState, ledger: Ledger, start: CheckpointInfo | None, world: World
+    state: TrainState, segments: Sequence[Segment], ledger: Ledger, start: CheckpointInfo | None, world: World
 ) -> dict[str, list[list[int]]]:
     """Make a state leave out what was decided before; returns what its checkpoints say of that."""
-    mine = [list(steps) for steps in decided(ledger, start)] if world.is_first else []
+    mine: list[list[int]] = []
+    if world.is_first:
+        kept, ended = decided_for(segments, ledger, start)
+        mine = [list(steps) for steps in kept]
+        for first, last in ended:
+            warning(
+                f"the rows of steps {first + 1:,} to {last:,} were to be left out; since the run was changed,"
+                " these steps have other rows, and none are left out"
+            )
     ranges = world.gather_json(mine)[0]
     state.left_out = tuple((int(first), int(last)) for first, last in ranges)
     return {LEFT_OUT: ranges} if ranges else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -17,7 +18,7 @@ from typing import Any
 from headway.config import Batches, BatchStage
 from headway.config.document import parse
 from headway.config.load import CONFIG_BYTES
-from headway.config.segments import Segment, batches_before
+from headway.config.segments import Segment, batches_before, begin, up_to
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
 from headway.core.machine import host_name
@@ -211,9 +212,17 @@ class Run:
     @cached_property
     def left_out(self) -> list[tuple[int, int]]:
         """Steps whose rows are left out by decision, counted from 0: first one, and the one after the last."""
-        decided = [line for line in self._ledger() if line.get("action") == "rollback"]
-        ranges = [(as_int(line.get("first_step")), as_int(line.get("last_step"))) for line in decided]
-        return [(first, last) for first, last in ranges if first is not None and last is not None]
+        found: list[tuple[int, int]] = []
+        segments: list[Segment] = []
+        for line in self._ledger():
+            first, last = as_int(line.get("first_step")), as_int(line.get("last_step"))
+            if line.get("action") == "rollback" and first is not None and last is not None:
+                found.append((first, last))
+            elif line.get("kind") == "segment":
+                with suppress(ValueError):
+                    segments, step = begin(segments, Segment.model_validate(line.get("segment")))
+                    found = up_to(found, step)
+        return found
 
     def _ledger(self) -> list[dict[str, Any]]:
         try:

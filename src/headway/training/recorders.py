@@ -51,7 +51,7 @@ class Recorder(Callback):
         """Open the files."""
         telemetry = job.config.telemetry
         self._log = self._open.enter_context(MetricsLog(self._path, self._attempt, self._assert_not_lost))
-        work = job.config.train.batches.rows_before
+        work = job.config.train.batches.tokens_before
         self._line = StatusLine(job.total_steps, telemetry.log_every, telemetry.usd_per_hour, work)
         self._open.callback(self._line.close)
         self._has_steps = self._has_trained = False

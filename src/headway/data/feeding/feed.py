@@ -61,8 +61,7 @@ class _PlannedFeed:
 
     def picks(self, step: int, lane: int) -> list[Picks]:
         """The rows of one lane of one step, by micro-batch."""
-        # A step to which a run has gone back may have had longer rows than a micro-batch has tokens.
-        size = max(1, self._micro_tokens // self.plan.sequence_length(step))
+        size = self.micro_batch(step)
         of_lane, rest = divmod(self.plan.step_rows(step), self._lanes)
         if rest:  # of a segment to which the run has gone back
             raise ConfigError(
@@ -72,6 +71,11 @@ class _PlannedFeed:
             )
         picks = self.plan.picks(step, lane * of_lane, (lane + 1) * of_lane)
         return [picks[i : i + size] for i in range(0, len(picks), size)]
+
+    def micro_batch(self, step: int) -> int:
+        """Rows in a micro-batch of a step; the last one of a lane may have fewer."""
+        # A step to which a run has gone back may have had longer rows than a micro-batch has tokens.
+        return max(1, self._micro_tokens // self.plan.sequence_length(step))
 
     def rows_by_source(self, first_step: int, last_step: int) -> dict[str, int]:
         """Rows of each source that steps `first_step` to `last_step` (exclusive) consume."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headway.core.errors import ConfigError
 from headway.data.feeding.feed import TokenFeed
 from headway.data.feeding.plan import MixedPlan, Picks, RowPlan
+from headway.data.feeding.segmented import SegmentedPlan
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
 
@@ -50,7 +51,8 @@ class RowView:
     source_row: int
     """Within the source."""
     first_token: int | None
-    """Where the row begins in the source's tokens; None for packed rows, which begin at several places."""
+    """Where the row begins in the source's tokens; None for packed rows, which begin at several places, and where data
+    has joined."""
     padding: int
     """Tokens at its end that belong to no document."""
     documents: list[str]
@@ -96,10 +98,12 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
         raise ConfigError(f"the run has no step {step:,}", where="train.steps", fix=f"--step 0 to --step {steps - 1}")
     feed = TokenFeed.of(config, grid, store)
     length = feed.plan.sequence_length(step)
-    first, last = (0, steps)
-    if isinstance(feed.plan, MixedPlan):
-        segment = feed.plan.mixture.segment_at(step)
-        first, last = segment.first_step, segment.last_step
+    plan, (first, last) = _plan_at(feed.plan, step), (0, steps)
+    if isinstance(feed.plan, SegmentedPlan):
+        first, last = feed.plan.borders(step, steps)
+    if isinstance(plan, MixedPlan):
+        segment = plan.mixture.segment_at(step)
+        first, last = max(first, segment.first_step), min(last, segment.last_step)
     feed.warn_of_short_sources()
     left_out = [SourceView(name, asked=0.0, step=0.0, so_far=0.0, epochs=0.0) for name in feed.too_short]
     reader = _RowReader(config, store, feed, step)
@@ -108,8 +112,8 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
         steps=steps,
         sequence_length=length,
         lanes=grid.lanes,
-        micro_batches=grid.micro_batches_of(config.train.batches.rows(step)),
-        micro_batch=grid.micro_batch * config.train.sequence_length // length,
+        micro_batches=len(feed.picks(step, 0)),
+        micro_batch=feed.micro_batch(step),
         first_step=first,
         last_step=last,
         sources=[*_sources(feed.plan, step), *left_out],
@@ -117,14 +121,20 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
     )
 
 
+def _plan_at(plan: RowPlan, step: int) -> RowPlan:
+    """The plan that a step's rows follow from, where a run was changed on the way."""
+    return plan.plan_at(step) if isinstance(plan, SegmentedPlan) else plan
+
+
 def _sources(plan: RowPlan, step: int) -> list[SourceView]:
     in_step, epochs, rows = plan.counts(step, step + 1), plan.epochs(step), plan.epoch_rows(step)
-    asked, so_far = [count / sum(rows) for count in rows], None
-    if isinstance(plan, MixedPlan):
-        asked = [float(share) for share in plan.mixture.segment_at(step).shares]
-        so_far = [used + more for used, more in zip(plan.mixture.used(step), in_step, strict=True)]
-    elif len(rows) == 1 or min(sum(rows), (step + 1) * plan.step_rows(step)) <= _LOOKED_AT:
-        so_far = plan.counts(0, step + 1)
+    asked, so_far, here = [count / sum(rows) for count in rows], None, _plan_at(plan, step)
+    if isinstance(here, MixedPlan):
+        shares = dict(zip(here.sources, here.mixture.segment_at(step).shares, strict=True))
+        asked = [float(shares.get(name, 0)) for name in plan.sources]
+    looked_at = min(sum(rows), (step + 1) * plan.step_rows(step))
+    if len(rows) == 1 or isinstance(plan, MixedPlan) or looked_at <= _LOOKED_AT:
+        so_far = plan.counts(plan.begun(step), step + 1)
     return [
         SourceView(
             name=name,
@@ -140,7 +150,10 @@ def _sources(plan: RowPlan, step: int) -> list[SourceView]:
 class _RowReader:
     def __init__(self, config: Config, store: TokenStore, feed: TokenFeed, step: int) -> None:
         self._feed, self._step, self._end_of_text = feed, step, store.end_of_text_id
-        self._packed = config.data.packing != "concat"
+        segment = feed.plan.segments[feed.plan.number_at(step)] if isinstance(feed.plan, SegmentedPlan) else None
+        # Of several parts of a source each is cut into rows by itself.
+        self._packed = config.data.packing != "concat" if segment is None else segment.packing != "concat"
+        self._packed |= segment is not None and len(segment.shards) > 0
         self._tokenizer = Tokenizer.load(store.tokenizer_folder)
 
     def lane(self, lane: int, rows: int | None) -> list[RowView]:

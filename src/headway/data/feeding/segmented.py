@@ -195,6 +195,11 @@ class SegmentedPlan:
         """Which segment a step is in."""
         return bisect_right(self.firsts, step) - 1
 
+    def borders(self, step: int, end: int) -> tuple[int, int]:
+        """Return the first step of a step's segment, and the one after its last in a run of `end` steps."""
+        number = self.number_at(step)
+        return self.firsts[number], self.firsts[number + 1] if number + 1 < len(self.firsts) else end
+
     def own_sources(self, step: int, sources: NDArray[np.intp]) -> NDArray[np.intp]:
         """Numbers of sources as the segment of a step has them, (n,)."""
         numbers = self._numbers[self.number_at(step)]
@@ -276,7 +281,8 @@ class SegmentedPlan:
         if number == 0:
             return self.plans[0].describe(last)
         # Of the last one the plan itself tells what follows from `steps`; a longer run may have the same rows.
-        beside = [*({"changes", "shards"} for _ in range(number)), {"changes", "shards", "steps"}]
+        told = {"changes", "shards", "row_tokens"}
+        beside = [*(told for _ in range(number)), {*told, "steps"}]
         pairs = zip(self.segments, beside, strict=False)
         segments = [segment.model_dump(mode="json", exclude=left) for segment, left in pairs]
         return {"segments": segments, "last": self.plans[number].describe(last)}

@@ -1,0 +1,145 @@
+"""The books of a run that is changed, killed and rolled back, held against a recount of the tokens that its steps used.
+
+No processes and no model: `support_untrained.Untrained` does everything else that an attempt does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import support_untrained
+from headway.config import Config, load_resolved
+from headway.core.errors import ConfigError, DataError
+from headway.launch import attempt, changes
+from headway.supervise import ledger_proof
+from support_untrained import LONGEST, Untrained
+
+CHANGE = st.fixed_dictionaries(
+    {
+        "batch": st.sampled_from([2, 3, 4, 8]),
+        "length": st.sampled_from([16, 8, 4]),
+        "ramp": st.sampled_from([None, None, 600, 2000]),
+        "tokens": st.sampled_from([None, 12_000, 15_000]),
+        "seed": st.integers(0, 2),
+        "mixed": st.booleans(),
+        "grown": st.dictionaries(st.sampled_from("abc"), st.integers(0, 300), max_size=2),
+        "in_front": st.booleans(),
+        "new_epoch": st.sampled_from([False] * 7 + [True]),
+    }
+)
+
+ATTEMPT = st.fixed_dictionaries(
+    {
+        "steps": st.integers(1, 8),
+        "every": st.integers(1, 4),
+        "lose": st.integers(0, 2),
+        "gone": st.booleans(),
+        "told": st.booleans(),
+        "rollback": st.none() | st.tuples(st.integers(1, 6), st.integers(1, 3)),
+        "change": st.none() | CHANGE,
+    }
+)
+RUNS = {
+    "tokens": st.dictionaries(st.sampled_from("abc"), st.integers(60, 700), min_size=1),
+    "attempts": st.lists(ATTEMPT, min_size=1, max_size=7),
+}
+
+
+def change(run: Untrained, wanted: dict[str, Any]) -> None:
+    """Write another config, and let the data grow."""
+    length = run.train["sequence_length"]
+    length = wanted["length"] if length % wanted["length"] == 0 else length
+    run.train = {"sequence_length": length, "global_batch": wanted["batch"]}
+    run.train |= {"steps": 500} if wanted["tokens"] is None else {"tokens": wanted["tokens"]}
+    if wanted["ramp"]:
+        run.train["batch_ramp"] = [{"global_batch": 1, "until": f"{wanted['ramp']} tokens"}]
+    run.seed, run.mixed = wanted["seed"], wanted["mixed"]
+    if wanted["grown"]:
+        run.corpus.grow(wanted["grown"], wanted["in_front"])
+
+
+def go_through(folder: Path, tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
+    run, whole, one_length = Untrained(folder, tokens), True, True
+    for one in [*attempts, {**attempts[-1], "change": None, "rollback": None, "told": True, "lose": 0, "steps": 8}]:
+        wanted = one["change"]
+        if wanted:
+            change(run, wanted)
+            whole &= not wanted["new_epoch"]
+            one_length &= run.train["sequence_length"] == LONGEST
+        run.attempt(
+            one["steps"],
+            one["every"],
+            change=bool(wanted),
+            new_epoch=bool(wanted) and wanted["new_epoch"],
+            rollback=one["rollback"],
+            told=one["told"],
+        )
+        run.lose(one["lose"], one["gone"])
+    while run.is_behind:
+        run.attempt(4)
+    run.check()
+    if whole:
+        run.check_epochs()
+        if one_length:
+            run.check_table()
+
+
+def check_runs(tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
+    read: dict[bytes, Config] = {}
+
+    def load(path: Path) -> Config:
+        """Reading YAML would take most of the time."""
+        content = path.read_bytes()
+        return read[content] if content in read else read.setdefault(content, load_resolved(path))
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        for module in (attempt, changes, ledger_proof, support_untrained):
+            stack.enter_context(patch.object(module, "load_resolved", load))
+        try:
+            go_through(Path(folder), tokens, attempts)
+        except (ConfigError, DataError) as error:  # what cannot be asked for at all
+            known = ("would end at step", "followed by no more", "has the weight")
+            assert any(words in error.what for words in known), error
+
+
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def test_rows_left_out_are_others_after_a_change(tmp_path: Path) -> None:
+    """A spike in steps 4 and 5 sends the run back to step 3, where the batch is changed: steps 4 and 5 have other rows
+    then, which nothing speaks against."""
+    run = Untrained(tmp_path, {"a": 900})
+    run.attempt(3)
+    run.attempt(2, 9, rollback=(2, 1))
+    assert run.proof().left_out == [(4, 5)] and max(run.used) == 2
+    change(run, {**dict.fromkeys(("tokens", "ramp", "grown", "in_front")), "batch": 8, "length": 16, "seed": 0,
+                 "mixed": False})  # fmt: skip
+    run.attempt(6, change=True)
+    assert run.proof().left_out == [] and all(run.used.values())
+    run.check()
+    run.check_epochs()
+
+
+@QUICK
+@given(**RUNS)
+def test_the_ledger_of_any_history_counts_what_the_text_says(
+    tokens: dict[str, int], attempts: list[dict[str, Any]]
+) -> None:
+    check_runs(tokens, attempts)
+
+
+@pytest.mark.slow
+@settings(QUICK, max_examples=1000)
+@given(**RUNS)
+def test_the_ledger_of_a_thousand_histories(tokens: dict[str, int], attempts: list[dict[str, Any]]) -> None:
+    check_runs(tokens, attempts)
