@@ -352,9 +352,12 @@ class TokenStore:
         return problems
 
     def _problem_of_shard(self, split: str, source: str, number: int, shard: Shard) -> str | None:
-        starts = self.shard_documents(split, source, number) - np.uint64(shard.first_token)
-        if starts[0] != 0 or not (starts[1:] > starts[:-1]).all():
-            return f"{shard.index}: its documents are not one behind the other"
+        try:
+            starts = self.shard_documents(split, source, number) - np.uint64(shard.first_token)
+        except DataError:
+            return f"{shard.index}: its documents do not follow each other to the end of the shard"
+        if not (starts[1:] > starts[:-1]).all():
+            return f"{shard.index}: some of its documents have no tokens"
         tokens = _map(self.path / split / source, self.shard_entries(split, source)[number], self.dtype)
         largest = max(int(tokens[start : start + _BLOCK].max()) for start in range(0, len(tokens), _BLOCK))
         if largest >= self.vocab_size:

@@ -141,12 +141,21 @@ def test_files_with_the_right_hashes_are_looked_into(store: TokenStore) -> None:
 
     rewrite(store, ".idx", swap, "<u8")
     (problem,) = TokenStore.open(store.path).verify()
-    assert problem.endswith(".idx: its documents are not one behind the other")
+    assert problem.endswith(".idx: its documents do not follow each other to the end of the shard")
     rewrite(store, ".idx", swap, "<u8")
     assert TokenStore.open(store.path).verify() == []
     rewrite(store, ".bin", large, "<u2")
     (problem,) = TokenStore.open(store.path).verify()
     assert problem.endswith(".bin: it has the id 60,000, and the vocabulary ends at 299")
+
+
+def test_documents_without_tokens_are_told(store: TokenStore) -> None:
+    def empty(starts: Any) -> None:
+        starts[1] = starts[2]
+
+    rewrite(store, ".idx", empty, "<u8")
+    (problem,) = TokenStore.open(store.path).verify()
+    assert problem.endswith(".idx: some of its documents have no tokens")
 
 
 def test_documents_without_an_end_are_counted(store: TokenStore) -> None:
