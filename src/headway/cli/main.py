@@ -9,7 +9,7 @@ import gc
 import sys
 
 from headway.core.console import ResultLost, open_streams, say, settle_streams
-from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal
+from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal, fix_for
 from headway.core.leaving import end, leave
 
 
@@ -61,5 +61,6 @@ def _run() -> int | str | None:
 
 def _say_lost(error: OSError) -> int:
     if error.errno != errno.EPIPE:  # `headway ... | head`: the reader has had enough
-        say(f"error: the result cannot be written to standard output: {error.strerror}")
+        fix = fix_for(error, "make room where the output goes, and run the same command again")
+        say(HeadwayError(f"the result cannot be written: {error.strerror}", where="standard output", fix=fix).render())
     return 1

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from headway.core.format import format_bytes, format_count, format_seconds, printable
 from headway.core.patience import PatientLog
 from headway.core.secrets import redact
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _CLEAR = "\r\x1b[2K"
 _WARNING = "warning: "
@@ -111,6 +114,19 @@ class ResultLost(OSError):
     """Standard output does not take what is printed."""
 
 
+class _Unbuffered(io.BufferedWriter):
+    """A stream that writes at once and all that it is given.
+
+    Under PYTHONUNBUFFERED text goes straight to the file, and Python does not look how much of it a disk has taken that
+    becomes full meanwhile: the rest would be missing, and nobody would know.
+    """
+
+    def write(self, data: Buffer, /) -> int:
+        count = super().write(data)
+        self.flush()
+        return count
+
+
 class _Redacted(io.TextIOWrapper):
     """A standard stream that redacts whatever Python code prints on it, a library's warning or a traceback too."""
 
@@ -118,7 +134,8 @@ class _Redacted(io.TextIOWrapper):
         # As standard error has it: what a locale cannot write is no reason to lose a result.
         errors = "backslashreplace" if stream.errors == "strict" else stream.errors
         by_line, through = stream.line_buffering, stream.write_through
-        super().__init__(stream.buffer, stream.encoding, errors, line_buffering=by_line, write_through=through)
+        buffer = _Unbuffered(stream.buffer) if isinstance(stream.buffer, io.RawIOBase) else stream.buffer
+        super().__init__(buffer, stream.encoding, errors, line_buffering=by_line, write_through=through)
         self._stream = stream  # it closes what is below both when it goes
 
     def write(self, text: str) -> int:

@@ -125,7 +125,22 @@ def test_a_result_that_cannot_be_written_is_an_error(words: list[str], unbuffere
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     assert done.returncode == 1
-    assert done.stderr == "error: the result cannot be written to standard output: No space left on device\n"
+    assert done.stderr == (
+        "error: the result cannot be written: No space left on device\n"
+        "  where: standard output\n"
+        "  fix:   make room where the output goes, and run the same command again\n"
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_result_of_which_a_part_is_written_is_one_too(unbuffered: str, tmp_path: Path) -> None:
+    command = f"ulimit -f 1; exec {sys.executable} -m headway config schema > {tmp_path}/result"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (tmp_path / "result").stat().st_size > 0
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the result cannot be written: File too large\n  where: standard output\n")
+    assert "ulimit -f" in done.stderr
 
 
 def test_only_the_first_worker_talks_but_all_may_warn(
