@@ -31,7 +31,11 @@ def main() -> None:
     os.dup2(printed.fileno(), 2)
     target = find_target(sys.argv[1])
     for case in sorted(Path(sys.argv[2]).iterdir()):
-        target.read(case)
+        try:
+            target.read(case)
+        except BaseException as error:
+            answers.write(json.dumps({"ready": False, **_said(error)}) + "\n")
+            return
     _limit_memory()
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:

@@ -151,6 +151,8 @@ def _make_tokenizer(folder: Path) -> None:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         special = {"vocab_size": 120, "special_tokens": ["<|endoftext|>", "[UNK]"], "show_progress": False}
+        if name == "unigram":
+            special["unk_token"] = "[UNK]"
         backend.train_from_iterator(TEXTS, trainer(**special))
         backend.save(str(case / "tokenizer.json"))
         settings = {"eos_token": "<|endoftext|>", "model_max_length": 100, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -174,6 +176,7 @@ def _read_sources(case: Path) -> None:
     from headway.data.reading.readers import read_batches
     from headway.data.reading.sources import find_sources, pieces_of
 
+    refused = None
     for most in (MAX_DOCUMENT_BYTES, 100):
         for template in (None, "{id}: {text}"):
             config = SourceConfig(path=str(next(case.iterdir())), template=template)
@@ -182,8 +185,11 @@ def _read_sources(case: Path) -> None:
                     for batch in read_batches(piece):
                         for text in batch.texts:
                             text.encode()
-            except HeadwayError:
-                continue
+            except HeadwayError as error:
+                if most == MAX_DOCUMENT_BYTES:
+                    refused = error
+    if refused is not None:
+        raise refused
 
 
 def _make_tables(kinds: Sequence[str]) -> Callable[[Path], None]:
@@ -261,7 +267,7 @@ def _make_imports(folder: Path) -> None:
 
     (folder / "vocabulary").mkdir()
     _make_tokenizer(folder / "vocabulary")
-    ids = np.arange(2, 102, dtype="<u2") % 100
+    ids = np.arange(100, dtype="<u2") % 80 + 2
     lengths = np.array([30, 30, 40], dtype="<i4")
     case = folder / "megatron"
     case.mkdir()
