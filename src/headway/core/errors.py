@@ -109,6 +109,7 @@ _REFUSALS = {
 }
 #: How Rust (safetensors, tokenizers) and Arrow put the number into their words.
 _NUMBER_IN_WORDS = re.compile(r"\((?:os error|errno) ([0-9]+)\)|\[errno ([0-9]+)\]", re.IGNORECASE)
+_NO_TEMPORARY_FILES = "No usable temporary directory"
 
 
 def refusal(error: BaseException) -> int | None:
@@ -137,20 +138,36 @@ def fix_for(error: OSError, otherwise: str) -> str:
 def explain_refusal(
     error: BaseException, kind: type[HeadwayError] = HeadwayError, where: str | None = None
 ) -> HeadwayError | None:
-    """Return a deliberate error for one that says that a disk takes no more; None for any other.
+    """Return a deliberate error for one that says that a disk takes no more, or that none takes temporary files.
 
     Args:
         error: What was raised.
         kind: Of what is returned, for its exit code.
         where: Said when the error does not name a file.
+
+    Returns:
+        None for any other error.
     """
-    number = None if isinstance(error, HeadwayError) else refusal(error)
-    if number is None:
+    if isinstance(error, HeadwayError):
         return None
+    number = refusal(error)
+    if number is None:
+        return _explain_no_temporary_files(error, kind)
     words, fix = _REFUSALS[number]
     named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     place = os.fsdecode(named) if isinstance(named, str | bytes | os.PathLike) else where
     return kind(f"{words} ({os.strerror(number)})", where=place, fix=f"{fix}; then run the same command again")
+
+
+def _explain_no_temporary_files(error: BaseException, kind: type[HeadwayError]) -> HeadwayError | None:
+    """Python tries several folders, and says nothing of why each takes no file. Libraries ask it while they load."""
+    seen: BaseException | None = error
+    while seen is not None and not (isinstance(seen, FileNotFoundError) and _NO_TEMPORARY_FILES in str(seen)):
+        seen = seen.__cause__
+    if seen is None:
+        return None
+    fix = "free space there, or set TMPDIR to a folder that can be written; then run the same command again"
+    return kind("no folder takes temporary files", where=os.environ.get("TMPDIR", "/tmp"), fix=fix)
 
 
 @contextmanager

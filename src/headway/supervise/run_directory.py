@@ -106,7 +106,8 @@ class RunDirectory:
             if not there.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
             if not os.access(there, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+                number = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+                raise OSError(number, os.strerror(number), str(there))
             if there == self.path:
                 self._refuse_foreign_folder()
         except OSError as error:

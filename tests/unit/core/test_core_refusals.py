@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -58,6 +59,17 @@ def test_others_are_not_taken_for_one(number: int) -> None:
     with pytest.raises(OSError) as same, explaining_refusals(DataError):
         raise error
     assert same.value is error
+
+
+def test_a_system_that_takes_no_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libraries find out while they are loaded: torch's own imports ask where such files go."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/gone"])
+    monkeypatch.setenv("TMPDIR", "/gone")
+    no_folder = pytest.raises(CheckpointError, match="no folder takes temporary files")
+    with no_folder as told, explaining_refusals(CheckpointError):
+        tempfile.gettempdir()
+    assert told.value.where == "/gone" and "set TMPDIR" in str(told.value.fix)
 
 
 def test_what_is_deliberate_stays_as_it_was_said() -> None:

@@ -317,6 +317,17 @@ def test_a_parent_that_cannot_be_written() -> None:
     assert "/proc/headway-runs" in str(error.value.where)
 
 
+def test_a_file_system_that_is_read_only_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY | os.ST_NOSUID))
+    with pytest.raises(CheckpointError, match="cannot be used: Read-only file system") as refused:
+        RunDirectory(tmp_path / "run").refuse_unusable()
+    assert "mount it for writing" in str(refused.value.fix)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=0))
+    with pytest.raises(CheckpointError, match="cannot be used: Permission denied"):
+        RunDirectory(tmp_path / "run").refuse_unusable()
+
+
 def test_a_file_system_without_locks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(95, "Operation not supported")
