@@ -90,17 +90,19 @@ def headway(
     timeout: float = LONG,
     patient: bool = False,
     fresh: bool = False,
+    strategies: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, `patient` with workers that are stopped.
 
-    It is `fresh` where it matters that it loads everything itself; see `preloaded`.
+    It is `fresh` where it matters that it loads everything itself; see `preloaded`. What most `strategies` load is
+    loaded too where that is asked for.
     """
     environment = {**os.environ, "HEADWAY_FAULTS": faults}
     if options.keys() <= {"cwd"} and not fresh:
         folder, before = options.get("cwd") or Path.cwd(), PATIENCE if patient else ""
         order = preloaded.Order("headway", list(map(str, arguments)), environment, str(folder), before)
-        if (done := preloaded.run([order], timeout)) is not None:
+        if (done := preloaded.run([order], timeout, _OF_STRATEGIES if strategies else ())) is not None:
             return done
     command = PATIENT_HEADWAY if patient else (sys.executable, "-m", "headway")
     return subprocess.run(

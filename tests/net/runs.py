@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
+import re
 import shutil
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,8 @@ HERE = Path(__file__).parent
 KEPT = HERE / "kept"
 #: What its end is recorded as.
 KEPT_RUN = "kept"
+#: A module that is not a language model, trained from Python.
+TRAINER_RUN = "trainer"
 RECORDED_STATES = HERE / "golden" / "states.json"
 
 #: What a run trains unless it says otherwise: 4 steps of a model with 13k parameters and dropout.
@@ -139,6 +144,7 @@ RUNS: dict[str, Run] = {
     ),
     "deepspeed": Run(_workers(2, "deepspeed_zero2"), slow=True),
     "compiled": Run(("train.compile=true",), slow=True),
+    TRAINER_RUN: Run(),
 }
 
 
@@ -167,19 +173,66 @@ def write_run_config(folder: Path, name: str = "run", values: Mapping[str, Any] 
     return path
 
 
+#: What runs name that load PyTorch's compiler or its distributed tensors: such commands begin with them loaded.
+_HEAVY = re.compile("zero3|hsdp|tensor=|context=|pipeline=|expert=|muon")
+
+
 def train(folder: Path, name: str) -> Path:
     """Do one of the runs; returns its newest checkpoint."""
+    if name == TRAINER_RUN:
+        return train_in_python(folder)
     run, config = RUNS[name], write_run_config(folder, name)
     for start in run.starts:
-        done = headway("train", config.name, *run.overrides, *start.overrides, faults=start.faults, cwd=folder)
+        words = (config.name, *run.overrides, *start.overrides)
+        heavy = _HEAVY.search(" ".join(words)) is not None
+        done = headway("train", *words, faults=start.faults, strategies=heavy, cwd=folder)
         assert done.returncode == start.exit_code, (name, done.returncode, done.stderr[-3000:])
     return newest_checkpoint(folder / "runs" / name)
+
+
+def train_in_python(folder: Path) -> Path:
+    """Train a module of one's own with `headway.Trainer`, stopped once; returns the newest checkpoint."""
+    import torch
+
+    import headway as package
+
+    def make() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+
+    class Samples:
+        def __len__(self) -> int:
+            return 24
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor([float((index * k) % 7) for k in range(1, 5)])
+
+    def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        error: torch.Tensor = model(batch).squeeze(-1) - batch.mean(-1)
+        return error.square().mean()
+
+    class StopAtThree(package.Callback):
+        def on_step(self, job: object, step: int, metrics: dict[str, float]) -> None:
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    values = {"name": TRAINER_RUN, **VALUES, "runs": str(folder / "runs"), "evaluation": {"every": "2 steps"}}
+    del values["data"], values["model"]
+    values["train"] = {**VALUES["train"], "steps": 6}
+    config = package.Config.model_validate(values)
+    try:
+        package.Trainer(make(), Samples(), loss, config, validation=Samples(), callbacks=[StopAtThree()]).fit()
+    except package.HeadwayError as stopped:
+        assert stopped.exit_code == 75, stopped
+    run = package.Trainer(make(), Samples(), loss, config, validation=Samples()).fit()
+    assert run.step == 6 and run.validation_loss is not None
+    return newest_checkpoint(run.directory)
 
 
 def continue_kept(folder: Path, workers: int, strategy: str) -> str:
     """Continue a copy of the kept run to its end, with hashes of every state; returns what is said on the way."""
     words = (f"parallel.workers={workers}", f"parallel.strategy={strategy}", "telemetry.state_hash_every=1")
-    done = headway("train", "config.yaml", *words, cwd=folder)
+    done = headway("train", "config.yaml", *words, strategies=True, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stderr
 

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from net.runs import RECORDED_STATES, RUNS, processor, state_name, train
+import headway as package
+from net.runs import (
+    RECORDED_STATES,
+    RUNS,
+    kept_copy,
+    newest_checkpoint,
+    processor,
+    state_name,
+    train,
+    write_run_config,
+)
 
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] if run.slow else []) for name, run in RUNS.items()]
 
@@ -44,10 +54,18 @@ def test_a_run_ends_in_the_recorded_state(name: str, state: Callable[[str], str]
     pytest.skip(f"no state of {promised} is recorded for {kind}: cd tests && python -m net states")
 
 
+def test_training_from_python_gives_the_state_of_the_command(
+    state: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_run_config(tmp_path, "single")
+    monkeypatch.chdir(tmp_path)
+    run = package.train(package.load_config(config, ["supervise.enabled=false"]))
+    assert state_name(newest_checkpoint(run.directory)) == state("single")
+    assert run.step == 4 and run.loss is not None
+
+
 def test_a_state_is_named_by_every_element_and_by_the_cursor(tmp_path: Path) -> None:
     """Other bits in a tensor, or in the cursor, give another name; another layout of the file does not."""
-    from net.runs import kept_copy, newest_checkpoint
-
     checkpoint = newest_checkpoint(kept_copy(tmp_path) / "trained" / "earlier")
     name = state_name(checkpoint)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
