@@ -274,8 +274,10 @@ class _Stream(io.RawIOBase):
         with _errors(self._url):
             data = self._stream.read(len(buffer))
         self._position += len(data)
-        if not data and self._position != self._size:
+        if not data and self._position < self._size:
             raise _shorter(self._url, self._position, self._size)
+        if self._position > self._size:  # it may never end
+            raise _longer(self._url, self._size)
         buffer[: len(data)] = data
         return len(data)
 
@@ -350,6 +352,14 @@ def _error(url: str, error: Exception) -> DataError:
 def _shorter(url: str, found: int, size: int) -> DataError:
     return DataError(
         f"the remote file ends after {found:,} of {size:,} bytes: it changed, or was cut short",
+        where=url,
+        fix="prepare again when it is at rest",
+    )
+
+
+def _longer(url: str, size: int) -> DataError:
+    return DataError(
+        f"the remote file goes on after the {size:,} bytes that it was to have: it changed",
         where=url,
         fix="prepare again when it is at rest",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import io
 import json
 import re
 import sys
@@ -194,6 +195,19 @@ def test_nobody_there_is_told_and_not_taken_for_a_missing_file(monkeypatch: pyte
         find("http://127.0.0.1:9/a.jsonl")
     with pytest.raises(DataError, match=r"cannot be read: .*no-such-host\.invalid"):
         find("https://no-such-host.invalid/a.jsonl")
+
+
+def test_a_stream_that_goes_on_after_its_length_is_not_read_on() -> None:
+    """A server may announce one length and send more, or without an end."""
+
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            return bytes(size)
+
+    stream = remote._Stream("https://host/a", Endless(), 100_000)
+    with pytest.raises(DataError, match="goes on after the 100,000 bytes"):
+        stream.read()
+    assert remote._Stream("https://host/a", io.BytesIO(b"text"), 4).read() == b"text"
 
 
 def test_any_file_system_that_fsspec_knows() -> None:
