@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.objects import Objects
+from headway.checkpoint.remote.objects import Objects
 from headway.data.store import TokenStore
 from parts_table import program
 from ports import free_ports

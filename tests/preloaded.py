@@ -37,7 +37,7 @@ _MODULES = (
     "headway.cli.runs",
     "headway.cli.train",
     "headway.data.preparing.prepare",
-    "headway.launch.supervisor",
+    "headway.supervisor.supervisor",
     "headway.training.inference",
     "rich.console",
     "typer.rich_utils",
@@ -263,7 +263,7 @@ def _begin(orders: socket.socket, modules: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    from headway.launch.agent import load_training
+    from headway.supervisor.agent import load_training
 
     load_training()
     _begin(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

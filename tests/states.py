@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from headway.checkpoint.format import Manifest
+from headway.checkpoint.format.manifest import Manifest
+from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.store import CheckpointStore
-from headway.checkpoint.writer import CheckpointWriter
 from headway.core.types import Block, StateBlocks
 
 

@@ -23,15 +23,15 @@ from headway.cli.main import _run as run_command_line
 from headway.core import faults as core_faults
 from headway.core.errors import HeadwayError
 from headway.core.heartbeat import read_heartbeat
+from headway.core.process_table import STOPPED, process_state
 from headway.core.waiting import wait_until
-from headway.supervise.processes import STOPPED, process_state
 from ports import free_ports
 from waits import LONG
 
 #: The command line, whose supervisor leaves a worker alone that is stopped, and waits for what it tells at the end, for
 #: longer than a test takes.
 PATIENCE = (
-    "from headway.core import alerts; from headway.supervise import watchdog;"
+    "from headway.core import alerts; from headway.supervisor import watchdog;"
     " watchdog._STOPPED_SECONDS = 600.0; alerts._END_SECONDS = 60.0"
 )
 PATIENT_HEADWAY = (sys.executable, "-c", f"{PATIENCE}; from headway.cli.main import main; main()")

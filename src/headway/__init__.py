@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from headway.api import Run, Trainer, train
     from headway.config import Config, load_config, override
     from headway.core.errors import HeadwayError
-    from headway.launch.api import Run, Trainer, train
     from headway.training.callbacks import Callback
 
 __all__ = ["Callback", "Config", "HeadwayError", "Run", "Trainer", "load_config", "override", "train"]
@@ -26,11 +26,11 @@ _HOMES = {
     "Callback": "headway.training.callbacks",
     "Config": "headway.config",
     "HeadwayError": "headway.core.errors",
-    "Run": "headway.launch.api",
-    "Trainer": "headway.launch.api",
+    "Run": "headway.api",
+    "Trainer": "headway.api",
     "load_config": "headway.config",
     "override": "headway.config",
-    "train": "headway.launch.api",
+    "train": "headway.api",
 }
 
 

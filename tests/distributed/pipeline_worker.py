@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from headway import Callback
 from headway.config import load_config
 from headway.data.remote_store import open_store
-from headway.launch.attempt import Wishes
-from headway.launch.session import run_in_this_process
 from headway.models.build import complete
+from headway.session.attempt import Wishes
+from headway.session.session import run_in_this_process
 from headway.training.task import language_model_task
 
 

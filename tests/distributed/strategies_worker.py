@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from headway.api import train
 from headway.config import load_config
-from headway.launch.api import train
 
 
 def copy_run(source: Path, target: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headway.checkpoint.format import hash_tensors
+from headway.checkpoint.format.manifest import hash_tensors
 from headway.config import Config, LaneGrid, MeshShape
 from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.parallel.blocks import gather_whole

@@ -14,9 +14,9 @@ from tests.support import headway, state_hash, write_config, write_corpus
 
 from headway.config import load_config
 from headway.core.errors import CheckpointError, ConfigError, DataError, HeadwayError
-from headway.launch.attempt import Wishes
-from headway.launch.preview import preview
-from headway.supervise.ownership import OwnerLock
+from headway.runs.ownership import OwnerLock
+from headway.session.attempt import Wishes
+from headway.session.preview import preview
 
 SOUND = "".join(json.dumps({"text": f"{number}: red green blue stone " * 9}) + "\n" for number in range(20))
 LINES = SOUND.splitlines(keepends=True)

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint import objects
-from headway.checkpoint.after_save import AfterSave
-from headway.checkpoint.bring import newest_of_tiers
-from headway.checkpoint.format import Manifest, step_name
-from headway.checkpoint.objects import GivenUp, Objects, UnreachableError
-from headway.checkpoint.registry import Registry
-from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
-from headway.checkpoint.remote_claim import RESTARTED_FILE, read_claim
-from headway.checkpoint.remote_files import sent_name
+from headway.checkpoint.discovery import newest_of_tiers
+from headway.checkpoint.format.manifest import Manifest, step_name
+from headway.checkpoint.index import Registry
+from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.remote import objects
+from headway.checkpoint.remote.files import sent_name
+from headway.checkpoint.remote.objects import GivenUp, Objects, UnreachableError
+from headway.checkpoint.remote.ownership import RESTARTED_FILE, read_claim
+from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, TrainConfig, load_resolved
 from headway.core.errors import CheckpointError
 from headway.core.waiting import wait_until
 from headway.doctor.lifecycle import examine_lifecycle
-from headway.supervise.ledger import Ledger
+from headway.runs.ledger import Ledger
 from object_storage import S3Server, SeaweedFs
 from parts_table import SEAWEEDFS
 from s3_proxy import S3Proxy
@@ -302,7 +302,7 @@ def test_after_a_save_everything_happens_in_the_background(
     save(store, 3)
     assert names(run / "checkpoints") == ["step-00000002", "step-00000003"], "2 is pinned: it is being sent"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headway.checkpoint.after_save.PATIENCE_SECONDS", 0.2)
+        patch.setattr("headway.checkpoint.post_save.PATIENCE_SECONDS", 0.2)
         assert after._uploader is not None and after._uploader._tier is not None
         after._uploader._tier.objects.patience_seconds = 0.2
         hold.set()

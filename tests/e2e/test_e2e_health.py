@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.registry import Registry
+from headway.api import train
+from headway.checkpoint.index import Registry
 from headway.config import load_config
 from headway.core import faults as core_faults
 from headway.core.errors import HeadwayError
 from headway.core.waiting import wait_until
-from headway.launch.api import train
-from headway.supervise.ledger_proof import prove
+from headway.runs.ledger_proof import prove
 from headway.training import rollback
 from support import headway, manifest, state_hash
 from waits import LONG

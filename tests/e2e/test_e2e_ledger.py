@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.supervise.ledger_proof import prove
+from headway.runs.ledger_proof import prove
 from support import config_values, headway, state_hash, write_corpus
 
 Change = Callable[[list[dict[str, Any]]], None]

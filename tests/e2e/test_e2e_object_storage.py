@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.objects import Objects
+from headway.checkpoint.remote.objects import Objects
 from headway.core.errors import DataError
 from headway.data.reading import remote, sources
 from headway.data.reading.places import open_file, stamp_of

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.beside import WriterSettings
+from headway.checkpoint.save.writer import CheckpointWriter
+from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.store import CheckpointStore
-from headway.checkpoint.writer import CheckpointWriter
 from headway.core import faults
 from headway.core.errors import CheckpointError
 from headway.core.types import Block
-from headway.supervise.run_directory import Attempt, RunDirectory
+from headway.runs.run_directory import Attempt, RunDirectory
 from states import equal, make_state, names, save
 from support import in_child
 
@@ -190,7 +190,7 @@ def test_a_limit_on_the_size_of_files(store: CheckpointStore) -> None:
 OWNER = """
 import sys, time
 from pathlib import Path
-from headway.supervise.run_directory import RunDirectory
+from headway.runs.run_directory import RunDirectory
 attempt = RunDirectory(Path(sys.argv[1])).begin_attempt("owner")
 print(attempt.number, flush=True)
 time.sleep(60)

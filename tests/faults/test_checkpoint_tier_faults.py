@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.after_save import AfterSave
-from headway.checkpoint.bring import newest_of_tiers
-from headway.checkpoint.format import step_name
-from headway.checkpoint.objects import Objects
-from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
+from headway.checkpoint.discovery import newest_of_tiers
+from headway.checkpoint.format.manifest import step_name
+from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.remote.objects import Objects
+from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
 from headway.core.errors import ConfigError

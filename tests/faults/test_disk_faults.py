@@ -20,7 +20,7 @@ import pytest
 
 from headway.checkpoint.store import CheckpointStore
 from headway.core.waiting import wait_until
-from headway.supervise.ledger_proof import prove
+from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from support import PATIENT_HEADWAY, headway, state_hash, stopped_worker, write_config
 from waits import LONG

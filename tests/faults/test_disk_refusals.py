@@ -18,16 +18,16 @@ import pytest
 import torch
 
 import headway
-from headway.checkpoint.images import Piece, plan_images
-from headway.checkpoint.staging import Slot
+from headway.checkpoint.format.file_layout import Piece, plan_images
+from headway.checkpoint.save.staging import Slot
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, DataError
 from headway.core.types import Block
 from headway.data.preparing import workers
 from headway.data.preparing.prepare import prepare
-from headway.launch import leader
-from headway.launch.attempt import Wishes
-from headway.launch.worker import first_record, reasons_in
+from headway.session.attempt import Wishes
+from headway.supervisor import attempt_process
+from headway.supervisor.worker import first_record, reasons_in
 from support import config_values, in_child, store_contents, write_corpus
 
 #: A word of what is to be done.
@@ -61,8 +61,8 @@ def test_the_first_process_of_an_attempt_tells_its_supervisor(
         def say(self, kind: str, **content: Any) -> None:
             told.append({"kind": kind, **content})
 
-    monkeypatch.setattr(leader, "_first", refuse)
-    assert leader.lead(Channel(), headway.load_config(tiny()).resolved(), Wishes()) == 4  # type: ignore[arg-type]
+    monkeypatch.setattr(attempt_process, "_first", refuse)
+    assert attempt_process.lead(Channel(), headway.load_config(tiny()).resolved(), Wishes()) == 4  # type: ignore[arg-type]
     (said,) = told
     assert (said["kind"], said["exit_code"], said["where"]) == ("error", 4, "/disk/run.json")
     assert "Traceback" not in capfd.readouterr().err
@@ -106,7 +106,7 @@ SIZES = (10, 700, 2_500, 6_000, 20_000, 60_000, 200_000, 2_000_000)
 _LIMITED = """
 import json, os, resource, sys
 from headway.cli import application, main, train
-from headway.launch import session
+from headway.session import session
 from headway.training import task
 
 def end_of(size, words):

@@ -17,10 +17,10 @@ import yaml
 from tests.support import headway_in_copy
 
 # So that copies of this process need not load them each.
-import headway.checkpoint.places
-import headway.supervise.ledger_proof
+import headway.checkpoint.transfer
+import headway.runs.ledger_proof
 import headway.telemetry.report  # noqa: F401
-from headway.checkpoint.format import MANIFEST, FileEntry, Manifest, Slice, TensorEntry, state_hash
+from headway.checkpoint.format.manifest import MANIFEST, FileEntry, Manifest, Slice, TensorEntry, state_hash
 from headway.cli.application import application
 
 pytestmark = [

@@ -11,14 +11,14 @@ from threading import Thread
 
 import pytest
 
-from headway.checkpoint.objects import Objects
-from headway.checkpoint.places import remote_manifests
-from headway.checkpoint.remote import RemoteTier
-from headway.checkpoint.remote_claim import read_claim
+from headway.checkpoint.remote.objects import Objects
+from headway.checkpoint.remote.ownership import read_claim
+from headway.checkpoint.remote.tier import RemoteTier
+from headway.checkpoint.transfer import remote_manifests
 from headway.core.heartbeat import read_heartbeat
+from headway.core.process_table import STOPPED, process_state
 from headway.core.waiting import wait_until
-from headway.supervise.ledger_proof import prove
-from headway.supervise.processes import STOPPED, process_state
+from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from object_storage import S3Server
 from support import headway, state_hash

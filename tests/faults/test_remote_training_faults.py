@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.claiming import is_sent
-from headway.checkpoint.places import remote_manifests
+from headway.checkpoint.remote.acquire import is_sent
 from headway.checkpoint.run_identity import run_identity
+from headway.checkpoint.transfer import remote_manifests
 from headway.config import load_resolved
 from headway.core.heartbeat import read_heartbeat
-from headway.supervise.ledger_proof import prove
+from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from object_storage import S3Server
 from s3_proxy import S3Proxy

@@ -20,7 +20,7 @@ from waits import LONG
 LINGERING = """
 import time
 from headway.cli.main import main
-from headway.launch import worker
+from headway.supervisor import worker
 
 def report(folder, record, report=worker._report):
     time.sleep(0.5 if record["rank"] else 1.0)
@@ -34,7 +34,7 @@ main()
 #: The command line, with a process between supervisor and workers that kills those at once that it ends.
 HASTY = """
 from headway.cli.main import main
-from headway.launch import local_workers
+from headway.supervisor import local_workers
 
 local_workers._END_SECONDS = 0.0
 main()

@@ -11,10 +11,9 @@ import pytest
 
 import headway
 from headway.core.faults import FAULTS_VARIABLE
-from headway.launch import watched
-from headway.launch.attempt import WorkerDied
-from headway.supervise import watchdog
-from headway.supervise.processes import ask_for_stacks
+from headway.session.attempt import WorkerDied
+from headway.supervisor import attempt_monitor, watchdog
+from headway.supervisor.processes import ask_for_stacks
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def train(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     def patiently(files: Any, seconds: float, stopped: bool = False) -> None:
         ask_for_stacks(files, seconds and 60.0, stopped)
 
-    monkeypatch.setattr(watched, "ask_for_stacks", patiently)
+    monkeypatch.setattr(attempt_monitor, "ask_for_stacks", patiently)
     monkeypatch.setattr(watchdog, "_WINDOW_SECONDS", 0.5)
 
     def make(workers: int, faults: str, **sections: Any) -> list[dict[str, Any]]:

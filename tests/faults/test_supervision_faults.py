@@ -15,13 +15,13 @@ import pytest
 
 from headway.config import load_config
 from headway.core.heartbeat import read_heartbeat
+from headway.core.process_table import DEAD, process_state
 from headway.core.waiting import wait_until
 from headway.data.remote_store import open_store
-from headway.launch.attempt import write_config
 from headway.models.build import complete
-from headway.supervise.ledger_proof import prove
-from headway.supervise.processes import DEAD, process_state
-from headway.supervise.run_directory import RunDirectory
+from headway.runs.ledger_proof import prove
+from headway.runs.run_directory import RunDirectory
+from headway.session.attempt import write_config
 from headway.telemetry.metrics import read_metrics
 from support import headway, state_hash
 from waits import LONG
@@ -168,7 +168,7 @@ def test_a_worker_back_from_the_dead_writes_nothing(tiny: Callable[..., Path], t
         **os.environ,
         "HEADWAY_ATTEMPT": "1", "HEADWAY_FAULTS": "freeze@step=3", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "headway.launch.worker", str(run.path)]
+    command = [sys.executable, "-m", "headway.supervisor.worker", str(run.path)]
     zombie = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         told = first.directory / "error-0.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.objects import Objects
+from headway.checkpoint.remote.objects import Objects
 from headway.core.errors import CheckpointError, ConfigError
 from object_storage import (
     GLOBS,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gcs_server import GcsServer
-from headway.checkpoint.bring import newest_of_tiers
-from headway.checkpoint.format import step_name
-from headway.checkpoint.objects import PART_BYTES, Objects
-from headway.checkpoint.remote import FencedError, RemoteTier, journal_of
-from headway.checkpoint.remote_files import sent_name
+from headway.checkpoint.discovery import newest_of_tiers
+from headway.checkpoint.format.manifest import step_name
+from headway.checkpoint.remote.files import sent_name
+from headway.checkpoint.remote.objects import PART_BYTES, Objects
+from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
 from object_storage import (

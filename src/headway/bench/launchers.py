@@ -13,7 +13,7 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.module_command import module_command
 from headway.core.signals import held
-from headway.supervise.processes import end_all
+from headway.supervisor.processes import end_all
 
 #: Launchers with a name; any other is a command that starts what follows it.
 LOCAL, TORCHRUN = "local", "torchrun"

@@ -8,8 +8,8 @@ from pathlib import Path
 from headway.bench.blocks import block
 from headway.bench.worker import Spec, run_worker
 from headway.core.console import print_lines
-from headway.launch.worker import begin_process
-from headway.supervise.watchdog import in_words
+from headway.supervisor.watchdog import in_words
+from headway.supervisor.worker import begin_process
 
 
 def main() -> None:
@@ -20,8 +20,8 @@ def main() -> None:
     if spec.result.cell.workers == 1:
         run_worker(path)
         return
-    from headway.launch.agent import load_training
-    from headway.launch.local_workers import WorkersFailed, start_workers
+    from headway.supervisor.agent import load_training
+    from headway.supervisor.local_workers import WorkersFailed, start_workers
 
     workers = spec.result.cell.workers
     try:

@@ -41,7 +41,7 @@ from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import counted, format_bytes, format_count, format_seconds
 from headway.core.signals import NOTICES, handled
-from headway.launch.trainings import refuse_as_worker
+from headway.supervisor.commands import refuse_as_worker
 
 _LOOK_SECONDS = 0.5
 _TAIL_LINES, _TAIL_CHARACTERS = 20, 4000

@@ -23,9 +23,9 @@ from headway.bench.blocks import block
 from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
 from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.leaving import leave
+from headway.core.process_exit import leave
 from headway.core.statistics import quantile
-from headway.launch.worker import begin_process
+from headway.supervisor.worker import begin_process
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ def measure(spec: Spec) -> None:
     told = False
     try:
         from headway.core.launched import world_size_from_environment
-        from headway.launch.join import join_workers
+        from headway.session.join import join_workers
 
         config, size = spec.config, world_size_from_environment() or 1
         if size != spec.result.cell.workers:
@@ -117,8 +117,8 @@ def _trained(spec: Spec, world: World) -> Measurement:
     import torch
 
     from headway.bench.meter import Meter, begin_memory, host_to_device, product_flops
-    from headway.launch.assemble import assemble
-    from headway.launch.grid import common_threads
+    from headway.session.assemble import assemble
+    from headway.session.grid import common_threads
     from headway.training.compiling import compile_model
     from headway.training.loop import Job, train_loop
     from headway.training.loss_scale import begin_scaling

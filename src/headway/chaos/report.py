@@ -15,13 +15,13 @@ from headway.chaos.campaign import FEWEST_STEPS, Shape, Stage, Trial, plan_campa
 from headway.chaos.changes import changing_stages, one_stage
 from headway.chaos.controls import CONTROLS
 from headway.chaos.trial import SEED, Runs, TrialResult
-from headway.checkpoint.places import remote_manifests
-from headway.checkpoint.remote_place import open_place
+from headway.checkpoint.remote.open import open_place
+from headway.checkpoint.transfer import remote_manifests
 from headway.config import Config, dump_config, override
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
-from headway.launch.trainings import refuse_as_worker, stoppable
+from headway.supervisor.commands import refuse_as_worker, stoppable
 
 #: What is measured, in words.
 _RECOVERY = "from a kill to the next new step"

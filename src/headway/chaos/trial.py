@@ -14,17 +14,17 @@ from pathlib import Path
 from headway.chaos.campaign import Leg, Stage, Trial
 from headway.chaos.controls import CURSOR, forge
 from headway.checkpoint.compare import compare
-from headway.checkpoint.places import remote_manifests
+from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
-from headway.checkpoint.writers import wait_for_writers
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.files import append_json_line
 from headway.core.foreign import read_json_lines
 from headway.core.format import counted, format_seconds
-from headway.launch.trainings import failed, place, running, train_command
-from headway.supervise.ledger_proof import prove
+from headway.runs.ledger_proof import prove
+from headway.supervisor.commands import failed, place, running, train_command
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 from headway.telemetry.record import open_run
 

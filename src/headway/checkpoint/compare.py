@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.format import Manifest, TensorEntry, read_manifest
-from headway.checkpoint.reading import read_tensors
+from headway.checkpoint.format.manifest import Manifest, TensorEntry, read_manifest
+from headway.checkpoint.format.reading import read_tensors
 from headway.core.errors import CheckpointError
 
 if TYPE_CHECKING:

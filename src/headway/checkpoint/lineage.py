@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from headway.checkpoint.format import Manifest
+    from headway.checkpoint.format.manifest import Manifest
 
 PARENT = "parent"
 """Key of a checkpoint's context: `{"step": ..., "state_sha256": ...}`, or null for step 0."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.contents import step_metrics
-from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard
-from headway.checkpoint.format import Manifest, UnreadableManifest, read_manifest
+from headway.checkpoint.format.folders import REPLACED, checkpoint_folders, discard
+from headway.checkpoint.format.manifest import Manifest, UnreadableManifest, read_manifest
 from headway.checkpoint.lineage import origin_of
 from headway.checkpoint.retention import Candidate, Rules, kept, outdated
 from headway.core import console

@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.checkpoint.folders import checkpoint_folders
-from headway.checkpoint.format import Manifest, read_manifest
+from headway.checkpoint.format.folders import checkpoint_folders
+from headway.checkpoint.format.manifest import Manifest, read_manifest
 from headway.core.errors import CheckpointError
 from headway.core.files import fingerprint, write_json
 from headway.core.foreign import read_json_object

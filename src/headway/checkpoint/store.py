@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.folders import REPLACED, checkpoint_folders, discard, remove
-from headway.checkpoint.format import MANIFEST, Manifest, dtype_name, read_manifest, step_name, tensor_bytes
-from headway.checkpoint.images import Elements, Piece, plan_images
+from headway.checkpoint.format.file_layout import Elements, Piece, plan_images
+from headway.checkpoint.format.folders import REPLACED, checkpoint_folders, discard, remove
+from headway.checkpoint.format.manifest import MANIFEST, Manifest, dtype_name, read_manifest, step_name, tensor_bytes
+from headway.checkpoint.format.reading import SavedTensors, read_tensors
+from headway.checkpoint.format.signing import Key
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.publish import Publisher, write_part
-from headway.checkpoint.reading import SavedTensors, read_tensors
 from headway.checkpoint.retention import Rules
-from headway.checkpoint.signing import Key
+from headway.checkpoint.save.publish import Publisher, write_part
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
 from headway.core.errors import CheckpointError, fix_for

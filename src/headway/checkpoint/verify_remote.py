@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.format import Manifest, step_name
-from headway.checkpoint.objects import Objects, UnreachableError
-from headway.checkpoint.places import remote_tier, step_in
-from headway.checkpoint.remote_files import name_there
+from headway.checkpoint.format.manifest import Manifest, step_name
+from headway.checkpoint.remote.files import name_there
+from headway.checkpoint.remote.objects import Objects, UnreachableError
 from headway.checkpoint.run_identity import OF_RUN, in_words, run_record
+from headway.checkpoint.transfer import remote_tier, step_in
 from headway.checkpoint.verify import Damage, Verification, check_file
 from headway.core.errors import CheckpointError, ConfigError, fix_for
 from headway.core.scratch import scratch_folder

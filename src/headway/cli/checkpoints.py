@@ -11,8 +11,8 @@ from headway.cli.common import JsonOption, StorageOption, print_json, print_tabl
 from headway.core.console import print_line
 
 if TYPE_CHECKING:
-    from headway.checkpoint.format import Manifest
-    from headway.checkpoint.registry import Entry
+    from headway.checkpoint.format.manifest import Manifest
+    from headway.checkpoint.index import Entry
     from headway.checkpoint.verify import Verification
 
 checkpoints = typer.Typer(no_args_is_help=True, help="List, verify, compare, copy, prune and restore checkpoints.")
@@ -68,7 +68,7 @@ def verify(
     headway checkpoints verify runs/quickstart/checkpoints/step-00001000 --json
     headway checkpoints verify s3://bucket/runs/quickstart
     """
-    from headway.checkpoint.places import is_url
+    from headway.checkpoint.transfer import is_url
     from headway.core.errors import CheckpointError
 
     options = storage_options(option, place)
@@ -100,8 +100,8 @@ def _verify_url(url: str, options: dict[str, Any]) -> list[Verification]:
 
 
 def _verify_path(path: Path) -> list[Verification]:
-    from headway.checkpoint.format import MANIFEST, step_of
-    from headway.checkpoint.places import local_folders
+    from headway.checkpoint.format.manifest import MANIFEST, step_of
+    from headway.checkpoint.transfer import local_folders
     from headway.checkpoint.verify import verify_checkpoint
     from headway.core.console import progress
 
@@ -119,15 +119,15 @@ def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tup
     """The checkpoints of a run or a URL by rising step, and more of those whose manifest was read."""
     from dataclasses import replace
 
-    from headway.checkpoint.places import is_url, local_folders, remote_manifests
-    from headway.checkpoint.registry import LOCAL, Place, Registry, entry_of
+    from headway.checkpoint.index import LOCAL, Place, Registry, entry_of
+    from headway.checkpoint.transfer import is_url, local_folders, remote_manifests
     from headway.core.console import warning
 
     if is_url(place):
         found, tier = remote_manifests(place, options), "remote"
         entries = [replace(entry_of(f.manifest, None), places=(Place(tier, f.place, True),)) for f in found]
         return entries, {(f.manifest.step, f.manifest.state_sha256): _more(f.manifest) for f in found}
-    from headway.checkpoint.format import read_manifest
+    from headway.checkpoint.format.manifest import read_manifest
     from headway.core.errors import CheckpointError
 
     path, read = Path(place), []
@@ -177,7 +177,7 @@ def _row(entry: Entry) -> list[str]:
 
 
 def _result(result: Verification) -> dict[str, Any]:
-    from headway.checkpoint.signing import signature_state
+    from headway.checkpoint.format.signing import signature_state
 
     manifest = result.manifest
     return {
@@ -191,7 +191,7 @@ def _result(result: Verification) -> dict[str, Any]:
 
 
 def _lines(result: Verification) -> list[str]:
-    from headway.checkpoint.signing import VARIABLE, signature_state
+    from headway.checkpoint.format.signing import VARIABLE, signature_state
     from headway.core.format import format_bytes
 
     name = result.place.rsplit("/", 1)[-1]

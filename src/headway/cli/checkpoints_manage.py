@@ -60,8 +60,8 @@ def prune(
     headway checkpoints prune runs/quickstart --dry-run
     headway checkpoints prune runs/quickstart --keep 1
     """
-    from headway.supervise.restoring import prune as prune_run
-    from headway.supervise.run_directory import RunDirectory
+    from headway.runs.restore import prune as prune_run
+    from headway.runs.run_directory import RunDirectory
 
     directory = _run_of(run)
     stay, gone = prune_run(RunDirectory(directory), _rules(directory, keep), dry_run)
@@ -93,7 +93,7 @@ def copy(
     headway checkpoints copy runs/quickstart/checkpoints/step-00001000 s3://bucket/models
     headway checkpoints copy s3://bucket/runs/quickstart copies --step 1000
     """
-    from headway.checkpoint.places import copy_checkpoints
+    from headway.checkpoint.transfer import copy_checkpoints
 
     copies = copy_checkpoints(source, target, step, storage_options(option, source, target))
     if json:
@@ -125,8 +125,8 @@ def restore(
     headway checkpoints restore runs/quickstart --step 1000
     headway checkpoints restore runs/lost --from s3://bucket/runs/lost
     """
-    from headway.supervise.restoring import restore as restore_run
-    from headway.supervise.run_directory import RunDirectory, command_line
+    from headway.runs.restore import restore as restore_run
+    from headway.runs.run_directory import RunDirectory, command_line
 
     options = storage_options(option, source)
     found = restore_run(RunDirectory(_run_of(run)), step, source, options, command_line())

@@ -51,7 +51,7 @@ def prepare(
     from dataclasses import asdict
 
     from headway.core.console import notice
-    from headway.core.leaving import all_clear
+    from headway.core.process_exit import all_clear
     from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
 
     # Nothing here multiplies matrices, and NumPy's threads for that would spin beside those that work.

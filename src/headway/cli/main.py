@@ -10,7 +10,7 @@ import sys
 
 from headway.core.console import ResultLost, open_streams, say, settle_streams
 from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal, fix_for
-from headway.core.leaving import end, leave
+from headway.core.process_exit import end, leave
 
 
 def main() -> None:

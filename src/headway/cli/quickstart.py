@@ -53,7 +53,7 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     _stage(1, "preparing text")
     prepare(config.data)
     _stage(2, "training")
-    from headway.launch.api import train
+    from headway.api import train
 
     train(config, own_process=True)
     _after_training(config)
@@ -88,7 +88,7 @@ def _without_bf16() -> list[str]:
 
 
 def _after_training(config: Config) -> None:
-    from headway.launch.api import leave_report
+    from headway.api import leave_report
     from headway.training.inference import continue_text, evaluate_trained, export_trained, load_trained
 
     run = config.run_directory

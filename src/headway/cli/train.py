@@ -63,11 +63,11 @@ def train(
         load_libraries_ahead()
     loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers is not None else [])])
     if dry_run:
-        from headway.launch.attempt import Wishes
-        from headway.launch.preview import preview
+        from headway.session.attempt import Wishes
+        from headway.session.preview import preview
 
         print_lines(preview(loaded, Wishes(restart, accept_changes, start_epoch)))
         return
-    from headway.launch.api import train as run
+    from headway.api import train as run
 
     run(loaded, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch, own_process=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from headway.core.format import format_bytes, format_count, format_seconds, printable
-from headway.core.patience import PatientLog
 from headway.core.secrets import redact
+from headway.core.timeout_writer import PatientLog
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

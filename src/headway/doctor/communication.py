@@ -17,9 +17,9 @@ from headway.core.errors import HeadwayError
 from headway.core.faults import fault_point
 from headway.core.launched import workers_of_this_machine
 from headway.doctor.bandwidth import BUS_FACTORS, ClockOffset, Communication, Measurement, clock_offset, measurement
-from headway.launch.network import apply_nccl_profile, assert_same_profile
 from headway.parallel.collectives import all_gather, reduce_scatter
 from headway.parallel.world import World, open_world, synchronize
+from headway.session.network import apply_nccl_profile, assert_same_profile
 
 _WARM_UP = 3
 _FEWEST, _MOST = 5, 200

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
-from headway.core.leaving import leave
-from headway.launch.worker import begin_process, keep_log
+from headway.core.process_exit import leave
+from headway.supervisor.worker import begin_process, keep_log
 
 
 def main() -> None:

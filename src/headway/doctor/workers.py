@@ -14,8 +14,8 @@ from headway.core.launched import world_size_from_environment
 from headway.core.scratch import scratch_folder
 from headway.doctor.bandwidth import Communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
-from headway.launch.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.parallel.world import pick_device
+from headway.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 
 _KIB, _MIB = 2**10, 2**20
 

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from headway.config.deepspeed import engine_settings
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.leaving import threads_stay
+from headway.core.process_exit import threads_stay
 from headway.core.types import Block
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.loopback import keep_to_loopback

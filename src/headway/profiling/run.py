@@ -15,19 +15,19 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files import atomic_write, write_json
 from headway.core.scratch import scratch_folder
-from headway.launch.agent import load_training
-from headway.launch.attempt import Wishes
-from headway.launch.completed import completed
-from headway.launch.local import check_local
-from headway.launch.local_workers import WorkersFailed, WorkersStopped, start_workers
-from headway.launch.trainings import refuse_as_worker
-from headway.launch.worker import first_record
 from headway.parallel.world import pick_device
 from headway.profiling.page import render_page
 from headway.profiling.profiler import Plan
 from headway.profiling.record import Profile, WorkerRecord
 from headway.profiling.roofline import Analysis, analyse
-from headway.supervise.watchdog import in_words
+from headway.session.attempt import Wishes
+from headway.session.completed import completed
+from headway.supervisor.agent import load_training
+from headway.supervisor.commands import refuse_as_worker
+from headway.supervisor.local import check_local
+from headway.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
+from headway.supervisor.watchdog import in_words
+from headway.supervisor.worker import first_record
 
 _NEVER = Interval(10**12, "steps")
 _OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from headway.core.errors import Preempted
 from headway.core.files import atomic_write
-from headway.core.leaving import leave
-from headway.launch.worker import begin_process, keep_log, reasons_in
+from headway.core.process_exit import leave
+from headway.supervisor.worker import begin_process, keep_log, reasons_in
 
 
 def main() -> None:
@@ -28,9 +28,9 @@ def main() -> None:
 
 def _profile(folder: Path, rank: int) -> None:
     from headway.config import load_config
-    from headway.launch.attempt import Wishes
-    from headway.launch.session import run_in_this_process
     from headway.profiling.profiler import Plan, Profiler
+    from headway.session.attempt import Wishes
+    from headway.session.session import run_in_this_process
     from headway.training.task import language_model_task
 
     profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)

@@ -32,7 +32,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import ends_with_newline
 from headway.core.foreign import as_number, open_regular, parse_json_lines, read_json_lines
-from headway.core.patience import Patiently
+from headway.core.timeout_writer import Patiently
 
 FILE_NAME = "metrics.jsonl"
 #: How many steps were left out until now; in the one record of a step's own that was left out.

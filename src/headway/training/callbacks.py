@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.outcomes import Outcome, Upload
+from headway.checkpoint.save.outcomes import Outcome, Upload
 from headway.training.evaluate import Evaluation
 
 if TYPE_CHECKING:

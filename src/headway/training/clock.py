@@ -13,14 +13,14 @@ from headway.config.units import Interval
 from headway.core.console import is_first_worker
 from headway.core.errors import Preempted
 from headway.core.heartbeat import Phase, beat
-from headway.core.notices import SIGNAL_KEY
+from headway.core.preemption_board import SIGNAL_KEY
 from headway.core.signals import STOPPING, handled, untold
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 from headway.telemetry.metrics import LEFT_OUT
 from headway.training.save_interval import ChosenInterval, failure_rate
 
 if TYPE_CHECKING:
-    from headway.checkpoint.outcomes import Outcome
+    from headway.checkpoint.save.outcomes import Outcome
     from headway.data.feeding.prefetch import Prefetcher
     from headway.training.loop import Job
     from headway.training.notices import NoticeReader

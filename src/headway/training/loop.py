@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from headway.checkpoint.fence import Fenced
-from headway.checkpoint.outcomes import Outcome
+from headway.checkpoint.save.fence import Fenced
+from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, LaneGrid
 from headway.core.allocator import give_back_freed_memory

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from headway.core.console import notice as say
 from headway.core.console import warning
 from headway.core.format import format_seconds
-from headway.core.notices import SIGNAL_KEY, Board, Notice, post
+from headway.core.preemption_board import SIGNAL_KEY, Board, Notice, post
 from headway.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from headway.checkpoint.outcomes import Outcome
+    from headway.checkpoint.save.outcomes import Outcome
     from headway.training.loop import Job
 
 

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.fence import OwnerUnknown
-from headway.checkpoint.format import hash_tensors, state_hash_of
-from headway.checkpoint.outcomes import Outcome, Upload
+from headway.checkpoint.format.manifest import hash_tensors, state_hash_of
+from headway.checkpoint.save.fence import OwnerUnknown
+from headway.checkpoint.save.outcomes import Outcome, Upload
 from headway.config.checkpoint import EVALUATED
 from headway.core.console import warning
 from headway.core.files import append_json_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from headway.checkpoint.outcomes import Outcome, Upload
+from headway.checkpoint.save.outcomes import Outcome, Upload
 from headway.core.errors import CheckpointError
 from headway.core.types import StateBlocks
 

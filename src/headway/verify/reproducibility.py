@@ -18,7 +18,7 @@ from headway.core.faults import FAULTS_VARIABLE
 from headway.core.foreign import read_json_lines
 from headway.core.format import counted
 from headway.core.scratch import scratch_folder
-from headway.launch.trainings import failed, place, refuse_as_worker, running, stoppable, train_command
+from headway.supervisor.commands import failed, place, refuse_as_worker, running, stoppable, train_command
 
 #: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
 Hashes = list[tuple[int, dict[str, str]]]

@@ -22,7 +22,7 @@ from headway.bench.suite import Suite, load_suite
 from headway.bench.worker import Spec
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.module_command import module_command
-from headway.supervise.processes import DEAD, process_state
+from headway.core.process_table import DEAD, process_state
 from support_bench import measurement
 
 SUITE = "strategy: [ddp, zero1]\nworkers: 2\nmodel: 1m\nsequence_length: 32\nrepeats: 2\n"

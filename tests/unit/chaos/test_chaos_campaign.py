@@ -36,13 +36,13 @@ from headway.chaos.campaign import (
 )
 from headway.chaos.report import CampaignResult, render, run_campaign
 from headway.chaos.trial import End, Runs, TrialResult
+from headway.checkpoint.save.writer_locks import open_writer_lock
 from headway.checkpoint.store import CheckpointStore
-from headway.checkpoint.writers import open_writer_lock
 from headway.config import load_config
 from headway.core import faults
 from headway.core.files import append_json_line
 from headway.core.foreign import read_json_lines
-from headway.supervise.ledger import Rollback
+from headway.runs.ledger import Rollback
 from states import equal, make_state, save
 
 STAGE_OF_ALL = Stage(0, 40, {1: 4, 2: 2, 4: 1})

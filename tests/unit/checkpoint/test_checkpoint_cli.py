@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.checkpoint import objects
+from headway.checkpoint.remote import objects
 from headway.checkpoint.store import CheckpointStore
 from headway.cli import checkpoints as verb
 from headway.core.errors import CheckpointError, ConfigError
@@ -153,7 +153,7 @@ def test_what_is_encrypted_behind_a_url_is_verified_with_the_key_only(
     monkeypatch.setenv("HEADWAY_ENCRYPTION_KEY", "ab" * 32)
     assert invoke("copy", run, f"file://{there}")[1] is None
     with monkeypatch.context() as patch:
-        patch.setattr("headway.checkpoint.sealed_objects.tempfile.NamedTemporaryFile", no_room)
+        patch.setattr("headway.checkpoint.remote.sealed_objects.tempfile.NamedTemporaryFile", no_room)
         error = invoke("copy", run, f"file://{tmp_path}/elsewhere")[1]
     assert isinstance(error, CheckpointError) and "cannot be encrypted to be sent: No space" in error.what
     path = there / "step-00002000" / "shard-00000.safetensors.sealed"

@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from headway.checkpoint import file_hash
-from headway.checkpoint.file_hash import is_as_written, parts_hash
-from headway.checkpoint.format import FileEntry
+from headway.checkpoint.format import file_hash
+from headway.checkpoint.format.file_hash import is_as_written, parts_hash
+from headway.checkpoint.format.manifest import FileEntry
 
 
 def entry_of(content: bytes) -> FileEntry:

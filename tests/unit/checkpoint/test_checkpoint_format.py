@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.checkpoint import format as checkpoint_format
-from headway.checkpoint.format import (
+from headway.checkpoint.format import manifest as checkpoint_format
+from headway.checkpoint.format.manifest import (
     FileEntry,
     Manifest,
     Slice,

@@ -15,29 +15,29 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.checkpoint import sealing
-from headway.checkpoint.bring import bring, newest_of_tiers
-from headway.checkpoint.claiming import claim_tier
-from headway.checkpoint.format import Manifest, tensor_bytes
-from headway.checkpoint.objects import Objects
-from headway.checkpoint.places import remote_manifests
-from headway.checkpoint.remote import RemoteTier, journal_of
-from headway.checkpoint.remote_claim import read_claim
-from headway.checkpoint.remote_files import sent_name
-from headway.checkpoint.remote_place import place_of
+from headway.checkpoint.discovery import bring, newest_of_tiers
+from headway.checkpoint.format import sealing
+from headway.checkpoint.format.manifest import Manifest, tensor_bytes
+from headway.checkpoint.format.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
+from headway.checkpoint.format.signing import key_to_sign_with, signing_key
+from headway.checkpoint.remote.acquire import claim_tier
+from headway.checkpoint.remote.files import sent_name
+from headway.checkpoint.remote.objects import Objects
+from headway.checkpoint.remote.open import place_of
+from headway.checkpoint.remote.ownership import read_claim
+from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.run_identity import RunIdentity
-from headway.checkpoint.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
-from headway.checkpoint.signing import key_to_sign_with, signing_key
 from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints
 from headway.cli import checkpoints as verb
 from headway.config import RemoteConfig
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files import fingerprint
 from headway.core.secrets import redact
-from headway.supervise.restoring import prune
-from headway.supervise.run_directory import RunDirectory
+from headway.runs.restore import prune
+from headway.runs.run_directory import RunDirectory
 from states import equal, make_state, names, save
 
 SECRET, OTHER = "a secret of some length", "another secret of some length"

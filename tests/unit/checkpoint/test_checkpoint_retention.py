@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.checkpoint import registry
-from headway.checkpoint.after_save import AfterSave
-from headway.checkpoint.claiming import claim_tier
+from headway.checkpoint import index
 from headway.checkpoint.contents import crossed, latest_evaluation, step_context, step_metrics
+from headway.checkpoint.index import Registry, on_network
 from headway.checkpoint.lineage import Origin
+from headway.checkpoint.post_save import AfterSave
 from headway.checkpoint.pruning import Pruner
-from headway.checkpoint.registry import Registry, on_network
+from headway.checkpoint.remote.acquire import claim_tier
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
 from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
@@ -292,28 +292,30 @@ def test_nothing_that_goes_wrong_after_a_save_ends_training(
 
 
 def test_the_process_that_writes_loads_neither_torch_nor_the_config() -> None:
-    code = "import headway.checkpoint.write_process, sys; sys.exit(any(m in sys.modules for m in ('torch', 'yaml')))"
+    code = (
+        "import headway.checkpoint.save.writer_process, sys; sys.exit(any(m in sys.modules for m in ('torch', 'yaml')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_registry_is_an_index_that_can_be_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store, registry = CheckpointStore(tmp_path / "checkpoints"), Registry(tmp_path)
+    store, index = CheckpointStore(tmp_path / "checkpoints"), Registry(tmp_path)
     manifests = [save(store, step) for step in (1, 2)]
     for manifest in manifests:
-        assert registry.add(manifest, "local", str(store.directory / f"step-{manifest.step:08d}"))
-    assert registry.add(manifests[1], "remote", "s3://b/step-2", complete=False)
-    first, second = registry.entries()
+        assert index.add(manifest, "local", str(store.directory / f"step-{manifest.step:08d}"))
+    assert index.add(manifests[1], "remote", "s3://b/step-2", complete=False)
+    first, second = index.entries()
     assert (first.step, first.attempt, first.world_size, first.tensors) == (1, 1, 2, 7)
     assert [(p.tier, p.complete) for p in second.places] == [("local", True), ("remote", False)]
-    registry.forget("local", 1)
-    registry.forget("local", 2)
-    assert [entry.step for entry in registry.entries()] == [2]
-    registry.path.write_bytes(b"this is no database" * 100)
-    assert registry.entries() == [] and registry.add(manifests[0], "local", "x")
-    assert "is broken" in capsys.readouterr().err and [entry.step for entry in registry.entries()] == [1]
-    registry.rebuild((manifest, "y") for manifest in manifests)
-    assert [entry.places[0].place for entry in registry.entries()] == ["y", "y"]
-    with sqlite3.connect(registry.path) as connection:
+    index.forget("local", 1)
+    index.forget("local", 2)
+    assert [entry.step for entry in index.entries()] == [2]
+    index.path.write_bytes(b"this is no database" * 100)
+    assert index.entries() == [] and index.add(manifests[0], "local", "x")
+    assert "is broken" in capsys.readouterr().err and [entry.step for entry in index.entries()] == [1]
+    index.rebuild((manifest, "y") for manifest in manifests)
+    assert [entry.places[0].place for entry in index.entries()] == ["y", "y"]
+    with sqlite3.connect(index.path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     said: list[str] = []
     nowhere = Registry(tmp_path / "no" / "such", said.append)
@@ -342,7 +344,7 @@ def _add_many(run: str, manifests: list[Any]) -> None:
 
 
 def test_several_processes_write_to_the_registry_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_BUSY_SECONDS", 120.0)
+    monkeypatch.setattr(index, "_BUSY_SECONDS", 120.0)
     manifests = [save(CheckpointStore(tmp_path / "c", keep=40), step) for step in range(1, 25)]
     spawn = multiprocessing.get_context("fork")
     writers = [spawn.Process(target=_add_many, args=(str(tmp_path), manifests[n::3])) for n in range(3)]

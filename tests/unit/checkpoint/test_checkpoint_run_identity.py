@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.after_save import AfterSave
-from headway.checkpoint.bring import bring_earlier, newest_of_tiers
-from headway.checkpoint.claiming import claim_tier, find_tier, is_sent
-from headway.checkpoint.format import step_name
-from headway.checkpoint.remote import CLAIM, RemoteTier, SupersededError, journal_of
-from headway.checkpoint.remote_claim import FencedError, OtherRunError, read_claim
+from headway.checkpoint.discovery import bring_earlier, newest_of_tiers
+from headway.checkpoint.format.manifest import step_name
+from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.remote.acquire import claim_tier, find_tier, is_sent
+from headway.checkpoint.remote.ownership import FencedError, OtherRunError, read_claim
+from headway.checkpoint.remote.tier import CLAIM, RemoteTier, SupersededError, journal_of
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, new_run_id, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
@@ -229,8 +229,8 @@ def test_two_runs_that_come_at_once_do_not_both_get_the_place(
         seen.take(run_of(a), 1, run_identity(a))
     (place(tmp_path) / "run.json").unlink()
     with monkeypatch.context() as patch:  # nor if that is lost, and a listing is behind
-        patch.setattr("headway.checkpoint.remote_claim.Claims.last", lambda *_: 0)
-        patch.setattr("headway.checkpoint.remote_claim.Claims.settle_owner", lambda *_: None)
+        patch.setattr("headway.checkpoint.remote.ownership.Claims.last", lambda *_: 0)
+        patch.setattr("headway.checkpoint.remote.ownership.Claims.settle_owner", lambda *_: None)
         with pytest.raises(OtherRunError, match="seed 4"):
             seen.take(run_of(a), 1, run_identity(a))
     assert names(place(tmp_path) / "owners") == ["00000001.json"]

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint import read_alike
-from headway.checkpoint.format import Manifest
+from headway.checkpoint import verify_across_hosts
+from headway.checkpoint.format.manifest import Manifest
+from headway.checkpoint.save.writer_process import WriteProcess
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import Damage, check_file
-from headway.checkpoint.write_process import WriteProcess
 from headway.core.errors import CheckpointError, CorruptionError
 from headway.core.waiting import wait_until
-from headway.supervise.run_directory import Attempt, RunDirectory
+from headway.runs.run_directory import Attempt, RunDirectory
 from states import blocks, make_state, save
 from waits import LONG
 
@@ -92,13 +92,13 @@ def load_on(
     def work(rank: int) -> None:
         here.rank = rank
         try:
-            read_alike.refuse_other_bytes(infos[rank], blocks(make_state()), rank, gather)
+            verify_across_hosts.refuse_other_bytes(infos[rank], blocks(make_state()), rank, gather)
         except CorruptionError as error:
             refused[rank] = error.what
 
-    monkeypatch.setattr(read_alike, "check_file", check)
+    monkeypatch.setattr(verify_across_hosts, "check_file", check)
     for name in ("kernel_name", "host_name"):
-        monkeypatch.setattr(read_alike, name, lambda: machines[here.rank])
+        monkeypatch.setattr(verify_across_hosts, name, lambda: machines[here.rank])
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
     for thread in threads:
         thread.start()

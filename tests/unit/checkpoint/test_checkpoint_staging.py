@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoint import staging
-from headway.checkpoint.images import Elements, Image, Piece, plan_images
-from headway.checkpoint.staging import Slot, StagedImages
+from headway.checkpoint.format.file_layout import Elements, Image, Piece, plan_images
+from headway.checkpoint.save import staging
+from headway.checkpoint.save.staging import Slot, StagedImages
 from headway.core.types import Block
 
 

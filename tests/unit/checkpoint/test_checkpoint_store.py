@@ -7,8 +7,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from headway.checkpoint.format import MANIFEST, Manifest, Slice, hash_tensors
-from headway.checkpoint.images import Piece, plan_images
+from headway.checkpoint.format.file_layout import Piece, plan_images
+from headway.checkpoint.format.manifest import MANIFEST, Manifest, Slice, hash_tensors
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.core.types import Block

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.format import MANIFEST
+from headway.checkpoint.format.manifest import MANIFEST
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core.errors import CheckpointError

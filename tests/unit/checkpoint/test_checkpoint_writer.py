@@ -20,14 +20,14 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from headway.checkpoint import held, write_process, writers
-from headway.checkpoint.after_save import AfterSave
-from headway.checkpoint.beside import WriterSettings
-from headway.checkpoint.fence import OWNER_FILE, Fence, Fenced, Owner
-from headway.checkpoint.held import HeldStates
+from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.save import memory_snapshot, writer_locks, writer_process
+from headway.checkpoint.save.fence import OWNER_FILE, Fence, Fenced, Owner
+from headway.checkpoint.save.memory_snapshot import HeldStates
+from headway.checkpoint.save.writer import CheckpointWriter
+from headway.checkpoint.save.writer_client import WriterSettings
+from headway.checkpoint.save.writer_locks import open_writer_lock, wait_for_writers, writer_has_ended
 from headway.checkpoint.store import CheckpointStore
-from headway.checkpoint.writer import CheckpointWriter
-from headway.checkpoint.writers import open_writer_lock, wait_for_writers, writer_has_ended
 from headway.config import Config, TrainConfig
 from headway.core import console
 from headway.core.errors import CheckpointError
@@ -36,7 +36,7 @@ from headway.core.heartbeat import Phase
 from headway.core.types import Block, StateBlocks
 from headway.core.waiting import wait_until
 from headway.parallel.world import World
-from headway.supervise.rewind import CheckpointRewinder
+from headway.runs.rewind import CheckpointRewinder
 from states import blocks, equal, make_state, names, save, submit
 from waits import LONG
 
@@ -98,7 +98,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_store(
     settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A finished run waits for its last upload, which may take long, and a machine that goes does not wait."""
-    monkeypatch.setattr("headway.checkpoint.writer._LEAVING_SECONDS", 0.5)
+    monkeypatch.setattr("headway.checkpoint.save.writer._LEAVING_SECONDS", 0.5)
     monkeypatch.setenv("HEADWAY_FAULTS", "freeze@upload.manifest")
     (tmp_path / "remote").mkdir()
     remote = {"url": f"file://{tmp_path}/remote"}
@@ -276,7 +276,7 @@ def test_waiting_for_a_write_is_no_silence_as_long_as_it_gets_on(
 
     page.beat.side_effect = lambda phase: beats.append((phase, turns))
     monkeypatch.setattr("headway.core.heartbeat._heartbeat", page)
-    monkeypatch.setattr("headway.checkpoint.writer._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("headway.checkpoint.save.writer._LOOK_SECONDS", 0.01)
     monkeypatch.setattr(writer, "_gather", gather)
     writer.wait()
     assert beats[0] == (Phase.END, 2) and (Phase.END, 3) not in beats
@@ -501,8 +501,8 @@ def test_a_worker_that_waits_for_an_upload_says_so(settings: WriterSettings, mon
         if len(beats) == 3:
             os.kill(_process(writer), signal.SIGCONT)
 
-    monkeypatch.setattr("headway.checkpoint.writer.beat", go_on_after_three)
-    monkeypatch.setattr("headway.checkpoint.writer._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("headway.checkpoint.save.writer.beat", go_on_after_three)
+    monkeypatch.setattr("headway.checkpoint.save.writer._LOOK_SECONDS", 0.05)
     writer = CheckpointWriter(settings)
     submit(writer, 1)
     writer.wait()
@@ -517,12 +517,12 @@ def test_a_worker_that_waits_for_an_upload_says_so(settings: WriterSettings, mon
 def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(
     settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_process, "_PATIENCE_ALONE_SECONDS", 0.1)
+    monkeypatch.setattr(writer_process, "_PATIENCE_ALONE_SECONDS", 0.1)
     settings.directory.mkdir()
-    process = write_process.WriteProcess({**settings.record(), "workers": 3, "lock": None}, io.StringIO())
+    process = writer_process.WriteProcess({**settings.record(), "workers": 3, "lock": None}, io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
-    note = settings.directory / write_process._note(1)
+    note = settings.directory / writer_process._note(1)
     threading.Timer(0.5, write_json, (note, {"files": {}, "pieces": []})).start()
     assert process._part_of(settings.directory, 1).files == {}
     with pytest.raises(CheckpointError, match="worker 2 has not written its part in time"):
@@ -533,12 +533,12 @@ def test_a_part_whose_process_is_gone_is_not_waited_for(
     settings: WriterSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it was begun; it is as long as the process lives, which may be in one long write."""
-    monkeypatch.setattr(write_process, "_PATIENCE_ALONE_SECONDS", 1e6)
-    monkeypatch.setattr(write_process, "_PATIENCE_BEGUN_SECONDS", 1e6)
+    monkeypatch.setattr(writer_process, "_PATIENCE_ALONE_SECONDS", 1e6)
+    monkeypatch.setattr(writer_process, "_PATIENCE_BEGUN_SECONDS", 1e6)
     settings.directory.mkdir()
     mine = replace(settings, fence=owned(tmp_path), patience_seconds=1e6)
     record = {**mine.record(), "workers": 3, "lock": None}
-    process = write_process.WriteProcess(record, io.StringIO())
+    process = writer_process.WriteProcess(record, io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
     lock, gone = open_writer_lock(tmp_path, 1), threading.Event()
@@ -554,7 +554,7 @@ def test_a_part_whose_process_is_gone_is_not_waited_for(
 def test_of_a_process_on_another_machine_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock may not be seen here: that nobody seems to have it says nothing."""
     assert not writer_has_ended(tmp_path, 1), "it has not begun"
-    monkeypatch.setattr(writers, "host_name", lambda: "elsewhere")
+    monkeypatch.setattr(writer_locks, "host_name", lambda: "elsewhere")
     os.close(open_writer_lock(tmp_path, 1))
     assert writer_has_ended(tmp_path, 1)
     monkeypatch.undo()
@@ -584,7 +584,7 @@ def test_notes_of_processes_that_are_gone_are_read_but_not_waited_for(
     noted: list[int] | None, written: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_waiting = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: pytest.fail("it waits"))
-    monkeypatch.setattr(held, "time", without_waiting)
+    monkeypatch.setattr(memory_snapshot, "time", without_waiting)
     if noted:
         (tmp_path / ".held-attempt-1-00001.json").write_text(json.dumps(noted))
     states, found = HeldStates(tmp_path, 0, 2, has_ended=lambda rank: True), list[int]()

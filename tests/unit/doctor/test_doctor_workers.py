@@ -20,7 +20,7 @@ from headway.core.files import write_json
 from headway.doctor import communication
 from headway.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.doctor.workers import _died, _told, run_communication
-from headway.launch.local_workers import WorkerEnd, WorkersFailed, WorkersStopped
+from headway.supervisor.local_workers import WorkerEnd, WorkersFailed, WorkersStopped
 
 
 def failures(**codes: int) -> WorkersFailed:

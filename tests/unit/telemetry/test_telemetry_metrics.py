@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headway.core import patience
+from headway.core import timeout_writer
 from headway.core.errors import CheckpointError
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from waits import LONG
@@ -154,7 +154,7 @@ def test_a_line_cut_by_a_kill_harms_no_other_record(tmp_path: Path) -> None:
 
 def test_a_killed_process_loses_no_record(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from headway.core import patience\n"
+        "import os, signal, sys; from pathlib import Path; from headway.core import timeout_writer\n"
         "from headway.telemetry.metrics import MetricsLog\n"
         "patience._SECONDS = 60\n"  # a busy disk is not to be taken for one that hangs
         "log = MetricsLog(Path(sys.argv[1]), 1)\n"
@@ -198,7 +198,7 @@ def test_the_newest_records_of_a_long_history_are_read_alone(tmp_path: Path) -> 
 def test_records_wait_in_memory_while_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(patience, "_SECONDS", 60.0)
+    monkeypatch.setattr(timeout_writer, "_SECONDS", 60.0)
     path, before = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     with MetricsLog(path, 1) as log:
         log.write(1, {"train/loss": 1.0})
@@ -218,7 +218,7 @@ def test_records_wait_in_memory_while_the_disk_is_full(
 def test_a_record_that_is_begun_is_there_when_that_is_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(patience, "_SECONDS", 60.0)
+    monkeypatch.setattr(timeout_writer, "_SECONDS", 60.0)
     goes, may = threading.Event(), [True]
 
     def may_write() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from headway.api import train
 from headway.config import Config, MeshShape, load_config
 from headway.core.errors import ConfigError
 from headway.core.machine import Machine
-from headway.launch import join, preview
-from headway.launch.api import train
+from headway.session import join, preview
 from headway.training import available
 from headway.training.available import refuse_unavailable, unused_gpus
 from headway.training.determinism import determinism_restored

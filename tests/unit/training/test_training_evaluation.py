@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from headway.api import train
 from headway.config import load_config
 from headway.core import faults
 from headway.core.errors import Preempted
-from headway.launch.api import train
-from headway.supervise.ledger_proof import prove
+from headway.runs.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
 from headway.training import evaluate as evaluate_module
 from headway.training.evaluate import Evaluation, evaluate

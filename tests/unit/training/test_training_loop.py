@@ -14,9 +14,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from headway.checkpoint.fence import Fenced, OwnerUnknown
+from headway.api import train
+from headway.checkpoint.save.fence import Fenced, OwnerUnknown
+from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.store import CheckpointStore
-from headway.checkpoint.writer import CheckpointWriter
 from headway.config import load_config
 from headway.core import heartbeat
 from headway.core.errors import (
@@ -28,8 +29,7 @@ from headway.core.errors import (
     Preempted,
 )
 from headway.core.heartbeat import Heartbeat, Phase
-from headway.launch import session
-from headway.launch.api import train
+from headway.session import session
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training import loop
 from states import make_state, save

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.checkpoint.format import hash_tensors
+from headway.checkpoint.format.manifest import hash_tensors
 from headway.config import Config
 from headway.core import faults
 from headway.models.build import build_model

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.fence import Fenced, OwnerUnknown
+from headway.checkpoint.save.fence import Fenced, OwnerUnknown
 from headway.config import Config, TrainConfig
-from headway.core import patience
+from headway.core import timeout_writer
 from headway.telemetry.metrics import read_metrics
 from headway.training.recorders import Recorder
 
@@ -34,7 +34,7 @@ def said_of(
 def test_each_record_asks_whose_the_run_is_where_a_disk_that_hangs_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "_SECONDS", 60.0)
+    monkeypatch.setattr(timeout_writer, "_SECONDS", 60.0)
     asked_by: list[threading.Thread] = []
 
     def ask() -> None:

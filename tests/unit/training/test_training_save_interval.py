@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.outcomes import Outcome
+from headway.checkpoint.save.outcomes import Outcome
 from headway.core.errors import CheckpointError
 from headway.training.clock import SaveClock
 from headway.training.save_interval import (

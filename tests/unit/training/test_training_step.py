@@ -16,7 +16,7 @@ from headway.core.heartbeat import Heartbeat, Phase, Reading, read_heartbeat
 from headway.models.decoder import Decoder
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
-from headway.supervise.watchdog import those_behind
+from headway.supervisor.watchdog import those_behind
 from headway.training import queued_update
 from headway.training.evaluate import evaluate
 from headway.training.loss_scale import begin_scaling

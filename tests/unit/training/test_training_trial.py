@@ -16,9 +16,9 @@ from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, MeshShape
 from headway.core.errors import ConfigError
 from headway.core.machine import Machine
-from headway.launch.grid import settle_micro_batch
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World
+from headway.session.grid import settle_micro_batch
 from headway.training import fit
 from headway.training.fit import LiveBytes, largest_that_fits
 from headway.training.optimizer import build_optimizer
@@ -223,7 +223,7 @@ def test_no_other_number_is_tried_where_others_wait_for_this_workers_part(monkey
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    return lambda size: monkeypatch.setattr("headway.launch.grid.memory_limit_bytes", lambda world: size)
+    return lambda size: monkeypatch.setattr("headway.session.grid.memory_limit_bytes", lambda world: size)
 
 
 def settle(c: Config, start: Any = None, recut: bool = True) -> tuple[LaneGrid, Task]:

@@ -1,0 +1,285 @@
+"""The Python interface: `headway.train` for language models, `headway.Trainer` for any module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.config import Config
+from headway.core.console import is_first_worker, notice, warning
+from headway.core.errors import ConfigError
+from headway.core.files import fingerprint
+from headway.core.launched import world_size_from_environment
+from headway.data.in_use import in_use
+from headway.session.completed import completed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from headway.session.attempt import Wishes
+    from headway.telemetry.metrics import Metrics
+    from headway.training.callbacks import Callback
+    from headway.training.task import Task
+
+#: (model, micro-batch) -> scalar tensor: the mean loss over the samples of the micro-batch.
+MeanLoss = Callable[["nn.Module", Any], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and what it says."""
+
+    directory: Path
+
+    @property
+    def metrics(self) -> Metrics:
+        """The recorded history, e.g. `run.metrics.series("train/loss")`."""
+        from headway.telemetry.metrics import read_metrics
+
+        return read_metrics(self.directory)
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self.metrics.last_step
+
+    @property
+    def loss(self) -> float | None:
+        """Training loss of the last step."""
+        return self.metrics.last("train/loss")
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Loss of the last evaluation."""
+        return self.metrics.last("evaluation/loss")
+
+
+def train(
+    config: Config,
+    *,
+    restart: bool = False,
+    accept_changes: bool = False,
+    start_epoch: bool = False,
+    own_process: bool = False,
+) -> Run:
+    """Train a language model as `config` says, or go on with a run that was interrupted.
+
+    One worker trains in this process. With `parallel.workers` > 1 worker processes are started on this machine,
+    watched, and started again when one dies or hangs (config section `supervise`); under torchrun this process is one.
+
+    Args:
+        config: From `load_config`.
+        restart: Move an earlier run of this name aside and start from step 0.
+        accept_changes: Go on although the config, or the data, differ from the run's.
+        start_epoch: Begin an epoch of all data where the run goes on.
+        own_process: This process does nothing else, as the command line's: one worker has a process of its own too, and
+            all children of this process belong to the run.
+
+    Raises:
+        HeadwayError: with the reason; see its `exit_code`.
+    """
+    config = config.resolved()
+    from headway.session.attempt import Wishes, preemptible
+
+    wishes = Wishes(restart, accept_changes, start_epoch, leave_finished=True)
+    several = config.parallel.workers > 1
+    alone = world_size_from_environment() is None
+    if alone and several and not config.supervise.enabled:
+        raise ConfigError(
+            "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
+        )
+    if alone and config.supervise.enabled and (several or own_process):
+        from headway.supervisor.supervisor import supervise
+
+        with in_use(config.data.store):  # between attempts too
+            supervise(config, wishes, own_process=own_process)
+        with preemptible():
+            _tell_goodput(config)
+            return _finished(config)
+    with preemptible():
+        with in_use(config.data.store):
+            _train(config, wishes, own_process)
+        return _finished(config)
+
+
+def _train(config: Config, wishes: Wishes, own_process: bool) -> None:
+    config, store = completed(config)
+    from headway.session.changes import StoreData, settle_segments
+    from headway.session.process_state import left_as_it_was
+    from headway.session.session import run_in_this_process
+    from headway.training.task import language_model_task
+
+    config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
+    with nullcontext() if own_process else left_as_it_was():
+        run_in_this_process(config, language_model_task, wishes, own_process=own_process)
+
+
+class Trainer:
+    """Trains any module on any map-style dataset with the loop, checkpoints and promises of a Headway run.
+
+    Args:
+        model: A module whose forward pass `loss` calls. Its first weights are the first worker's; seed them yourself
+            (`torch.manual_seed`), so that a run killed before its first checkpoint starts again with the same ones.
+        dataset: With `__len__` and `__getitem__`, which must be a pure function of the index: samples are drawn by a
+            computed permutation of each epoch, and read ahead on a thread.
+        loss: `(model, micro-batch) -> mean loss` over the samples of a micro-batch.
+        config: `name`, `seed`, `train`, `optimizer`, `schedule`, `checkpoint` and so on; `data` and `model` are unused.
+        validation: A second dataset, evaluated with the same loss.
+        collate: Makes a micro-batch from a list of samples; PyTorch's default when not given.
+        callbacks: Called between steps, on every worker.
+
+    For several workers, start the script with `torchrun --nproc-per-node N script.py`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Any,
+        loss: MeanLoss,
+        config: Config,
+        *,
+        validation: Any = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.model, self.dataset, self.loss, self.config = model, dataset, loss, config.resolved()
+        self.validation, self.collate, self.callbacks = validation, collate, callbacks
+
+    def fit(self, *, restart: bool = False, accept_changes: bool = False, start_epoch: bool = False) -> Run:
+        """Train to the last step, going on from the newest checkpoint of the run directory if there is one.
+
+        Raises:
+            HeadwayError: with the reason; see its `exit_code`.
+        """
+        from headway.runs.ledger import Ledger
+        from headway.runs.run_directory import RunDirectory
+        from headway.session.attempt import Wishes, preemptible
+        from headway.session.changes import DatasetData, settle_segments
+        from headway.session.process_state import left_as_it_was
+        from headway.session.session import run_in_this_process
+
+        if world_size_from_environment() is None and self.config.parallel.workers > 1:
+            raise ConfigError(
+                "Trainer cannot start workers itself, since they need your script",
+                where="parallel.workers",
+                fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
+            )
+        wishes = Wishes(restart, accept_changes, start_epoch)
+        ledger = Ledger(RunDirectory(self.config.run_directory).ledger_path)
+        data = DatasetData(len(self.dataset), _rows_fingerprint(len(self.dataset)), _rows_fingerprint, ledger)
+        with preemptible():
+            config = settle_segments(self.config, data, wishes)
+            with left_as_it_was():
+                run_in_this_process(config, lambda config, grid, *_: self._task(config, grid), wishes, self.callbacks)
+            return _finished(self.config)
+
+    def _task(self, config: Config, grid: Any) -> Task:
+        from headway.data.feeding.feed import DatasetEvaluationFeed, DatasetFeed
+        from headway.data.feeding.segmented import SegmentedPlan
+        from headway.training.task import Objective, Task
+
+        def cut(grid: Any) -> tuple[Any, Any]:
+            feed = DatasetFeed(
+                self.dataset,
+                seed=config.seed,
+                lanes=grid.lanes,
+                micro_batch=grid.micro_batch,
+                batches=config.train.batches,
+                plan=SegmentedPlan(config) if config.segments else None,
+                collate=self.collate,
+            )
+            if self.validation is None:
+                return feed, None
+            held_out = DatasetEvaluationFeed(self.validation, micro_batch=grid.micro_batch, collate=self.collate)
+            return feed, held_out
+
+        feed, evaluation = cut(grid)
+        if self.config.determinism != "off":
+            _refuse_random_samples(self.dataset)
+        return Task(
+            model=self.model,
+            feed=feed,
+            objective=Objective(lambda model, batch: self.loss(model, batch) * count_samples(batch), count_samples),
+            evaluation=evaluation,
+            fingerprints={"data": _rows_fingerprint(len(self.dataset))},
+            recut=cut,
+        )
+
+
+def _rows_fingerprint(rows: int) -> str:
+    """What the order of a dataset's rows follows from."""
+    return fingerprint({"rows": rows})
+
+
+def _refuse_random_samples(dataset: Any) -> None:
+    """Samples are read ahead on a thread: what they draw from shared generators comes in any order."""
+    import random
+
+    import numpy as np
+    import torch
+
+    def generators() -> list[Any]:
+        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state(legacy=False)]
+
+    before = repr(generators())
+    dataset[0]
+    if repr(generators()) != before:
+        raise ConfigError(
+            "the dataset draws random numbers for a sample, so a run could not be repeated",
+            where=f"{type(dataset).__name__}.__getitem__",
+            fix="draw them in the loss or the model, seed a generator of your own with the index, or determinism=off",
+        )
+
+
+def _tell_goodput(config: Config) -> None:
+    from headway.telemetry.goodput import goodput_of
+    from headway.telemetry.record import open_run
+
+    found = goodput_of(open_run(config.run_directory))
+    if found is not None:
+        notice(str(found))
+
+
+def _finished(config: Config) -> Run:
+    if config.telemetry.report and is_first_worker():
+        leave_report(config.run_directory)
+    return Run(config.run_directory)
+
+
+def leave_report(run: Path) -> None:
+    """Write the report into the run directory. What is in the way of that is said, and takes nothing from the run."""
+    from headway.telemetry.report import write_report
+
+    try:
+        notice(f"report: {write_report(run)}")
+    except ConfigError as error:  # the package for its plots is an extra
+        notice(f"no report.html: {error.what} ({error.fix})")
+    except OSError as error:
+        warning(f"no report.html: {error.strerror or error} (headway report {run} writes it later)")
+
+
+def count_samples(batch: Any) -> int:
+    """Length of the first dimension of the first tensor in a nested batch.
+
+    Raises:
+        ConfigError: there is no tensor with a dimension.
+    """
+    shape = next(_shapes(batch), None)
+    if shape is None:
+        raise ConfigError("the batch holds no tensor, so its samples cannot be counted", fix="return tensors (collate)")
+    return int(shape[0])
+
+
+def _shapes(batch: Any) -> Iterator[Sequence[int]]:
+    if hasattr(batch, "shape"):
+        if len(batch.shape):
+            yield batch.shape
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _shapes(value)
+    elif hasattr(batch, "__dict__"):
+        yield from _shapes(vars(batch))

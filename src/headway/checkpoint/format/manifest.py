@@ -1,0 +1,382 @@
+"""The checkpoint format, up to version 4: what `manifest.json` says, and the hash that names a state.
+
+A checkpoint is a folder `step-00001000/` of safetensors files and this manifest, which is written last. The format is
+described for readers in other languages in docs/checkpoint-format.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from headway.checkpoint.format.sealing import SEALED
+from headway.checkpoint.format.signing import signature_problem
+from headway.core.cores import usable_cores
+from headway.core.errors import CheckpointError
+from headway.core.files import canonical_json, fingerprint, sha256_bytes
+from headway.core.foreign import ForeignFileError, parse_json, read_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from headway.core.types import StateTensors
+
+MANIFEST = "manifest.json"
+
+#: PyTorch's name of a type -> its name in safetensors files and manifests.
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+#: Bytes of an element, by the name that safetensors files have for its type.
+ITEM_BYTES = {name: int(re.findall(r"[0-9]+", name)[0]) // 8 if name != "BOOL" else 1 for name in DTYPES.values()}
+
+_STEP_NAME = re.compile(r"step-[0-9]{8,}")
+
+
+class _Part(BaseModel):
+    # A later version of the format has another number, so a key that is not known here is damage.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+#: No separators: a manifest can only name files beside itself.
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors(\.sealed)?$")]
+#: As PyTorch has them: numbers of 64 bits, and no more than 64 of them.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Shape = Annotated[tuple[Count, ...], Field(max_length=64)]
+
+#: Where a box begins and ends (exclusive) on each side.
+_Box = list[tuple[int, int]]
+#: As often a slice may be looked at to see whether any two overlap. In a grid it is about log2(slices) times.
+_WORK_PER_SLICE = 64
+
+
+class Slice(_Part):
+    """A part of a tensor: the tensor of the same name in one file.
+
+    It is a box of the whole, or, where it has one dimension and the whole has not, a run of neighbours in row-major
+    order. Version 1 had boxes only.
+    """
+
+    file: FileName
+    offset: Shape
+    """Where the box begins, per dimension; of a run, the number of its first element."""
+    shape: Shape
+
+
+class TensorEntry(_Part):
+    """One tensor of the state, whole."""
+
+    dtype: str
+    """As safetensors writes it, one of `DTYPES`."""
+    shape: Shape
+    sha256: Sha256
+    """Of the elements in row-major order, little-endian, however they are cut into slices."""
+    slices: Annotated[tuple[Slice, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_a_tensor(self) -> Self:
+        if self.dtype not in DTYPES.values():
+            raise ValueError(f"unknown dtype '{self.dtype}'")
+        runs = all(len(part.shape) == 1 for part in self.slices)
+        whole = (math.prod(self.shape),) if runs else self.shape
+        for part in self.slices:
+            if not len(part.offset) == len(part.shape) == len(whole):
+                raise ValueError("a slice has another number of dimensions than its tensor")
+            if any(o + n > size for o, n, size in zip(part.offset, part.shape, whole, strict=True)):
+                raise ValueError("a slice reaches beyond its tensor")
+        if _any_overlap(self.slices):
+            raise ValueError("two slices overlap")
+        if sum(math.prod(part.shape) for part in self.slices) != math.prod(whole):
+            raise ValueError("the slices do not cover the tensor")
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole tensor."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def _any_overlap(slices: Iterable[Slice]) -> bool:
+    """Return whether two boxes share an element, in much less work than it takes to compare each with each: a tensor
+    may have thousands.
+
+    Raises:
+        ValueError: they lie among each other in a way that takes too much work, as no way to cut a tensor does.
+    """
+    boxes = [
+        [(begin, begin + length) for begin, length in zip(part.offset, part.shape, strict=True)]
+        for part in slices
+        if 0 not in part.shape
+    ]
+    work_left, groups = _WORK_PER_SLICE * len(boxes), [boxes]
+    while groups:
+        group = groups.pop()
+        work_left -= len(group)
+        if work_left < 0:
+            raise ValueError("its slices lie among each other in a way that nobody cuts a tensor")
+        if len(group) < 2:
+            continue
+        halves = _halves(group)
+        if halves is None:
+            return True
+        groups += halves
+    return False
+
+
+def _halves(boxes: list[_Box]) -> list[list[_Box]] | None:
+    """Cut boxes in two groups where that leaves the fewest on both sides, or in none where they follow one another, so
+    that no two overlap; None when no cut has less on either side: then all of them overlap."""
+    best, cut_at = len(boxes), None
+    for side in range(len(boxes[0])):
+        begins, ends = sorted(box[side][0] for box in boxes), sorted(box[side][1] for box in boxes)
+        if all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)):
+            return []
+        for place, begin in enumerate(begins):
+            # Those that begin before this one, and those that end behind its beginning.
+            larger = max(bisect_left(begins, begin, hi=place + 1), len(boxes) - bisect_right(ends, begin))
+            if larger < best:
+                best, cut_at = larger, (side, begin)
+    if cut_at is None:
+        return None
+    side, cut = cut_at
+    return [[box for box in boxes if box[side][0] < cut], [box for box in boxes if box[side][1] > cut]]
+
+
+class FileEntry(_Part):
+    """One file as it was written."""
+
+    bytes: Count
+    sha256: Sha256 | None = None
+    """Of all its bytes: of an encrypted file, and in versions before 4."""
+    parts_sha256: Sha256 | None = None
+    """Of the hashes of its parts (`file_hash.parts_hash`)."""
+
+    @model_validator(mode="after")
+    def _has_a_hash(self) -> Self:
+        if (self.sha256 is None) == (self.parts_sha256 is None):
+            raise ValueError("a file has either a sha256 or a parts_sha256")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _what_it_has(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in serialize(self).items() if value is not None}
+
+    @property
+    def hash(self) -> str:
+        """The one that it has."""
+        return self.sha256 or self.parts_sha256 or ""
+
+
+class Manifest(_Part):
+    """Everything a checkpoint says about itself."""
+
+    format: Literal["headway-checkpoint"] = "headway-checkpoint"
+    version: Literal[1, 2, 3, 4] = 4
+    """3 has sealed files, which are for it alone; 4 the hashes of parts."""
+    step: Count
+    cursor: dict[str, int]
+    """Where the run is: `step` and what else the training loop counts."""
+    context: dict[str, Any]
+    """What the state belongs to and how it came about: fingerprints, world size, attempt, versions, time."""
+    state_sha256: Sha256
+    """`state_hash` of the tensors and the cursor."""
+    files: dict[FileName, FileEntry]
+    tensors: dict[str, TensorEntry]
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        unknown = {part.file for entry in self.tensors.values() for part in entry.slices} - self.files.keys()
+        if unknown:
+            raise ValueError(f"a tensor lies in '{min(unknown)}', which is not among the files")
+        if self.version != 3 and any(name.endswith(SEALED) for name in self.files):
+            raise ValueError(f"a file is encrypted, which version {self.version} does not have")
+        if any((entry.parts_sha256 is not None) != (self.version == 4) for entry in self.files.values()):
+            raise ValueError(f"a file's hash is not of the kind that version {self.version} has")
+        if state_hash(self.tensors, self.cursor) != self.state_sha256:
+            raise ValueError("state_sha256 does not belong to these tensors and this cursor")
+        return self
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry.bytes for entry in self.files.values())
+
+    def slices_of(self, file: str) -> list[tuple[str, Slice]]:
+        """Tensor names with the block of each that lies in one file."""
+        return self._by_file.get(file, [])
+
+    @cached_property
+    def _by_file(self) -> dict[str, list[tuple[str, Slice]]]:
+        found: dict[str, list[tuple[str, Slice]]] = {}
+        for name, entry in self.tensors.items():
+            for part in entry.slices:
+                found.setdefault(part.file, []).append((name, part))
+        return found
+
+    def render(self) -> bytes:
+        """The content of `manifest.json`: these fields, and a hash of them against bit rot in the manifest itself."""
+        record = self.model_dump(mode="json")
+        text = json.dumps({**record, "manifest_sha256": fingerprint(record)}, indent=1, ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace")  # names of files may be no UTF-8
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self:
+        """Read a manifest.
+
+        Raises:
+            ValueError: this is none, or one of an unknown version, or it is damaged, or not signed as it should be; the
+                message says which.
+        """
+        record = parse_json(text)
+        if not isinstance(record, dict) or record.get("format") != cls.model_fields["format"].default:
+            raise ValueError("is not the manifest of a Headway checkpoint")
+        if record.get("version") not in (1, 2, 3, 4):
+            raise ValueError(f"has format version {record.get('version')!r}; this Headway reads versions 1 to 4")
+        if record.pop("manifest_sha256", None) != fingerprint(record):
+            raise ValueError("has changed since it was written (manifest_sha256 differs)")
+        try:
+            manifest = cls.model_validate(record)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        problem = signature_problem(manifest)
+        if problem is not None:
+            raise ValueError(problem)
+        return manifest
+
+
+def step_name(step: int) -> str:
+    """Folder name of a checkpoint; eight digits, so that names sort as steps do."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint folder's name; None when the name is not one."""
+    step = int(name[5:]) if _STEP_NAME.fullmatch(name) else None
+    return step if step is not None and step_name(step) == name else None
+
+
+class UnreadableManifest(CheckpointError):
+    """The disk did not give a manifest; nothing is known of the checkpoint."""
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest and flush it to disk; its name is for the caller to flush, with those of the other files."""
+    with (folder / MANIFEST).open("wb") as file:
+        file.write(manifest.render())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder; the files it names are not looked at.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be trusted; `UnreadableManifest` where it could not be read.
+    """
+    path = folder / MANIFEST
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise ValueError("is missing" if not path.exists() else "is not a regular file")
+        return Manifest.parse(read_bytes(path))
+    except ForeignFileError as error:
+        raise _untrusted(path, error.problem) from None
+    except OSError as error:
+        raise UnreadableManifest(
+            f"{MANIFEST} cannot be read: {error.strerror or error}", where=str(path), fix="see to its disk"
+        ) from None
+    except ValueError as error:
+        raise _untrusted(path, str(error)) from None
+
+
+def _untrusted(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"{MANIFEST} {problem}", where=str(path), fix="restore the folder from a copy, or use another checkpoint"
+    )
+
+
+def state_hash(tensors: Mapping[str, TensorEntry], cursor: Mapping[str, int]) -> str:
+    """The name of a state: equal for equal weights, moments and cursor, whoever saved them, and cut as they may be.
+
+    SHA-256 over one line ``[name, dtype, shape, sha256]`` of canonical JSON per tensor, sorted by name, and a last line
+    with the cursor. World size, slices, attempt and time do not enter.
+    """
+    return _named(((name, t.dtype, t.shape, t.sha256) for name, t in tensors.items()), cursor)
+
+
+def state_hash_of(tensors: StateTensors, hashes: Mapping[str, str], cursor: Mapping[str, int]) -> str:
+    """The same of a state in memory whose tensors have these hashes (`hash_tensors`)."""
+    return _named(((name, dtype_name(name, t), tuple(t.shape), hashes[name]) for name, t in tensors.items()), cursor)
+
+
+def _named(described: Iterable[tuple[str, str, Shape, str]], cursor: Mapping[str, int]) -> str:
+    lines: Iterable[Any] = ([name, dtype, list(shape), sha256] for name, dtype, shape, sha256 in sorted(described))
+    return sha256_bytes(b"\n".join(canonical_json(line) for line in (*lines, dict(cursor))))
+
+
+def dtype_name(name: str, tensor: torch.Tensor) -> str:
+    """The safetensors name of a tensor's type.
+
+    Raises:
+        CheckpointError: it has no place in the format.
+    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"tensors of type {dtype} have no place in a checkpoint", where=f"tensor '{name}'", fix="convert it"
+        )
+    return DTYPES[dtype]
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The elements in row-major order; a view where the tensor is contiguous on the CPU.
+
+    The order within an element is the machine's, which is little-endian on all that PyTorch is built for.
+    """
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def hash_tensor(tensor: torch.Tensor) -> str:
+    """Hex SHA-256 of a tensor's elements (`tensor_bytes`); dtype and shape do not enter."""
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
+
+
+def hash_tensors(tensors: StateTensors) -> dict[str, str]:
+    """That of every tensor, several at a time: hashing lets go of the interpreter's lock."""
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return dict(zip(tensors, pool.map(hash_tensor, tensors.values()), strict=True))

@@ -1,0 +1,177 @@
+"""Signed manifests: proof that a checkpoint was made by somebody who has the key, and that nothing in it has changed.
+
+A manifest holds the hash of every file and tensor, so its signature covers all of the checkpoint. It lies in the
+context as `signature`, over the manifest without it. The key decides the algorithm: an Ed25519 key in PEM (RFC 8032;
+whoever only verifies needs the public one), or any other text, with which HMAC-SHA256 (RFC 2104) signs and verifies.
+
+Whenever a key is in the environment, manifests without a valid signature by it are refused, wherever they lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headway.core.errors import ConfigError, missing_extra
+from headway.core.files import canonical_json
+from headway.core.keys import key_text
+
+if TYPE_CHECKING:
+    from headway.checkpoint.format.manifest import Manifest
+
+VARIABLE = "HEADWAY_SIGNING_KEY"
+_FIELD = "signature"
+#: Shorter ones can be guessed; a key of 32 random bytes in hexadecimal has 64.
+_SHORTEST_SECRET = 16
+
+
+class Key(Protocol):
+    """What signs and verifies."""
+
+    algorithm: str
+    name: str
+    """Tells keys apart, and gives nothing away."""
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of some bytes."""
+        ...
+
+    def verify(self, data: bytes, signature: bytes) -> bool:
+        """Whether a signature is this key's."""
+        ...
+
+
+class _Secret:
+    algorithm = "hmac-sha256"
+
+    def __init__(self, text: str) -> None:
+        if len(text) < _SHORTEST_SECRET:
+            raise ConfigError(
+                f"the key has {len(text)} characters, at least {_SHORTEST_SECRET} are needed",
+                where=VARIABLE,
+                fix="for example the output of `openssl rand -hex 32`",
+            )
+        self._secret = text.encode()
+        self.name = hashlib.sha256(b"headway key name" + self._secret).hexdigest()[:16]
+
+    def sign(self, data: bytes) -> bytes:
+        return hmac.digest(self._secret, data, "sha256")
+
+    def verify(self, data: bytes, signature: bytes) -> bool:
+        return hmac.compare_digest(self.sign(data), signature)
+
+
+class _Ed25519:
+    algorithm = "ed25519"
+
+    def __init__(self, text: str) -> None:
+        try:
+            from cryptography.exceptions import UnsupportedAlgorithm
+            from cryptography.hazmat.primitives import serialization
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+        except ImportError:
+            raise missing_extra("cryptography", "crypto", "signing with Ed25519") from None
+        self._private = self._public = None
+        try:
+            if "PRIVATE" in text:
+                found: Any = serialization.load_pem_private_key(text.encode(), password=None)
+                if isinstance(found, Ed25519PrivateKey):
+                    self._private, self._public = found, found.public_key()
+            else:
+                found = serialization.load_pem_public_key(text.encode())
+                if isinstance(found, Ed25519PublicKey):
+                    self._public = found
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            pass
+        if self._public is None:
+            raise ConfigError(
+                "this is no Ed25519 key without a password in PEM",
+                where=VARIABLE,
+                fix="openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem",
+            )
+        raw = self._public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+        self.name = hashlib.sha256(raw).hexdigest()[:16]
+
+    def sign(self, data: bytes) -> bytes:
+        if self._private is None:
+            raise ConfigError("a public key cannot sign", where=VARIABLE, fix="give the private key, or sign: false")
+        return self._private.sign(data)
+
+    def verify(self, data: bytes, signature: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+
+        assert self._public is not None
+        try:
+            self._public.verify(signature, data)
+        except InvalidSignature:
+            return False
+        return True
+
+
+def signing_key() -> Key | None:
+    """The key of the environment; None when there is none.
+
+    Raises:
+        ConfigError: it is not usable, or the package for it is missing.
+    """
+    text = key_text(VARIABLE)
+    if text is None:
+        return None
+    return _Ed25519(text) if text.startswith("-----BEGIN ") else _Secret(text)
+
+
+def key_to_sign_with() -> Key:
+    """The key of the environment, which can sign.
+
+    Raises:
+        ConfigError: there is none, or it only verifies.
+    """
+    key = signing_key()
+    if key is None:
+        raise ConfigError(
+            "checkpoints are to be signed, but there is no key",
+            where="checkpoint.sign",
+            fix=f"set {VARIABLE}, or {VARIABLE}_FILE to the file that holds it",
+        )
+    key.sign(b"")
+    return key
+
+
+def signed(manifest: Manifest, key: Key) -> Manifest:
+    """The manifest with a signature in its context."""
+    bare = manifest.model_copy(update={"context": {k: v for k, v in manifest.context.items() if k != _FIELD}})
+    value = {"algorithm": key.algorithm, "key": key.name, "value": key.sign(_content(bare)).hex()}
+    return bare.model_copy(update={"context": {**bare.context, _FIELD: value}})
+
+
+def signature_state(manifest: Manifest) -> str:
+    """Say what is known of the signature of a manifest that was read: `none`, `valid`, or `not checked` without a key.
+
+    A manifest whose signature is wrong, or missing where there is a key, cannot be read (`signature_problem`).
+    """
+    if manifest.context.get(_FIELD) is None:
+        return "none"
+    return "not checked" if signing_key() is None else "valid"
+
+
+def signature_problem(manifest: Manifest) -> str | None:
+    """What is wrong with a manifest's signature, in words; None when it is right, or no key is there to tell."""
+    key = signing_key()
+    if key is None:
+        return None
+    found = manifest.context.get(_FIELD)
+    if not isinstance(found, dict):
+        return f"is not signed, and {VARIABLE} is set"
+    if found.get("algorithm") != key.algorithm or found.get("key") != key.name:
+        return f"is signed with another key ({found.get('algorithm')} {found.get('key')})"
+    bare = manifest.model_copy(update={"context": {k: v for k, v in manifest.context.items() if k != _FIELD}})
+    try:
+        good = key.verify(_content(bare), bytes.fromhex(str(found.get("value"))))
+    except ValueError:
+        good = False
+    return None if good else "has a signature that does not belong to it"
+
+
+def _content(manifest: Manifest) -> bytes:
+    return b"headway-checkpoint-signature\n" + canonical_json(manifest.model_dump(mode="json"))

@@ -1,0 +1,320 @@
+"""The process that writes checkpoints of one worker: `python -m headway.checkpoint.save.writer_process`, started by it.
+
+Orders come as JSON lines on standard input, states in files in memory that both have open. It ends when its input does,
+after what was ordered: a worker's death in mid-save costs nothing that was handed over before. It imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from headway.checkpoint.format.file_layout import Image, Piece, plan_images
+from headway.checkpoint.format.folders import pruning
+from headway.checkpoint.format.manifest import Manifest
+from headway.checkpoint.format.sealing import key_to_encrypt_with
+from headway.checkpoint.format.signing import key_to_sign_with
+from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.save.fence import Fence, Fenced, OwnerUnknown
+from headway.checkpoint.save.memory_snapshot import HeldStates, Order
+from headway.checkpoint.save.publish import Part, write_part
+from headway.checkpoint.save.staging import StagedImages, image_offsets
+from headway.checkpoint.save.writer_locks import writer_has_ended, writer_is_here
+from headway.checkpoint.store import CheckpointStore
+from headway.core import console
+from headway.core.errors import CheckpointError, HeadwayError, fix_for
+from headway.core.files import is_there, write_json
+from headway.core.foreign import LISTING_BYTES, read_json, read_text
+from headway.core.signals import STOPPING
+
+#: How often the first worker's process looks for what the others have written, and the least time between two words to
+#: the worker that this process gets on.
+_LOOK_SECONDS, _TELL_SECONDS = 0.02, 0.2
+#: How long it waits for others when the worker is gone, if they have not begun, or have and do not get on; not at all
+#: for those that have ended.
+_PATIENCE_ALONE_SECONDS, _PATIENCE_BEGUN_SECONDS = 5.0, 60.0
+
+
+class WriteProcess:
+    """Carries out the orders of one worker.
+
+    Args:
+        settings: What does not change: `directory`, `keep`, `max_shard_bytes`, `fence`, `rank`, `workers`,
+            `patience_seconds`, `after_save`, `sign`, `encrypt`, and `lock`, the descriptor that stands for this process
+            (`open_writer_lock`).
+        answers: Where outcomes go, as JSON lines.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], answers: IO[str]) -> None:
+        fence = Fence.parse(settings["fence"]) if settings["fence"] else None
+        self._may_write: Callable[[], None] = fence.assert_held if fence else lambda: None
+        self._run = fence.run if fence else None
+        follows = settings["after_save"] if settings["rank"] == 0 else None
+        self._answers, self._worker = answers, os.getppid()
+        self._told_seconds = 0.0
+        self._telling = threading.Lock()  # what follows a save has threads of its own
+        self._after_save = AfterSave(follows, self._tell_upload) if follows else None
+        self._store = CheckpointStore(
+            Path(settings["directory"]),
+            settings["keep"],
+            self._may_write,
+            after_save=self._after_save,
+            sign_with=key_to_sign_with() if settings["sign"] and settings["rank"] == 0 else None,
+        )
+        self._key = key_to_encrypt_with("checkpoint.encrypt") if settings["encrypt"] else None
+        self._max_shard_bytes: int = settings["max_shard_bytes"]
+        self._rank: int = settings["rank"]
+        self._workers: int = settings["workers"]
+        self._patience_seconds: float = settings["patience_seconds"]
+        self._lock: int | None = settings["lock"]
+        self.given_up: set[int] = set()
+        """Numbers of orders that are over for the first worker."""
+        self._held = HeldStates(
+            Path(settings["directory"]), self._rank, self._workers, self._is_known_to_have_ended, self._patience_seconds
+        )
+        self._newest_saved = -1
+
+    def tell(self, kind: str, **content: Any) -> None:
+        """Answer the worker; it may be gone."""
+        with suppress(BrokenPipeError), self._telling:
+            self._answers.write(json.dumps({"kind": kind, **content}) + "\n")
+            self._answers.flush()
+
+    def _has_ended(self, rank: int) -> bool:
+        """Whether the process of another worker is gone, as far as that can be known."""
+        return self._run is not None and writer_has_ended(self._run, rank)
+
+    def _is_known_to_have_ended(self, rank: int) -> bool | None:
+        """The same; None where it cannot be known."""
+        if self._run is None or not writer_is_here(self._run, rank):
+            return None
+        return writer_has_ended(self._run, rank)
+
+    def _get_on(self) -> None:
+        """Let the worker know that this process is not stuck."""
+        now = time.monotonic()
+        if now - self._told_seconds >= _TELL_SECONDS:
+            self._told_seconds = now
+            self.tell("getting on")
+
+    def _tell_upload(self, step: int, seconds: float | None) -> None:
+        self.tell("uploaded", step=step, seconds=seconds)
+
+    def write(self, order: Mapping[str, Any]) -> None:
+        """Write this worker's part of a state; of the first worker also wait for the others and publish."""
+        step, start = order["step"], time.monotonic()
+        pieces = [Piece.parse(piece) for piece in order["pieces"]]
+        images = plan_images(pieces, self._rank, self._max_shard_bytes)
+        nbytes = image_offsets(images)[-1]
+        try:
+            staged, manifest = StagedImages(order["descriptor"], images), None
+            if self._rank == 0:
+                manifest = self._publish(order, images, staged, nbytes)
+            else:
+                self._contribute(order, images, staged)
+        except (HeadwayError, OSError) as error:
+            self.tell("failed", step=step, fatal=isinstance(error, Fenced), **_in_words(error, step))
+            return
+        if manifest:  # another worker cannot know whether the first one publishes what it wrote a part of
+            self._newest_saved, nbytes = step, manifest.total_bytes
+        # Who is told that it is saved may go back to another one, which must not be removed behind his back.
+        with pruning(self._store.directory) if manifest else nullcontext():
+            self.tell("saved", step=step, seconds=time.monotonic() - start, bytes=nbytes)
+            if manifest:
+                self._store.after_save(manifest)
+
+    def _publish(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages, nbytes: int) -> Manifest:
+        step, cursor = order["step"], order["cursor"]
+        with self._store.saving(step, order["tag"], nbytes) as folder:
+            mine = write_part(folder, images, staged, self._get_on, self._key)
+            parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
+            more = self._after_save.context(step) if self._after_save else {}
+            context = {**order["context"], **more}
+            return self._store.publisher.finish(folder, parts, cursor, context, self._get_on)
+
+    def obey(self, order: Mapping[str, Any]) -> bool:
+        """Carry out an order; False for the last one."""
+        kind: str = order["kind"]
+        if kind == "write":
+            self.write(order)
+        elif kind == "fail":
+            self._fail(order)
+        elif kind == "hold":
+            self._held.hold(order)
+        elif kind == "let go":
+            self._held.let_go(order["descriptor"])
+        elif kind == "went back":
+            self._newest_saved = min(self._newest_saved, order["step"])
+            if self._after_save is not None:
+                self._after_save.went_back(order["step"], order["left_out"])
+        return kind != "end"
+
+    def rescue(self) -> None:
+        """The worker is gone without having said that it ends."""
+        self._held.rescue(self._newest_saved, self.write)
+
+    def close(self) -> None:
+        """Let what follows saves come to its end. Nobody needs to wait for that: it is here what there is to save."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self._after_save is not None:
+            self._after_save.close()
+            lost = self._after_save.lost
+            if lost is not None:
+                self.tell("lost", what=lost.what, where=lost.where, fix=lost.fix)
+
+    def _contribute(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages) -> None:
+        """Write beside the first worker's files, and leave a note of what was written."""
+        folder = self._store.publisher.folder(order["step"], order["tag"])
+        self._wait_for(folder, 0, "the first worker's folder did not come", order=order)
+        try:
+            self._may_write()
+            part = write_part(folder, images, staged, self._get_on, self._key)
+            write_json(folder / _note(self._rank), part.record(), exact=True)
+        except (HeadwayError, OSError) as error:
+            with suppress(OSError):
+                leave_failure(folder, self._rank, str(error))
+            raise
+
+    def _fail(self, order: Mapping[str, Any]) -> None:
+        """Tell the first worker's process that this worker's part will not come: who was to write it died."""
+        folder = self._store.publisher.folder(order["step"], order["tag"])
+        with suppress(HeadwayError, OSError):  # nobody waits for it any more
+            self._wait_for(folder, 0, "the first worker's folder did not come", order=order)
+            leave_failure(folder, self._rank, order["why"])
+
+    def _part_of(self, folder: Path, rank: int) -> Part:
+        """What another worker has written, when it has."""
+        note, failure = folder / _note(rank), folder / _failure(rank)
+        what = f"worker {rank} has not written its part"
+        self._wait_for(note, rank, what, failure, written=partial(_bytes_of, folder, rank))
+        part = Part.parse(read_json(note, LISTING_BYTES))
+        note.unlink()
+        return part
+
+    def _wait_for(
+        self,
+        path: Path,
+        rank: int,
+        otherwise: str,
+        failure: Path | None = None,
+        order: Order | None = None,
+        written: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Return when a file is there.
+
+        Args:
+            path: Which.
+            rank: The worker whose process makes it.
+            otherwise: What to say if it does not come.
+            failure: A file that tells that it will not.
+            order: What it belongs to; it will not come when the first worker has given it up, or is at a later step.
+            written: How much of it there is so far.
+        """
+        start = grew = time.monotonic()
+        deadline, size = start + self._patience_seconds, 0
+        while not is_there(path):
+            alone = os.getppid() != self._worker  # the worker died, and the others with it perhaps
+            gone = alone and self._has_ended(rank) and not is_there(path)  # before it is asked what it has left
+            if failure is not None and failure.exists():
+                said = read_text(failure) or "it left no reason, as on a full disk"
+                raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
+            if order is not None and (
+                order.get("number") in self.given_up or self._store.publisher.is_past(order["step"], order["tag"])
+            ):
+                raise CheckpointError(f"{otherwise}; it has given up on it", where=str(path.parent))
+            if gone:
+                raise CheckpointError(f"{otherwise}, and its process is gone", where=str(path.parent))
+            until = deadline
+            if alone:
+                if (now_there := written()) != size:
+                    size, grew = now_there, time.monotonic()
+                until = min(deadline, grew + (_PATIENCE_BEGUN_SECONDS if size else _PATIENCE_ALONE_SECONDS))
+            if time.monotonic() > until:
+                raise CheckpointError(f"{otherwise} in time", where=str(path.parent))
+            self._get_on()
+            time.sleep(_LOOK_SECONDS)
+
+
+def leave_failure(folder: Path, rank: int, why: str) -> None:
+    """Tell the first worker's process that a part will not come. The file's name says it even on a full disk."""
+    path = folder / _failure(rank)
+    whole = path.with_name(f".{path.name}")  # or who looks too soon finds no reason; not flushed: the disk may hang
+    try:
+        whole.write_text(why, encoding="utf-8", errors="backslashreplace")
+        whole.replace(path)
+    except OSError:
+        path.touch()
+
+
+def _bytes_of(folder: Path, rank: int) -> int:
+    with suppress(OSError):
+        return sum(path.stat().st_size for path in folder.glob(f"shard-{rank:05d}*"))
+    return 0
+
+
+def _note(rank: int) -> str:
+    return f"part-{rank:05d}.json"
+
+
+def _failure(rank: int) -> str:
+    return f"failed-{rank:05d}.txt"
+
+
+def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]:
+    if isinstance(error, HeadwayError):
+        what = error.what
+        if isinstance(error, OwnerUnknown):  # which tells nothing of checkpoints
+            what = f"the checkpoint of step {step} cannot be written: {what}"
+        return {"what": what, "where": error.where, "fix": error.fix}
+    return {
+        "what": f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
+        "where": str(error.filename) if error.filename else None,
+        "fix": fix_for(error, "make room there or mend the disk"),
+    }
+
+
+def _read(lines: IO[str], orders: queue.SimpleQueue[Order | None], given_up: set[int]) -> None:
+    for line in lines:
+        if not line.endswith("\n"):  # the worker was killed while it gave this order
+            break
+        order = json.loads(line)
+        if order["kind"] == "give up":  # which is about what may be under way
+            given_up.add(order["number"])
+        else:
+            orders.put(order)
+    orders.put(None)
+
+
+def main() -> None:
+    """Read orders until there are no more."""
+    for number in STOPPING:  # they are for the worker, which says when it is over
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(5)  # on the CPU, training comes first
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    console.redact_streams()
+    process = WriteProcess(json.loads(sys.stdin.readline()), answers)
+    console.hand_over(lambda text, only_log: process.tell("logged" if only_log else "said", text=text))
+    process.tell("ready")
+    # Read in a thread, so that a worker can always hand over an order, however long a write takes or hangs.
+    orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, orders, process.given_up), daemon=True).start()
+    if all(process.obey(order) for order in iter(orders.get, None) if order is not None):
+        process.rescue()
+    process.close()
+
+
+if __name__ == "__main__":
+    main()

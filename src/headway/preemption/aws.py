@@ -1,0 +1,86 @@
+"""Amazon EC2: interruption notices of spot instances, and rebalance recommendations, from IMDSv2.
+
+"Spot Instance interruption notices" and "EC2 instance rebalance recommendations" in the EC2 user guide: a notice comes
+two minutes ahead, 404 says that there is none, and asking every 5 seconds is what Amazon recommends.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from headway.core.preemption_board import Notice
+from headway.preemption.metadata import Answer, Unavailable, ask
+
+AWS = "http://169.254.169.254"
+"""Where EC2's metadata service is."""
+
+_TOKEN_SECONDS = 6 * 3600
+
+
+class Aws:
+    """Both documents of the instance that this process runs on.
+
+    Args:
+        endpoint: Where the metadata service is.
+        on_rebalance: What a recommendation without a notice means.
+    """
+
+    name, pause_seconds = "aws", 5.0
+
+    def __init__(
+        self,
+        endpoint: str = AWS,
+        on_rebalance: Literal["save", "stop", "ignore"] = "save",
+    ) -> None:
+        self._endpoint, self._on_rebalance = endpoint.rstrip("/"), on_rebalance
+        self._token: str | None = None
+
+    def check(self) -> Notice | None:
+        """An interruption if there is one, else a recommendation."""
+        answer = self._get("spot/instance-action")
+        if answer.status == 200:
+            said = answer.json_object()
+            action, when = said.get("action"), said.get("time")
+            # A hibernation may begin at once, so its time is no promise; the others keep theirs.
+            deadline = _unix_seconds(when) if action != "hibernate" else None
+            return Notice(self.name, f"spot interruption ({action})", "stop", deadline, key=f"{action} {when}")
+        if self._on_rebalance == "ignore":
+            return None
+        answer = self._get("events/recommendations/rebalance")
+        if answer.status != 200:
+            return None
+        when = answer.json_object().get("noticeTime")
+        return Notice(self.name, "rebalance recommendation", self._on_rebalance, key=f"rebalance {when}")
+
+    def acknowledge(self, notice: Notice) -> None:
+        """Amazon waits for no answer."""
+
+    def _get(self, document: str) -> Answer:
+        """A document, with a token; a new one where the old one has run out."""
+        for fresh in (False, True):
+            if fresh or self._token is None:
+                self._token = self._new_token()
+            url = f"{self._endpoint}/latest/meta-data/{document}"
+            answer = ask(url, {"X-aws-ec2-metadata-token": self._token})
+            if answer.status != 401:
+                break
+        if answer.status not in (200, 404):
+            raise Unavailable(f"status {answer.status} for {document}")
+        return answer
+
+    def _new_token(self) -> str:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
+        answer = ask(f"{self._endpoint}/latest/api/token", headers, method="PUT")
+        if answer.status != 200 or not answer.text.isascii() or not 0 < len(answer.text) < 1024:
+            raise Unavailable(f"status {answer.status} for a token")
+        return answer.text
+
+
+def _unix_seconds(text: object) -> float | None:
+    """From 2026-01-31T08:22:00Z; None when it is no time."""
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found.timestamp() if found.tzinfo else None

@@ -1,0 +1,96 @@
+"""Microsoft Azure: scheduled events of this machine, and the answer that one may begin.
+
+"Azure Metadata Service: Scheduled Events for Linux VMs": spot machines are told 30 seconds ahead, a reboot 15 minutes.
+An event is for the machines that it names, and the list holds those of others in the same group too. The very first
+question enables the service and may take two minutes to be answered: until then it counts as away.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from headway.core.preemption_board import Notice
+from headway.preemption.metadata import Unavailable, ask
+
+AZURE = "http://169.254.169.254"
+"""Where Azure's metadata service is."""
+
+_HEADERS = {"Metadata": "true"}
+
+#: Events that end this process; `Freeze` only makes it wait for some seconds.
+_ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")
+
+#: The least time ahead that is documented, for a spot machine.
+_LEAST_SECONDS = 30.0
+
+
+class Azure:
+    """The events of the machine that this process runs on.
+
+    Args:
+        endpoint: Where the metadata service is.
+        answers: Tell it when an event may begin.
+    """
+
+    name, pause_seconds = "azure", 2.0
+
+    def __init__(self, endpoint: str = AZURE, answers: bool = True) -> None:
+        self._endpoint, self._answers = endpoint.rstrip("/"), answers
+        self._machine: str | None = None
+        self._due: dict[str, float] = {}
+
+    def check(self) -> Notice | None:
+        """The event of this machine that comes first."""
+        if self._machine is None:
+            self._machine = self._machine_name()
+        answer = ask(self._events, _HEADERS)
+        if answer.status != 200:
+            raise Unavailable(f"status {answer.status} for scheduled events")
+        events = answer.json_object().get("Events")
+        if not isinstance(events, list):
+            raise Unavailable("scheduled events without a list of them")
+        mine = [self._notice(event) for event in events if isinstance(event, dict) and self._concerns(event)]
+        self._due = {notice.key: notice.deadline for notice in mine if notice.deadline is not None}
+        return min(mine, key=lambda notice: notice.deadline or 0.0, default=None)
+
+    def acknowledge(self, notice: Notice) -> None:
+        """Approve the event (`StartRequests`), which else begins at its time."""
+        if not self._answers or not notice.key:
+            return
+        body = json.dumps({"StartRequests": [{"EventId": notice.key}]}).encode()
+        answer = ask(self._events, {**_HEADERS, "Content-Type": "application/json"}, method="POST", body=body)
+        if answer.status != 200:
+            raise Unavailable(f"status {answer.status} for an answer to event {notice.key}")
+
+    @property
+    def _events(self) -> str:
+        return f"{self._endpoint}/metadata/scheduledevents?api-version=2020-07-01"
+
+    def _machine_name(self) -> str:
+        answer = ask(f"{self._endpoint}/metadata/instance/compute/name?api-version=2021-02-01&format=text", _HEADERS)
+        if answer.status != 200 or not answer.text:
+            raise Unavailable(f"status {answer.status} for the machine's name")
+        return answer.text
+
+    def _concerns(self, event: dict[str, Any]) -> bool:
+        resources = event.get("Resources")
+        return event.get("EventType") in _ENDS and isinstance(resources, list) and self._machine in resources
+
+    def _notice(self, event: dict[str, Any]) -> Notice:
+        key = str(event.get("EventId", ""))
+        due = None if event.get("EventStatus") == "Started" else _unix_seconds(event.get("NotBefore"))
+        if due is None:  # it has begun: what is left from then on does not grow with every answer
+            due = min(time.time() + _LEAST_SECONDS, self._due.get(key, math.inf))
+        return Notice(self.name, f"scheduled event ({event['EventType']})", "stop", due, key=key)
+
+
+def _unix_seconds(text: object) -> float | None:
+    """From Mon, 19 Sep 2016 18:29:47 GMT; None when it is no time."""
+    try:
+        return parsedate_to_datetime(str(text)).timestamp()
+    except ValueError:
+        return None

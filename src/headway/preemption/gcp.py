@@ -1,0 +1,82 @@
+"""Google Compute Engine: preemption of spot machines, and host maintenance, from the metadata server.
+
+"Spot VMs" and "Monitor and plan for a host maintenance event" in the Compute Engine documentation. A question waits
+for a change (`wait_for_change`), so a notice is heard at once and the server is asked once a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+from urllib.parse import urlencode
+
+from headway.core.preemption_board import Notice
+from headway.preemption.metadata import TIMEOUT_SECONDS, Unavailable, ask
+
+GCP = "http://metadata.google.internal"
+"""Where Google's metadata server is."""
+
+Value = Literal["preempted", "maintenance-event"]
+VALUES: tuple[Value, ...] = ("preempted", "maintenance-event")
+
+#: How long the server holds an answer back while nothing changes.
+_WAIT_SECONDS = 60
+
+#: Between the mark of a preemption and the end of the machine.
+_PREEMPTION_SECONDS = 30.0
+
+#: Machines without GPUs are told a minute before maintenance, those with GPUs an hour; the value does not say which.
+_MAINTENANCE_SECONDS = 60.0
+
+
+class Gcp:
+    """One value of the instance that this process runs on.
+
+    Args:
+        value: `preempted` or `maintenance-event`.
+        endpoint: Where the metadata server is.
+        wait_seconds: How long it may hold an answer back.
+    """
+
+    pause_seconds = 1.0
+
+    def __init__(
+        self,
+        value: Value,
+        endpoint: str = GCP,
+        wait_seconds: int = _WAIT_SECONDS,
+    ) -> None:
+        self.name = f"gcp ({value})"
+        self._value, self._endpoint, self._wait = value, endpoint.rstrip("/"), wait_seconds
+        self._etag = ""
+        self._seen: Notice | None = None
+
+    def check(self) -> Notice | None:
+        """Wait for a change, or for a minute. The first question is answered at once, and all while something is
+        announced: it may have been put off until it is near, and would be past when the server answers."""
+        waits = self._etag and self._seen is None
+        options = {"wait_for_change": "true", "timeout_sec": self._wait, "last_etag": self._etag} if waits else {}
+        url = f"{self._endpoint}/computeMetadata/v1/instance/{self._value}?{urlencode(options)}"
+        answer = ask(
+            url, {"Metadata-Flavor": "Google"}, timeout_seconds=TIMEOUT_SECONDS + (self._wait if options else 0)
+        )
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+        if answer.status != 200 or headers.get("metadata-flavor") != "Google":
+            self._etag = ""
+            raise Unavailable(f"status {answer.status} for {self._value}")
+        self._etag = headers.get("etag", "")
+        self._seen = self._notice(answer.text)
+        return self._seen
+
+    def _notice(self, value: str) -> Notice | None:
+        """The notice in a value; the same one as before while the value is the same."""
+        if self._value == "preempted" and value == "TRUE":
+            found = Notice("gcp", "preemption", "stop", time.time() + _PREEMPTION_SECONDS, key=value)
+        elif self._value == "maintenance-event" and value == "TERMINATE_ON_HOST_MAINTENANCE":
+            found = Notice("gcp", "host maintenance", "stop", time.time() + _MAINTENANCE_SECONDS, key=value)
+        else:  # a migration takes the running machine along
+            return None
+        return self._seen if self._seen is not None and self._seen.key == value else found
+
+    def acknowledge(self, notice: Notice) -> None:
+        """Google waits for no answer."""

@@ -1,0 +1,143 @@
+"""Keeps the ledger while a run trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.checkpoint.lineage import ancestors, origin_of
+from headway.checkpoint.save.fence import OwnerUnknown
+from headway.checkpoint.save.outcomes import Outcome
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.config.segments import Segment
+from headway.core.console import warning
+from headway.runs.ledger import TAKEN_OVER, Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
+from headway.runs.rewind import decided
+from headway.telemetry.record import Run
+from headway.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from headway.training.health import Decision
+    from headway.training.loop import Job
+
+
+class LedgerKeeper(Callback):
+    """Writes to the ledger which rows the steps up to each checkpoint have consumed.
+
+    Args:
+        checkpoints: The run's folder of them.
+        may_write: Called before each line; raises when another attempt has the run by now.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        attempt: int,
+        checkpoints: Path,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ledger, self._attempt, self._may_write = ledger, attempt, may_write
+        self._store = CheckpointStore(checkpoints)
+
+    def on_start(self, job: Job) -> None:
+        """Bring the ledger to the step that the attempt starts from."""
+        self._may_write()
+        step = job.state.cursor.step
+        self._note_segments(job)
+        self._decide_as_before(job, step)
+        if self._ledger.committed_step > step:
+            self._ledger.rollback(step, f"attempt {self._attempt} had to start from step {step}")
+        self._catch_up(job, step)
+
+    def on_saved(self, job: Job, outcome: Outcome) -> None:
+        """The steps up to a checkpoint are safe now. A later line makes up for one that cannot be written."""
+        if outcome.error is not None:
+            return
+        try:
+            self._commit(job, outcome.step, self._attempt)
+        except (UnwritableLedger, OwnerUnknown) as error:
+            if outcome.step == job.total_steps:
+                raise
+            warning(f"{error.what}; training goes on, and the line of the next checkpoint makes up for it")
+
+    def on_decision(self, job: Job, decision: Decision) -> None:
+        """Written down before it is carried out, so that a kill in between changes nothing."""
+        if decision.action == "warn":
+            return  # nothing follows from it
+        steps = decision.first_step, decision.step + 1
+        try:
+            # A worker may have been away for long since its step: in a write that it waited for, stopped, swapped out.
+            self._may_write()
+            self._ledger.decide(self._attempt, *steps, decision.action, decision.reason)
+        except (UnwritableLedger, OwnerUnknown) as error:
+            # Which rows are left out stands nowhere else; what comes of a step anew is decided anew.
+            if decision.action == "rollback":
+                raise
+            follows = "training goes on" if decision.action == "skip" else "the run stops all the same"
+            warning(f"{error.what}; {follows}, and the ledger lacks that step {decision.step} had no update")
+        if decision.to_step is not None and self._ledger.committed_step > decision.to_step:
+            self._ledger.rollback(decision.to_step, f"{decision.reason} in step {decision.step}")
+            self._catch_up(job, decision.to_step)
+
+    def _note_segments(self, job: Job) -> None:
+        """Record the segments that the run has by now, where the ledger has others."""
+        wanted = list(job.config.segments)
+        known = [Segment.model_validate(start.segment) for start in self._ledger.segments()]
+        if wanted == known:
+            return
+        same = 0
+        while same < min(len(wanted), len(known)) and wanted[same] == known[same]:
+            same += 1
+        for segment in wanted[min(same, len(wanted) - 1) :]:
+            self._ledger.begin_segment(self._attempt, segment.model_dump(mode="json"))
+
+    def _decide_as_before(self, job: Job, step: int) -> None:
+        """What only the checkpoint says to be left out was decided where this ledger is not."""
+        known = decided(self._ledger)
+        for first, last in job.state.left_out:
+            if (first, last) not in known:
+                self._ledger.decide(
+                    self._attempt, first, last, "rollback", f"decided elsewhere, as checkpoint step-{step:08d} says"
+                )
+
+    def _catch_up(self, job: Job, step: int) -> None:
+        """Commit what checkpoints hold up to a step of one.
+
+        The attempt before may have been killed after they became visible, and before it told the ledger of them; or the
+        commit that was taken back began before this step; or all of that was on another disk.
+        """
+        if self._ledger.committed_step >= step:
+            return
+        run = Run(self._ledger.path.parent)
+        infos = [info for info in self._store.list() if info.step <= step]
+        line = ancestors({info.step: origin_of(info.context) for info in infos})
+        for info in infos:
+            if info.step in line and self._ledger.committed_step < info.step:
+                self._take_over(job, info, run)
+
+    def _take_over(self, job: Job, info: CheckpointInfo, run: Run) -> None:
+        attempt, first = int(info.context.get("attempt", self._attempt)), self._ledger.committed_step
+        if not run.has_done(attempt, info.step):
+            why = f"{info.path.name} is of attempt {attempt} elsewhere: nothing here tells of its steps"
+            self._ledger.decide(self._attempt, first, info.step, TAKEN_OVER, why)
+        self._commit(job, info.step, attempt)
+
+    def _commit(self, job: Job, step: int, attempt: int) -> None:
+        self._may_write()
+        first = self._ledger.step_to_follow()
+        if step > first:
+            feed, name = job.task.feed, f"step-{step:08d}"
+            plan = plan_fingerprint(_fingerprints_at(job, step), feed.describe(step))
+            rows = feed.rows_by_source(first, step)
+            for start, end in merged_ranges(list(job.state.left_out)):
+                start, end = max(start, first), min(end, step)
+                if start < end:
+                    rows = {key: rows[key] - out for key, out in feed.rows_by_source(start, end).items()}
+            self._ledger.commit(attempt, first, step, rows, name, plan, feed.rows)
+
+
+def _fingerprints_at(job: Job, step: int) -> dict[str, str]:
+    """Fingerprints of what the steps before one were done with: in an earlier segment there may have been less data."""
+    began = [segment for segment in job.config.segments if segment.first_step < max(1, step)]
+    return {**job.task.fingerprints, **({"data": began[-1].data} if began else {})}

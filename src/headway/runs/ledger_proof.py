@@ -1,0 +1,351 @@
+"""Proving from a run directory, its config and its token store that every row of the plan was used exactly once.
+
+The ledger says which steps are part of a checkpoint and how many rows of each source they took. Which rows those were
+follows from the config and the store's manifest. Here both are put together: the commits must join from step 0 to the
+last checkpoint, each made by an attempt that did those steps; the rows, computed anew, must be as many as each commit
+says; and within every epoch of every source none may be used twice or be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.checkpoint.run_identity import RUN_ID
+from headway.config import Config, load_resolved
+from headway.config.segments import Segment, up_to
+from headway.core.console import progress
+from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.format import plural
+from headway.data.feeding.feed import DATASET, describe_rows, training_rows
+from headway.data.feeding.plan import PlainPlan, RowPlan, plan_of
+from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.pinned import pinned
+from headway.data.remote_store import open_store
+from headway.runs.ledger import (
+    TAKEN_OVER,
+    Commit,
+    Ledger,
+    LedgerDecision,
+    Rollback,
+    SegmentStart,
+    merged_ranges,
+    plan_fingerprint,
+)
+from headway.runs.ledger_run import checkpoints_of_others, restored_from_others
+from headway.runs.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
+from headway.telemetry.record import Attempt, Run, as_int, as_text, dig, open_run, read_json
+
+#: Rows of a run, and of its sources together, up to which every single one is looked at unless asked otherwise.
+LOOK_AT = 100_000_000
+
+_BY_SEGMENT = "the rows of every segment are those of its own plan, and epochs go on across its border"
+
+
+@dataclass
+class LedgerProof:
+    """What was found. The run's rows are proven when there are no problems."""
+
+    run: Path
+    run_id: str | None = None
+    """None for a run of an older version."""
+    commits: list[Commit] = field(default_factory=list)
+    rollbacks: list[Rollback] = field(default_factory=list)
+    decisions: list[LedgerDecision] = field(default_factory=list)
+    """On steps that were not well; those that name rows to be left out are part of what is proven."""
+    segments: list[SegmentStart] = field(default_factory=list)
+    """What the rows follow from where the run was changed on the way; each with the rows that its own plan has."""
+    taken_over: list[Commit] = field(default_factory=list)
+    """Those of the commits whose steps were done elsewhere: the run goes on here from a checkpoint of another disk."""
+    restored: list[str] = field(default_factory=list)
+    """In words: checkpoints of other runs that somebody has restored into this one."""
+    checkpoint_step: int | None = None
+    """The newest checkpoint; None when there is none."""
+    not_updated: int = 0
+    """Steps without an update, as the newest checkpoint counts them: their rows were read, and changed no weight."""
+    epochs: list[EpochCount] = field(default_factory=list)
+    looked_at: int = 0
+    """Rows that were looked at one by one; 0 when counts were enough."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Steps that are proven, or would be."""
+        return self.commits[-1].last_step if self.commits else 0
+
+    @property
+    def rows(self) -> int:
+        """Rows that the commits in force speak of."""
+        return sum(sum(commit.rows.values()) for commit in self.commits)
+
+    @property
+    def left_out(self) -> list[tuple[int, int]]:
+        """The steps whose rows are left out by decision: first one, and the one after the last."""
+        return merged_ranges([(d.first_step, d.last_step) for d in self.decisions if d.action == "rollback"])
+
+    @property
+    def basis(self) -> list[str]:
+        """What was checked how."""
+        if not self.epochs:
+            return []
+        looked = f"each of the {self.looked_at:,} rows was looked at, epoch by epoch"
+        not_looked = (
+            "rows were counted, not looked at (--every-row does): a source's rows are taken at consecutive positions,"
+            " and an epoch's order is a bijection by construction (a Feistel network with cycle walking)"
+        )
+        return [
+            "commits join from step 0 to the newest checkpoint, each by an attempt that did its steps",
+            *(self._taken_over(commit) for commit in self.taken_over),
+            *self.restored,
+            "the rows of each source in every commit are as many as the plan has, recomputed",
+            *(
+                ["rows are those of each segment's own plan, and epochs go on across its border"]
+                if self.segments
+                else []
+            ),
+            looked if self.looked_at else not_looked,
+            *([self._without_update()] if self.not_updated else []),
+        ]
+
+    def _taken_over(self, commit: Commit) -> str:
+        return (
+            f"but steps {commit.first_step:,} to {commit.last_step - 1:,} were done elsewhere: that they were is what"
+            f" {commit.checkpoint} says, and nothing here"
+        )
+
+    def _without_update(self) -> str:
+        skipped = (range(d.first_step, d.last_step) for d in self.decisions if d.action == "skip")
+        # A later attempt comes to the same steps, and the ledger may be ahead of the checkpoint.
+        named = len({step for steps in skipped for step in steps if step < (self.checkpoint_step or 0)})
+        return (
+            f"not all rows were trained on: {self.not_updated:,} {plural(self.not_updated, 'step')} had no update (a"
+            f" decision to skip, or an overflow in fp16), as the newest checkpoint counts; the ledger names {named:,}"
+        )
+
+
+def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -> LedgerProof:
+    """Check the ledger of a run.
+
+    Args:
+        run: The run directory.
+        store: The token store, where it is not where the config says.
+        every_row: Look at every single row (True), or trust counts (False); by the number of rows when None.
+
+    Raises:
+        CheckpointError: there is no run.
+    """
+    record, proof = open_run(run), LedgerProof(run)
+    try:
+        ledger = Ledger(run / "ledger.jsonl")
+        proof.commits, proof.rollbacks = ledger.history()
+        proof.decisions = ledger.decisions()
+        proof.segments = ledger.segments()
+    except CheckpointError as error:
+        proof.problems.append(error.what)
+        return proof
+    proof.taken_over = _taken_over(proof, record)
+    proof.run_id = as_text(record.facts.get(RUN_ID))
+    proof.restored = list(restored_from_others(record))
+    proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
+    if proof.checkpoint_step is not None:
+        proof.not_updated = as_int(dig(_manifest(record, proof.checkpoint_step), "cursor", "skipped_steps")) or 0
+    proof.problems += [
+        *_ends_problems(proof),
+        *_attempt_problems(proof, record),
+        *checkpoints_of_others(record, {commit.last_step for commit in proof.taken_over}),
+        *_decision_problems(proof, record),
+    ]
+    if not proof.commits:
+        return proof
+    try:
+        config = load_resolved(record.path / "config.yaml")
+        plan, describe = _plan(config, record, proof.commits, store)
+        ranges = [(commit.first_step, commit.last_step) for commit in proof.commits]
+        counted = without(plan, _counted(plan, ranges, every_row, proof), ranges, proof.left_out)
+    except (HeadwayError, IndexError) as error:
+        what = error.what if isinstance(error, HeadwayError) else str(error)
+        proof.problems.append(f"the rows cannot be computed anew: {what}")
+        return proof
+    proof.epochs = counted.epochs
+    proof.problems += [
+        *_segment_problems(proof, config),
+        *_plan_problems(proof.commits, describe),
+        *_count_problems(proof.commits, plan, counted),
+        *_epoch_problems(counted),
+    ]
+    return proof
+
+
+def _ends_problems(proof: LedgerProof) -> Iterator[str]:
+    newest, steps = proof.checkpoint_step, proof.steps
+    if not proof.commits:
+        yield "the ledger has no commit"
+    if newest is not None and newest > steps:
+        yield (
+            f"checkpoint step-{newest:08d} is not in the ledger, which ends at step {steps:,}"
+            " (the next attempt commits it; until then its rows are not proven)"
+        )
+    if proof.commits and (newest is None or newest < steps):
+        found = "there is none" if newest is None else f"the newest is of step {newest:,}"
+        yield f"the ledger goes up to checkpoint {proof.commits[-1].checkpoint}, but {found}"
+
+
+def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
+    """The newest checkpoint must have been made with the decisions of the ledger, and with no others."""
+    step = proof.checkpoint_step
+    if step is None:
+        return
+    manifest = _manifest(record, step)
+    said = dig(manifest, "context", "left_out") or []
+    # A change of the run may have cut off, right behind the checkpoint, what was decided before.
+    made_with = set(up_to([(int(first), int(last)) for first, last in said], step))
+    decided = set(up_to([(d.first_step, d.last_step) for d in proof.decisions if d.action == "rollback"], step))
+    for first, last in sorted(made_with - decided):
+        yield f"step-{step:08d} leaves out steps {first:,} to {last - 1:,}, of which the ledger has no decision"
+    for first, last in sorted(decided - made_with):
+        yield f"step-{step:08d} was made with the rows of steps {first:,} to {last - 1:,}, which were to be left out"
+
+
+def _manifest(record: Run, step: int) -> Any:
+    return read_json(record.path / "checkpoints" / f"step-{step:08d}" / "manifest.json")
+
+
+def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
+    attempts = {attempt.number: attempt for attempt in record.attempts}
+    saved_by = {checkpoint.step: checkpoint.attempt for checkpoint in record.checkpoints}
+    newest = 0
+    for commit in proof.commits:
+        steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
+        if commit.checkpoint != f"step-{commit.last_step:08d}":
+            yield f"{steps} are said to be in {commit.checkpoint}, which is of another step"
+        by = saved_by.get(commit.last_step)
+        if by is not None and by != commit.attempt:
+            yield f"{steps} are said to be of attempt {commit.attempt}, but {commit.checkpoint} is of attempt {by}"
+        if commit in proof.taken_over:
+            yield from _taker_problems(commit, proof, attempts)
+            continue
+        attempt = attempts.get(commit.attempt)
+        if attempt is None:
+            yield f"{steps} are said to be of attempt {commit.attempt}, which the run never had"
+            continue
+        if commit.attempt < newest:
+            yield f"{steps} are said to be of attempt {commit.attempt}, after ones of attempt {newest}"
+        first, last = attempt.first_step, attempt.last_step
+        if newest < commit.attempt and first is not None and first < commit.first_step:
+            # Going back would have struck what earlier attempts did of these.
+            again = f"steps {first:,} to {commit.first_step - 1:,}"
+            yield f"attempt {commit.attempt} did {again} again, which the ledger still has from before"
+        newest = max(newest, commit.attempt)
+        if (first is not None and commit.first_step < first) or (last is not None and commit.last_step > last):
+            yield f"{steps} are said to be of attempt {commit.attempt}, which did steps {first} to {(last or 0) - 1}"
+
+
+def _taken_over(proof: LedgerProof, record: Run) -> list[Commit]:
+    """A ledger that says so is believed only of what no attempt here has done: that is proven like all else."""
+    said = {(d.first_step, d.last_step) for d in proof.decisions if d.action == TAKEN_OVER}
+    commits = (commit for commit in proof.commits if (commit.first_step, commit.last_step) in said)
+    return [commit for commit in commits if not record.has_done(commit.attempt, commit.last_step)]
+
+
+def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, Attempt]) -> Iterator[str]:
+    said = f"steps {commit.first_step:,} to {commit.last_step - 1:,} are said to be taken over by attempt"
+    for decision in proof.decisions:
+        of = (decision.action, decision.first_step, decision.last_step)
+        if of != (TAKEN_OVER, commit.first_step, commit.last_step):
+            continue
+        taker = attempts.get(decision.attempt)
+        if taker is None:
+            yield f"{said} {decision.attempt}, which the run never had"
+        elif taker.first_step is not None and taker.first_step < commit.last_step:
+            yield f"{said} {decision.attempt}, which began with step {taker.first_step:,}"
+
+
+def _plan(
+    config: Config, record: Run, commits: list[Commit], store: Path | None
+) -> tuple[RowPlan, Callable[[int], str]]:
+    """The plan, and the fingerprint that a commit up to a step has by it."""
+    recorded = str(dig(record.facts, "fingerprints", "data"))
+    tokenizer = dig(record.facts, "fingerprints", "tokenizer")
+    if tokenizer is None:
+        # A run of `Trainer`: without segments the ledger alone knows how long its dataset is.
+        rows = next((commit.epoch_rows for commit in commits if commit.epoch_rows), None)
+        if rows is None:
+            raise CheckpointError("the ledger does not say how many rows the dataset has")
+        plain = PlainPlan([DATASET], [rows], config.seed, config.train.batches)
+        plan: RowPlan = SegmentedPlan(config) if config.segments else plain
+        return plan, lambda step: plan_fingerprint({"data": _data_at(plan, step, recorded)}, plan.describe(step))
+    place = {"store": _store_path(config, record, store), "remote": None if store else config.data.remote}
+    opened = open_store(config.data.model_copy(update=place), check=False)
+    opened = pinned(opened, record.path, config.segments[-1].data if config.segments else recorded, check=False)
+    split = training_rows(config, opened)
+    plan = plan_of(config, split)
+
+    def fingerprint(step: int) -> str:
+        data = {"data": _data_at(plan, step, opened.fingerprint), "tokenizer": opened.tokenizer_fingerprint}
+        return plan_fingerprint(data, describe_rows(plan, split, step))
+
+    return plan, fingerprint
+
+
+def _data_at(plan: RowPlan, step: int, data: str) -> str:
+    """Fingerprint of the data of the steps before one."""
+    return plan.segments[plan.number_at(max(0, step - 1))].data if isinstance(plan, SegmentedPlan) else data
+
+
+def _store_path(config: Config, record: Run, store: Path | None) -> Path:
+    """Where the store is: a relative path is meant from where the run was started, which need not be here."""
+    folder = record.facts.get("folder")
+    places = [store] if store else [*([Path(folder)] if isinstance(folder, str) else []), Path()]
+    paths = [place if store else place / config.data.store for place in places]
+    return next((path for path in paths if path.is_dir()), paths[-1])
+
+
+def _counted(plan: RowPlan, ranges: list[tuple[int, int]], every_row: bool | None, proof: LedgerProof) -> RowCount:
+    stretches = list(plan.stretches(0, ranges[-1][1]))
+    rows = sum(plan.counts(0, ranges[-1][1]))
+    if every_row is None:
+        every_row = max(rows, *(sum(plan.epoch_rows(first)) for first, _ in stretches)) <= LOOK_AT
+    if not every_row:
+        return count_by_plan(plan, ranges)
+    with progress("looking at rows", rows, "rows") as bar:
+        counted = count_by_looking(plan, ranges, bar.advance)
+    proof.looked_at = rows
+    return counted
+
+
+def _segment_problems(proof: LedgerProof, config: Config) -> Iterator[str]:
+    if config.segments and config.segments != [Segment.model_validate(start.segment) for start in proof.segments]:
+        yield "the ledger has other segments than the run's config"
+
+
+def _plan_problems(commits: list[Commit], describe: Callable[[int], str]) -> Iterator[str]:
+    for commit in commits:
+        if commit.plan is not None and commit.plan != describe(commit.last_step):
+            yield (
+                f"steps {commit.first_step:,} to {commit.last_step - 1:,} were done with another plan of rows"
+                " (another seed, batch, mixture or store than the run's config has for them)"
+            )
+
+
+def _count_problems(commits: list[Commit], plan: RowPlan, counted: RowCount) -> Iterator[str]:
+    for commit, counts in zip(commits, counted.by_range, strict=True):
+        pairs = zip(plan.sources, counts, strict=True)
+        wanted = {name: rows for name, rows in pairs if rows or name in commit.rows}  # a source may have joined later
+        if commit.rows != wanted:
+            steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
+            yield f"{steps}: the ledger counts {_listed(commit.rows)}, the plan has {_listed(wanted)}"
+
+
+def _epoch_problems(counted: RowCount) -> Iterator[str]:
+    for epoch in counted.epochs:
+        if not epoch.sound:
+            yield (
+                f"epoch {epoch.first_epoch} of source '{epoch.source}' has {epoch.twice:,} rows more than once and"
+                f" leaves out {epoch.skipped:,}"
+            )
+
+
+def _listed(rows: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} of {name}" for name, count in rows.items()) or "none"

@@ -1,0 +1,136 @@
+"""Who owns a run directory: a lock that dies with its holder, and a token that outs whoever has lost it.
+
+The lock (flock on `.owner`) keeps a second launcher out on one machine and on file systems that pass locks on. It says
+nothing to a worker that outlives its launcher, or that a network file system cut off; therefore every attempt also
+writes its token into the file, and whoever wants to publish something compares.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from headway.checkpoint.save.fence import OWNER_FILE, Owner, read_owner
+from headway.checkpoint.save.writer_locks import WRITERS_FOLDER, wait_for_writers
+from headway.core.console import notice
+from headway.core.errors import CheckpointError, fix_for
+from headway.core.files import is_at
+from headway.core.foreign import open_regular
+from headway.core.machine import host_name
+from headway.core.process_table import Seen, gets_on, writers_at
+from headway.core.waiting import wait_until
+
+#: The record is padded to this size, so that one write replaces one record, and a reader never sees parts of two.
+_RECORD_BYTES = 512
+#: So long a server of NFS keeps the lock of a machine that died, and a little more (Linux: `nfsv4leasetime`, 90 s).
+_LEASE_SECONDS = 100.0
+
+
+class OwnerLock:
+    """The exclusive lock on a run directory, held until `release` or the end of this process, however it ends."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        # A forked child would share the lock and keep it after this process is gone.
+        os.register_at_fork(after_in_child=file.close)
+
+    @classmethod
+    def take(cls, run: Path) -> OwnerLock:
+        """Lock an existing run directory.
+
+        Raises:
+            CheckpointError: another process has it, or its file system cannot lock.
+        """
+        path = run / OWNER_FILE
+        try:
+            while True:
+                path.touch()
+                file = open_regular(path, "r+b")
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # The directory may have been moved away between the two calls: then the lock is on the wrong file.
+                    if is_at(path, file.fileno()):
+                        return cls(file)
+                except BaseException:
+                    file.close()
+                    raise
+                file.close()
+        except BlockingIOError:
+            owner = read_owner(run)
+            raise CheckpointError(
+                f"the run is in use by {owner or 'another process'}",
+                where=str(run),
+                fix="wait for it to end, stop it, or choose another name=...",
+            ) from None
+        except OSError as error:
+            raise CheckpointError(
+                f"the run directory cannot be locked: {error.strerror}",
+                where=str(path),
+                fix=fix_for(
+                    error, "make room there, or choose a folder that takes files and supports locks (runs=...)"
+                ),
+            ) from error
+
+    def write(self, owner: Owner) -> None:
+        """Say whose it is from now on: this fences every earlier owner.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        record = json.dumps(asdict(owner)).encode().ljust(_RECORD_BYTES)
+        os.pwrite(self._file.fileno(), record, 0)
+        os.fsync(self._file.fileno())
+
+    def release(self) -> None:
+        """Let others have it. Safe to call twice."""
+        self._file.close()
+
+
+def wait_for_dead_machine(run: Path, is_over: Callable[[], object] = lambda: False) -> None:
+    """Where another machine holds the lock, wait until a network file system would have given it up if that is dead.
+
+    Whether it is cannot be asked. A lock that is still held afterwards has a living holder, which `take` tells.
+
+    Args:
+        is_over: Ends the waiting.
+    """
+    owner = read_owner(run)
+    if owner is None or owner.host == host_name() or _is_free(run):
+        return
+    notice(f"the run is held by {owner}; waiting {_LEASE_SECONDS:.0f} s, after which a dead machine holds it no more")
+    wait_until(lambda: is_over() or _is_free(run), _LEASE_SECONDS, 0.2)
+
+
+def wait_for_orphaned_writers(run: Path, is_over: Callable[[], object] = lambda: False) -> None:
+    """Where nobody has the run, but processes on this machine still write its last checkpoint, wait as long as they get
+    on: once the next attempt has begun they could publish nothing.
+
+    Args:
+        is_over: Ends the waiting.
+    """
+    if wait_for_writers(run, 0.0) or not _is_free(run) or not (pids := writers_at(run / WRITERS_FOLDER)):
+        return
+    process = f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+    notice(f"waiting for the checkpoint that {process} of an attempt that died still write{'s' * (len(pids) == 1)}")
+    seen = dict[int, Seen]()
+
+    def has_ended() -> bool:
+        now = time.monotonic()
+        return wait_for_writers(run, 0.0) or not [pid for pid in pids if gets_on(pid, now, seen)]
+
+    wait_until(lambda: is_over() or has_ended(), math.inf, 0.1)
+
+
+def _is_free(run: Path) -> bool:
+    with suppress(CheckpointError):
+        OwnerLock.take(run).release()
+        return True
+    return False

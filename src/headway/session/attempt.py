@@ -1,0 +1,460 @@
+"""The beginning and the end of an attempt, in the process that owns it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headway.checkpoint.format.manifest import read_manifest
+from headway.checkpoint.format.sealing import key_to_encrypt_with
+from headway.checkpoint.format.signing import VARIABLE, key_to_sign_with, signing_key
+from headway.checkpoint.remote.acquire import find_tier, is_sent, settle_identity
+from headway.checkpoint.remote.objects import UnreachableError
+from headway.checkpoint.remote.ownership import RESTARTED_FILE
+from headway.checkpoint.run_identity import CLAIM_FILE, RUN_ID, new_run_id, read_run_id, run_identity
+from headway.checkpoint.save.fence import OWNER_FILE
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.verify import verify_checkpoint
+from headway.config import Config, changes, dump_config, identity, load_resolved
+from headway.core.console import notice, warning
+from headway.core.errors import (
+    INTERRUPTED,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HeadwayError,
+    Preempted,
+    explain_refusal,
+    explaining_refusals,
+)
+from headway.core.files import atomic_write, fingerprint, write_json
+from headway.core.launched import world_size_from_environment
+from headway.core.secrets import redact
+from headway.core.signals import NOTICES, handled, held, untold
+from headway.preemption import watching_for
+from headway.preemption.listening import holding
+from headway.runs.ledger import Ledger
+from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
+from headway.runs.run_directory import Attempt, RunDirectory, command_line
+from headway.telemetry.provenance import provenance
+from headway.training.schedule import learning_rate
+
+#: Set by the local launcher for its workers: the number of the attempt that it owns.
+ATTEMPT_VARIABLE = "HEADWAY_ATTEMPT"
+#: The flag that lets a run go on with what has changed.
+ACCEPT = "--accept-changes"
+#: In an attempt's record: what its machines cost. A later one may have other machines.
+PRICE_KEY = "usd_per_hour"
+
+
+class WorkerDied(HeadwayError):
+    """What ended a worker in another process."""
+
+    exit_code = 1
+    record: Mapping[str, Any] = {}
+    """More than the three lines: `rank`, `signal`, and what the worker itself left."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What to do about a run directory that is already there."""
+
+    restart: bool = False
+    """Move it aside and start from step 0."""
+    accept_changes: bool = False
+    """Go on although the config now says something else about the mathematics, or the data are others."""
+    start_epoch: bool = False
+    """Begin an epoch of all data where the run goes on."""
+    leave_finished: bool = False
+    """Make no attempt at a run that is finished: the run is wanted, and not a model in memory."""
+
+
+def make_way(config: Config, wishes: Wishes) -> RunDirectory:
+    """The run directory, once nothing speaks against an attempt in it: an earlier run is moved aside if wished.
+
+    Raises:
+        CheckpointError: an earlier run is in use and cannot be moved aside.
+        ConfigError: the run there was made by another config, or a key is missing (`refuse_missing_keys`).
+    """
+    refuse_missing_keys(config)
+    run = RunDirectory(config.run_directory)
+    # When torchrun starts its workers once more, the wish has been granted before.
+    if wishes.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        moved = run.archive()
+        if moved:
+            notice(f"the earlier run is kept in {moved}")
+    tell_changes(run, config, wishes)
+    return run
+
+
+def not_yet_granted(
+    config: Config, wishes: Wishes, gather: Callable[[list[float]], Sequence[Sequence[float]]]
+) -> Wishes:
+    """The wishes without those that were granted when torchrun first started its workers. All workers must call it.
+
+    It starts them again whenever a machine comes or goes, which it does not count, and the first worker may then be on
+    a machine that was not there before. But the agent of some worker was, before the run's newest attempt began.
+    """
+    if not wishes.restart or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return wishes
+    oldest = min(worker[0] for worker in gather([_agent_began()]))
+    records = RunDirectory(config.run_directory).attempt_records()
+    started = records[-1].get("started") if records else None
+    if not isinstance(started, int | float) or started < oldest:
+        return wishes
+    notice("this run was started over when torchrun began; now it goes on")
+    return replace(wishes, restart=False)
+
+
+def _agent_began() -> float:
+    """When the process that has started this one began, in Unix seconds."""
+    import psutil
+
+    return float(psutil.Process(os.getppid()).create_time())
+
+
+def refuse_run(config: Config, wishes: Wishes) -> None:
+    """Refuse what `make_way` and a claim would refuse, and leave all as it is.
+
+    Raises:
+        CheckpointError: the place cannot become a run directory, or the run there is in use.
+        ConfigError: the run there was made by another config.
+    """
+    run = RunDirectory(config.run_directory)
+    run.refuse_unusable()
+    if (run.path / OWNER_FILE).exists():
+        OwnerLock.take(run.path).release()
+    if not wishes.restart:
+        check_changes(run, config, wishes)
+
+
+def refuse_unusable_remote(config: Config, wishes: Wishes, data: str | None = None) -> None:
+    """Ask the remote tier for the run's checkpoints, as the run will. That it does not answer is only said: a run that
+    has a checkpoint here, or gets an answer in time, goes on.
+
+    Args:
+        data: Fingerprint of the data.
+
+    Raises:
+        ConfigError: the URL cannot be used, or what it needs is missing; or the checkpoints there are another run's.
+        CheckpointError: the store refuses.
+    """
+    if config.checkpoint.remote is None:
+        return
+    try:
+        found = run_identity(config, data)
+        tier = find_tier(config.checkpoint.remote, found, patience_seconds=5.0)
+        if wishes.restart:
+            tier.steps()
+        else:
+            settle_identity(tier, found)
+    except UnreachableError as error:
+        warning(f"the remote checkpoints cannot be reached now: {error.what}")
+
+
+def refuse_missing_keys(config: Config) -> None:
+    """Refuse to begin without the keys that checkpoints are to be signed and encrypted with, or they would be missed at
+    the first save only; and with one that would have the run's own checkpoints refused when it is to go on.
+
+    Raises:
+        ConfigError: one is missing, cannot be used, or is there and not to be used.
+    """
+    if config.checkpoint.sign:
+        key_to_sign_with()
+    elif signing_key() is not None:
+        raise ConfigError(
+            f"{VARIABLE} is set, so unsigned checkpoints are refused, and this run would save no others",
+            where=f"checkpoint.sign, {VARIABLE}",
+            fix=f"checkpoint.sign=true, or leave {VARIABLE} unset for this command",
+        )
+    if config.checkpoint.encrypt:
+        key_to_encrypt_with("checkpoint.encrypt")
+    if config.checkpoint.remote is not None and config.checkpoint.remote.encrypt:
+        key_to_encrypt_with("checkpoint.remote.encrypt")
+
+
+def check_data(config: Config, fingerprints: Mapping[str, str], start: CheckpointInfo) -> None:
+    """Compare the fingerprints of data and tokenizer with those that a checkpoint was made with.
+
+    Raises:
+        DataError: they differ, and no segment of the run accounts for that.
+    """
+    known = {segment.data for segment in config.segments}
+    for kind, value in fingerprints.items():
+        before = start.context.get(kind)
+        if before in (None, value) or (kind == "data" and before in known):
+            continue
+        raise DataError(
+            f"the {kind} fingerprint is {value[:12]}, but checkpoint {start.path.name} was made with {before[:12]}",
+            where=str(start.path),
+            fix="restore the token store it was made with, or choose another name=... for a new run",
+        )
+
+
+def note_restart(run: Path, config: Config, wishes: Wishes) -> None:
+    """What is in the remote tier is of the run before, when this one starts anew; for whoever has begun an attempt."""
+    if wishes.restart and config.checkpoint.remote is not None and not (run / CLAIM_FILE).exists():
+        (run / RESTARTED_FILE).touch()
+
+
+def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]) -> None:
+    """Write down what is about to run, for the run and for the attempt."""
+    record = provenance(
+        command=sys.argv,
+        config_fingerprint=fingerprint(identity(config)),
+        fingerprints=fingerprints,
+        model=facts,
+        git_diff=config.telemetry.git_diff,
+        keep=attempt.directory,
+    )
+    record[RUN_ID] = read_run_id(attempt.run) or new_run_id()
+    write_config(config, attempt.run, attempt.directory)
+    for folder in (attempt.run, attempt.directory):
+        write_json(folder / "run.json", record)
+    if "tokenizer" in fingerprints:
+        # The store may be prepared with another one, or go, while the run's checkpoints are still to be exported.
+        from headway.data.pinned import keep_manifest
+        from headway.data.remote_store import tokenizer_folder
+        from headway.data.tokenizing.tokenizer import keep_copy
+        from headway.data.used_by import mark_use
+
+        keep_copy(tokenizer_folder(config.data), attempt.run / "tokenizer", fingerprints["tokenizer"])
+        keep_manifest(attempt.run, config.data.store, fingerprints["data"])
+        if config.data.remote is None:
+            mark_use(config.data.store, attempt.run, fingerprints["data"], attempt.owner.pid)
+
+
+def write_config(config: Config, *folders: Path) -> None:
+    """The resolved config, as `config.yaml` in each of these."""
+    text = dump_config(config)
+    for folder in folders:
+        with atomic_write(folder / "config.yaml", "w") as file:
+            file.write(text)
+
+
+def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
+    """Take ownership of the run directory and write down what is about to run."""
+    price = {PRICE_KEY: config.telemetry.usd_per_hour}
+    attempt = make_way(config, wishes).begin_attempt(command_line(), None, None, **price)
+    try:
+        note_restart(attempt.run, config, wishes)
+        describe(attempt, config, fingerprints, facts)
+    except BaseException as error:
+        attempt.finish(f"failed to start: {error}", getattr(error, "exit_code", 1))
+        raise
+    return attempt
+
+
+class _Stop(BaseException):
+    """A signal to stop. No `Exception`: compilers wrap or swallow those."""
+
+
+@contextmanager
+def told_as_preempted() -> Iterator[None]:
+    """Make of a signal that came in `preemptible` what it means for the attempt."""
+    try:
+        yield
+    except _Stop as stop:
+        untold.clear()
+        what = f"stopped by {stop} while no step was under way"
+        raise Preempted(what, fix="run the same command again") from None
+
+
+@contextmanager
+def preemptible() -> Iterator[None]:
+    """Turn a signal to stop that comes outside the training loop into `Preempted`; the loop has handlers of its own.
+
+    A worker among others keeps the default, which also ends it while it waits for them.
+    """
+    if world_size_from_environment() is not None:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        untold.append(number)
+        raise _Stop(signal.Signals(number).name)
+
+    with told_as_preempted(), handled(NOTICES, stop):
+        yield
+
+
+@contextmanager
+def own_attempt(
+    config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
+) -> Iterator[Attempt]:
+    """Begin an attempt, and record why it ended, whatever the way it ended.
+
+    Args:
+        fingerprints: Of the data and the tokenizer.
+        facts: On the model: its parameters and vocabulary.
+
+    Raises:
+        CheckpointError: the directory is in use, or is not a run.
+        ConfigError: the run there was made by another config.
+    """
+    wait_for_dead_machine(config.run_directory)
+    if not wishes.restart:
+        wait_for_orphaned_writers(config.run_directory)
+    with ExitStack() as stack:
+        with held():  # a signal between the two would end an attempt that nobody concludes
+            with explaining_refusals(CheckpointError, str(config.run_directory)):
+                attempt = _begin(config, fingerprints, facts, wishes)
+            hold = stack.enter_context(holding())
+            # Ends after the attempt's record is complete: an answer to a notice may have the machine taken at once.
+            stack.enter_context(watching_for(attempt.directory, config.preemption))
+            stack.enter_context(_concluding(attempt))
+            stack.enter_context(told_as_preempted())
+            stack.callback(hold)
+        yield attempt
+
+
+@contextmanager
+def _concluding(attempt: Attempt) -> Iterator[None]:
+    try:
+        yield
+    except HeadwayError as error:
+        attempt.finish("preempted" if error.exit_code == 75 else error.what, error.exit_code)
+        raise
+    except KeyboardInterrupt:
+        attempt.finish("interrupted", INTERRUPTED)
+        raise
+    except BaseException as error:
+        if (explained := explain_refusal(error, CheckpointError, str(attempt.run))) is not None:
+            attempt.finish(explained.what, explained.exit_code)
+            raise explained from error
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            (attempt.directory / "traceback.txt").write_text(redact(traceback.format_exc()), encoding="utf-8")
+        attempt.finish(f"crashed: {type(error).__name__}: {error}", 1)
+        raise
+    attempt.finish("finished", 0)
+
+
+def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> bool:
+    """Whether a run has all its steps, in a checkpoint that verifies, by this config and with this data; says so.
+
+    Where the remote tier does not have it yet, one more attempt sends it.
+    """
+    run = RunDirectory(config.run_directory)
+    if wishes.restart or not run.config_path.exists() or changes(load_resolved(run.config_path), config):
+        return False
+    records = run.attempt_records()
+    if not records or records[-1].get("outcome") != "finished":
+        return False
+    if Ledger(run.ledger_path).committed_step != config.train.steps:
+        return False
+    # The last one only: if it is damaged, an attempt makes it anew from the one before.
+    last = [f for f in CheckpointStore(run.checkpoints).folders() if f.name == f"step-{config.train.steps:08d}"]
+    found = verify_checkpoint(last[0]) if last else None
+    if found is None or not found.good or found.manifest is None:
+        return False
+    if any(found.manifest.context.get(kind) != value for kind, value in fingerprints.items()):
+        return False
+    notice(f"{run.path} is finished: all {config.train.steps:,} steps are done")
+    remote = config.checkpoint.remote
+    if remote is not None and not is_sent(remote, run_identity(config), found.manifest, patience_seconds=5.0):
+        notice(f"its last checkpoint is not known to be at {remote.url}; it is sent")
+        return False
+    return True
+
+
+def check_changes(run: RunDirectory, config: Config, wishes: Wishes) -> list[str]:
+    """What differs between a run's config and the one that it is to go on with, in words.
+
+    Raises:
+        ConfigError: something does, the run has begun, and it was not accepted; or the run has done more steps.
+    """
+    if not run.config_path.exists() or not run.has_begun():
+        return []
+    old, newest = load_resolved(run.config_path), newest_manifest(run)
+    done = newest[0] if newest else 0
+    config = counted_for(config, old, done)
+    differences = changes(old, config)
+    if differences and not wishes.accept_changes:
+        raise ConfigError(
+            "the config differs from the one this run was made with: " + "; ".join(differences),
+            where=str(run.config_path),
+            fix=f"choose another name=..., or go on with the new values with {ACCEPT}",
+        )
+    last = config.train.steps or 0
+    if last < done:
+        raise ConfigError(
+            f"the run has done {done:,} steps; train.steps={last:,} is fewer",
+            where=str(run.config_path),
+            fix=f"train.steps={done} or more; or go back first: headway checkpoints restore {run.path} --step {last}",
+        )
+    return differences
+
+
+def counted_for(config: Config, old: Config, step: int) -> Config:
+    """Return the config as a run that has done some steps continues with it.
+
+    What it asks for in tokens counts those of the steps done, with the batches that these had.
+
+    Args:
+        config: Resolved.
+        old: The run's, as it is in its directory.
+        step: Of the newest checkpoint.
+    """
+    same = config.with_segments(old.segments)
+    if not step or _batches_of(same) == _batches_of(old):
+        return same
+    return config.model_copy(update={"train": config.train.after((old.train.batches, step))})
+
+
+def _batches_of(config: Config) -> tuple[Any, ...]:
+    train = config.train
+    return train.global_batch_rows, train.batch_ramp, train.sequence_length
+
+
+def newest_manifest(run: RunDirectory) -> tuple[int, Mapping[str, Any]] | None:
+    """Step and context of the newest checkpoint here whose manifest can be read."""
+    for folder in reversed(CheckpointStore(run.checkpoints).folders()):
+        with suppress(CheckpointError):  # what cannot be read is passed over, and said, when the attempt begins
+            manifest = read_manifest(folder)
+            return manifest.step, manifest.context
+    return None
+
+
+def tell_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
+    """Say what a run goes on with that differs from before, and how the learning rate jumps by it.
+
+    Raises:
+        ConfigError: as `check_changes` does.
+    """
+    differences = check_changes(run, config, wishes)
+    if not differences:
+        if run.config_path.exists() and changes(load_resolved(run.config_path), config):
+            notice(f"{run.path} has no step yet: its config is replaced by this one")
+        return
+    for difference in differences:
+        warning(f"the run goes on with a changed config: {difference}")
+    newest, old = newest_manifest(run), load_resolved(run.config_path)
+    done = newest[0] if newest else 0
+    if 0 < done < (config.train.steps or 0):
+        before, after = learning_rate(old, done - 1), learning_rate(config, done)
+        if not math.isclose(learning_rate(old, done), after, rel_tol=1e-6):
+            warning(f"the learning rate was {before:.3g} in step {done:,} and is {after:.3g} in step {done + 1:,}")
+
+
+@contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes that are started in a block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

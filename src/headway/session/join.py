@@ -1,0 +1,30 @@
+"""What a process that trains does before anything else: set itself up as its config wants it, and join the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headway.config import Config, MeshShape
+from headway.core.allocator import keep_freed_memory
+from headway.parallel.world import World, open_world
+from headway.session.network import apply_nccl_profile, assert_same_profile
+from headway.training.available import refuse_unavailable
+from headway.training.determinism import apply_determinism
+
+
+@contextmanager
+def join_workers(config: Config, mesh: MeshShape) -> Iterator[World]:
+    """The workers of a mesh; all of them must call it.
+
+    Raises:
+        ConfigError: this machine has not what the config needs, or another worker's network is set up differently.
+    """
+    apply_determinism(config.determinism)
+    profile = apply_nccl_profile(config.parallel.nccl_profile, config.train.device, config.determinism)
+    with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
+        keep_freed_memory(of_all_sizes=world.device.type == "cpu")
+        assert_same_profile(world, profile)
+        refuse_unavailable(config, world.device)
+        world.connect_groups()
+        yield world

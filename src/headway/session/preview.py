@@ -1,0 +1,147 @@
+"""What `headway train --dry-run` says: everything that can be known before the first step."""
+
+from __future__ import annotations
+
+from headway.config import Config, ModelConfig, TrainConfig, resolve_grid, resolve_mesh, resolve_threads
+from headway.config.pipeline import idle_share
+from headway.core.console import warning
+from headway.core.cores import usable_cores
+from headway.core.format import counted, format_count
+from headway.data.feeding.feed import TokenFeed
+from headway.data.feeding.plan import MixedPlan, RowPlan
+from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.pinned import pinned
+from headway.models.facts import count_parameters, flops_per_token, part_costs
+from headway.parallel.stages import plan_stages
+from headway.parallel.world import pick_device
+from headway.session.attempt import (
+    Wishes,
+    refuse_missing_keys,
+    refuse_run,
+    refuse_unusable_remote,
+)
+from headway.session.changes import StoreData, settle_segments
+from headway.session.completed import completed
+from headway.telemetry.record import is_run, open_run
+from headway.training.available import refuse_unavailable, shortfalls
+
+# Segments of a mixture that are listed.
+_SEGMENTS = 8
+
+
+def preview(config: Config, wishes: Wishes | None = None) -> str:
+    """Check a resolved config against this machine and its data, and describe the run in a few lines.
+
+    Args:
+        wishes: About the run directory; without them it is not looked at, since nothing would be trained there.
+
+    Raises:
+        HeadwayError: whatever would have stopped the run.
+    """
+    workers, train = config.parallel.workers, config.train
+    assert train.steps is not None
+    steps = train.steps
+    grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
+    config, store = completed(config)
+    if wishes is not None:
+        config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
+        train, steps = config.train, config.train.steps or 0
+        store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
+    device = pick_device(train.device)
+    refuse_unavailable(config, device)
+    for short in shortfalls(config, device):
+        warning(short)
+    refuse_missing_keys(config)
+    model = config.model
+    feed = TokenFeed.of(config, grid, store)
+    tokens = train.batches.tokens_before(steps)
+    now = train.batches.begins
+    rows, length = sum(feed.plan.epoch_rows(now)), feed.plan.sequence_length(now)  # a stage may begin with shorter rows
+    epochs = _epochs(config, feed.plan)
+    parameters = count_parameters(model)
+    active = f" ({format_count(parameters.active)} active)" if model.experts else ""
+    return "\n".join(
+        [
+            *_run(config, wishes, store.fingerprint),
+            f"model      {format_count(parameters.total)} parameters{active},"
+            f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
+            f"data       {config.data.store}: {format_count(rows)} rows of {length} tokens",
+            *_mixture(feed.plan),
+            f"training   {train.batches.sum_in_words(steps)}: {format_count(tokens)} tokens, {epochs:.2f} epochs",
+            *([f"batches    {train.batches.in_words(steps)}"] if _has_several(train) else []),
+            f"grid       {counted(grid.lanes, 'lane')} of {counted(grid.micro_batches, 'micro-batch')}"
+            f" of {counted(grid.micro_batch, 'row')}",
+            f"workers    {workers} on {device.type},"
+            f" {counted(resolve_threads(config, workers, grid.lanes, usable_cores()), 'thread')} each"
+            + (f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""),
+            *_pipeline(config, model, grid.micro_batches),
+            f"promise    determinism {config.determinism}",
+        ]
+    )
+
+
+def _epochs(config: Config, plan: RowPlan) -> float:
+    """How often the run goes through all data, of which there may be more since it was changed."""
+    batches, steps = config.train.batches, config.train.steps or 0
+    return sum(
+        (batches.tokens_before(last) - batches.tokens_before(first))
+        / (sum(plan.epoch_rows(first)) * plan.sequence_length(first))
+        for first, last in plan.stretches(0, steps)
+    )
+
+
+def _has_several(train: TrainConfig) -> bool:
+    return len(list(train.batches.stretches(0, train.steps or 0))) > 1
+
+
+def _run(config: Config, wishes: Wishes | None, data: str) -> list[str]:
+    """Where the run is, and how it stands; nothing without wishes about it."""
+    if wishes is None:
+        return []
+    refuse_run(config, wishes)
+    refuse_unusable_remote(config, wishes, data)
+    where = config.run_directory
+    if not is_run(where):
+        state = "new"
+    elif wishes.restart:
+        state = "starts anew, the earlier run is moved aside"
+    else:
+        run = open_run(where)
+        step, last = run.step, config.train.steps or 0
+        state = f"{'goes on: ' if step < last else ''}{run.outcome}, step {step:,}"
+    return [f"run        {where} ({state})"]
+
+
+def _pipeline(config: Config, model: ModelConfig, micro_batches: int) -> list[str]:
+    """The layers of every stage, counted from 0, and how long workers wait for each other; nothing without a pipeline.
+
+    Raises:
+        ConfigError: the layers cannot be cut that way.
+    """
+    if config.parallel.pipeline == 1:
+        return []
+    costs = part_costs(model, config.train.sequence_length)
+    stages = plan_stages(config, costs.layers, costs.embedding, costs.head)
+    layers = " | ".join(f"{stage.start}-{stage.stop - 1}" for stage in stages)
+    idle = idle_share(config.parallel, micro_batches)
+    return [f"pipeline   layers {layers}, {config.parallel.pipeline_schedule}: {idle:.0%} of the time idle at best"]
+
+
+def _mixture(plan: RowPlan) -> list[str]:
+    """Shares at the start, and at the first step of up to so many changes; none without a mixture."""
+    plan = plan.plans[-1] if isinstance(plan, SegmentedPlan) else plan
+    if not isinstance(plan, MixedPlan):
+        return []
+    segments = plan.mixture.segments
+    lines = []
+    for segment in segments if len(segments) <= _SEGMENTS else [segments[0], segments[-1]]:
+        shares = ", ".join(
+            f"{name} {float(share):.1%}" for name, share in zip(plan.sources, segment.shares, strict=True)
+        )
+        lines.append(
+            f"           step {segment.first_step:,}: {shares}, rows of {segment.phase.sequence_length} tokens"
+        )
+    between = len(segments) - len(lines)
+    if between:
+        lines.insert(1, f"           ... {between} changes of shares between ...")
+    return [lines[0].replace("          ", "mixture   ", 1), *lines[1:]]

@@ -1,0 +1,459 @@
+"""One attempt inside one process: join the others, find where to start, train, and say why it ended.
+
+The same code runs in a plain process, under the local launcher and under torchrun; they differ only in who owns the
+attempt. Its owner, the process that began it, also ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from math import gcd
+
+import torch
+
+from headway import __version__
+from headway.checkpoint.discovery import newest_of_tiers
+from headway.checkpoint.format.manifest import Manifest
+from headway.checkpoint.lineage import PARENT, parent_record
+from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.remote.acquire import claim_tier, find_tier
+from headway.checkpoint.remote.ownership import read_claim
+from headway.checkpoint.remote.tier import CLAIM
+from headway.checkpoint.run_identity import IDENTITY, OF_RUN, run_identity
+from headway.checkpoint.save.writer import CheckpointWriter
+from headway.checkpoint.save.writer_client import WriterSettings
+from headway.checkpoint.skipped_ranges import is_outdated
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.verify_across_hosts import refuse_other_bytes
+from headway.config import (
+    Config,
+    LaneGrid,
+    MeshShape,
+    identity,
+    resolve_lanes,
+    resolve_mesh,
+)
+from headway.config.segments import SEGMENTS, Segment
+from headway.core.alerts import alerting
+from headway.core.console import log_to, notice, warning
+from headway.core.errors import ConfigError
+from headway.core.files import fingerprint
+from headway.core.format import counted, format_count
+from headway.core.garbage import pause_collection, resume_collection
+from headway.core.launched import world_size_from_environment
+from headway.core.waiting import SEEN_SECONDS
+from headway.parallel.strategy import Strategy
+from headway.parallel.world import World
+from headway.preemption.listening import listening
+from headway.runs.goodput_callback import GoodputKeeper
+from headway.runs.ledger import Ledger
+from headway.runs.ledger_callback import LedgerKeeper
+from headway.runs.rewind import CheckpointRewinder, decided, discard_outdated, take_decisions
+from headway.runs.run_directory import Attempt, RunDirectory, what_to_do
+from headway.session.assemble import assemble
+from headway.session.attempt import (
+    ATTEMPT_VARIABLE,
+    PRICE_KEY,
+    Wishes,
+    check_data,
+    is_finished,
+    not_yet_granted,
+    own_attempt,
+    refuse_missing_keys,
+    write_config,
+)
+from headway.session.compiled import settle_compiled
+from headway.session.grid import common_threads, settle_micro_batch
+from headway.session.join import join_workers
+from headway.telemetry.record import open_run
+from headway.training.available import shortfalls
+from headway.training.callbacks import Callback
+from headway.training.compiling import compile_model
+from headway.training.conditions.watch import ConditionWatch, conditions
+from headway.training.loop import Job, train_loop
+from headway.training.loss_scale import begin_scaling
+from headway.training.notices import NoticeReader
+from headway.training.recorders import Recorder, StateHashes
+from headway.training.staged import make_pipeline, refuse_uncut_models
+from headway.training.state import TrainState
+from headway.training.task import Task
+from headway.training.trial import largest_micro_batch, trial_step
+
+
+def run_in_this_process(
+    config: Config,
+    make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
+    wishes: Wishes,
+    callbacks: Sequence[Callback] = (),
+    own: Callable[..., AbstractContextManager[Attempt]] = own_attempt,
+    *,
+    own_process: bool = False,
+) -> None:
+    """Train as one worker: the only one, or one of those that torchrun or the local launcher started.
+
+    Args:
+        own: Begins an attempt, where nobody else has, and ends it.
+        own_process: This process ends with the attempt.
+    """
+    mesh = resolve_mesh(config, world_size_from_environment() or 1)
+    grid = resolve_lanes(config, mesh.data)
+    with join_workers(config, mesh) as world:
+        task = make_task(config, grid, world.mesh, world.rank)
+        refuse_uncut_models(task, world)
+        if _is_finished(config, task, world, wishes):
+            return
+        with (
+            # Outside of the attempt: its record and the answer to a notice do not wait for a command that tells.
+            alerting(config.telemetry.alert, config.run_directory) as alerts,
+            _joined_attempt(config, task, world, wishes, own) as attempt,
+            _log(attempt, world),
+        ):
+            if alerts is not None:
+                alerts.open_file()
+            _train(config, task, make_task, world, grid, attempt, callbacks, own_process)
+
+
+def _is_finished(config: Config, task: Task, world: World, wishes: Wishes) -> bool:
+    """Whether there is nothing to do, on every worker alike; never where somebody else has begun the attempt."""
+    if ATTEMPT_VARIABLE in os.environ or not wishes.leave_finished:
+        return False
+    finished = world.is_first and is_finished(config, task.fingerprints, wishes)
+    return bool(world.broadcast_number(int(finished)))
+
+
+def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
+    """The first worker's log; what others print goes to theirs whole (see `launch.worker`)."""
+    return log_to(attempt.worker_log(0), patiently=True) if world.is_first else nullcontext()
+
+
+@contextmanager
+def _joined_attempt(
+    config: Config, task: Task, world: World, wishes: Wishes, own: Callable[..., AbstractContextManager[Attempt]]
+) -> Iterator[Attempt]:
+    """The attempt that this worker takes part in; the first worker begins and concludes it if nobody else has."""
+    given = os.environ.pop(ATTEMPT_VARIABLE, None)  # not for the children of this process
+    if given:
+        attempt = Attempt.join(config.run_directory, int(given))
+        # Not in the agent, which is to be copied and can have no threads.
+        with listening(attempt.directory, config.preemption) if world.is_first else nullcontext():
+            yield attempt
+        return
+    wishes = not_yet_granted(config, wishes, world.gather)
+    if world.is_first:
+        with own(config, task.fingerprints, task.facts(), wishes) as attempt:
+            world.gather_json([attempt.number, attempt.owner.token])
+            yield attempt
+    else:
+        number, token = world.gather_json(None)[0]
+        attempt = Attempt.join(config.run_directory, number, token, SEEN_SECONDS)
+        # The attempt's owner watches on its machine; here the first worker of any other does.
+        with listening(attempt.directory, config.preemption) if world.local_rank == 0 else nullcontext():
+            yield attempt
+
+
+def _train(
+    config: Config,
+    task: Task,
+    make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
+    world: World,
+    grid: LaneGrid,
+    attempt: Attempt,
+    callbacks: Sequence[Callback],
+    own_process: bool,
+) -> None:
+    run = RunDirectory(config.run_directory)
+    store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
+    refuse_missing_keys(config)
+    began = time.monotonic()
+    start = _find_start(config, task, run, store, world, attempt)
+    load_seconds = time.monotonic() - began
+    config, task = _with_segments_of(start, config, task, make_task, grid, world, run)
+    _check_rows(config, grid, start)
+    threads = _threads(config, world, grid, start)
+    torch.set_num_threads(threads)
+
+    parameters = task.facts()["parameters"]  # a strategy may leave nothing of them to be counted
+    state, strategy = assemble(config, task, world, threads, fresh=start is None)
+    resume_collection()
+    if start is not None:
+        check_data(config, task.fingerprints, start)
+        began = time.monotonic()
+        blocks = state.prepare_to_load()
+        refuse_other_bytes(start, blocks, world.rank, world.gather_json)
+        store.load_into(start, blocks, world.gather_json)
+        load_seconds += time.monotonic() - began
+        state.loaded()
+        state.take_cursor(start.cursor)
+    state.decides = config.health.on_spike in ("skip", "rollback", "stop")
+    left_out = take_decisions(state, config.segments, Ledger(run.ledger_path), start, world)
+    begin_scaling(state.cursor, config.train.precision)
+    world.broadcast_(task.model.buffers())  # those that are no part of the state too
+    grid = settle_micro_batch(config, task, state, strategy, world, grid, start)
+    compiled = settle_compiled(config, task, world, grid, start)
+    if compiled:
+        if own_process:
+            pause_collection()
+        compile_model(config, task.model)
+        resume_collection()
+    _try_memory(config, task, state, strategy, world, grid)
+
+    context = {
+        IDENTITY: fingerprint(identity(config)),
+        **task.fingerprints,
+        "world_size": world.size,
+        "mesh": world.mesh.arrangement,
+        "strategy": config.parallel.strategy,
+        "lanes": grid.lanes,
+        "micro_batch": grid.micro_batch,
+        "threads": threads,
+        "compiled": compiled,
+        "determinism": config.determinism,
+        "attempt": attempt.number,
+        OF_RUN: run_identity(config).record(),  # the id may have come from the remote tier just now
+        CLAIM: _claim_number(attempt),
+        PARENT: parent_record(start.manifest) if start else None,
+        "headway": __version__,
+        "torch": torch.__version__,
+        **({SEGMENTS: [s.model_dump(mode="json") for s in config.segments]} if config.segments else {}),
+        **left_out,
+    }
+    notices, remote = NoticeReader(attempt.directory), config.checkpoint.remote
+    recorders = [notices, *_recorders(config, run, attempt, start, world, load_seconds)]
+    job = Job(
+        config=config,
+        task=task,
+        state=state,
+        strategy=strategy,
+        world=world,
+        grid=grid,
+        writer=CheckpointWriter(
+            WriterSettings(
+                directory=run.checkpoints,
+                fence=attempt.fence,
+                holds=config.checkpoint.memory_every is not None,
+                rank=world.rank,
+                workers=world.size,
+                patience_seconds=config.parallel.timeout_seconds,
+                stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
+                after_save=AfterSave.settings(config, attempt.number, state.left_out, task.fingerprints.get("data")),
+                sign=config.checkpoint.sign,
+                encrypt=config.checkpoint.encrypt,
+            ),
+            world.gather_json,
+        ),
+        checkpoint_context=context,
+        callbacks=[*callbacks, *recorders],  # recorded last: with what the others have added
+        rewinder=CheckpointRewinder(
+            store, world, None if remote is None else partial(find_tier, remote, run_identity(config))
+        ),
+        notices=notices,
+        pipeline=make_pipeline(config, task, world),
+        own_process=own_process,
+    )
+    _announce(job, start, parameters)
+    train_loop(job)
+
+
+def _with_segments_of(
+    start: CheckpointInfo | None,
+    config: Config,
+    task: Task,
+    make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
+    grid: LaneGrid,
+    world: World,
+    run: RunDirectory,
+) -> tuple[Config, Task]:
+    """Take up the segments of a checkpoint that came without its run directory, as after the loss of a disk."""
+    known = start.context.get(SEGMENTS) if start is not None else None
+    if not known or config.segments:
+        return config, task
+    config = config.with_segments([Segment.model_validate(segment) for segment in known])
+    if world.is_first:
+        write_config(config, run.path)
+    return config, make_task(config, grid, world.mesh, world.rank)
+
+
+def _check_rows(config: Config, grid: LaneGrid, start: CheckpointInfo | None) -> None:
+    """Refuse to go back into an earlier segment whose steps cannot be cut into the lanes of the last one.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    batches = config.train.batches
+    for first, _, rows in batches.stretches(start.step if start is not None else 0, batches.begins):
+        if rows % grid.lanes:
+            raise ConfigError(
+                f"the run goes back to step {first:,}, whose {rows} rows cannot be cut into {grid.lanes} lanes",
+                where="train.lanes",
+                fix=f"train.lanes={gcd(rows, grid.lanes)}",
+            )
+
+
+def _try_memory(
+    config: Config, task: Task, state: TrainState, strategy: Strategy, world: World, grid: LaneGrid
+) -> None:
+    """Let memory run out before the first step, if it does."""
+    by_itself = world.device.type == "cuda" and world.mesh.pp == 1
+    wanted = by_itself if config.train.trial_step is None else config.train.trial_step
+    step, last = state.cursor.step, config.train.steps
+    assert last is not None, "the config is resolved"
+    if wanted and step < last:
+        lane = grid.of_worker(world.data_rank, world.mesh.data)[0]
+        trial_step(config, task, state, strategy, world, largest_micro_batch(task.feed, lane, step, last))
+
+
+def _find_start(
+    config: Config, task: Task, run: RunDirectory, store: CheckpointStore, world: World, attempt: Attempt
+) -> CheckpointInfo | None:
+    """The checkpoint to go on from, the same on every worker; None starts at step 0.
+
+    Only the first worker reads every byte to verify it, and brings it from the remote tier if it has to.
+    """
+    if not world.is_first:
+        step = world.broadcast_number(0)
+        return store.info(step, SEEN_SECONDS) if step >= 0 else None
+    left_out = decided(Ledger(run.ledger_path))
+    discard_outdated(store, left_out)
+    claimed, remote = None, config.checkpoint.remote
+    if remote is not None:
+        # With a checkpoint here there is no need to wait for long until a store answers.
+        patience = 10.0 if store.folders() else 120.0
+        mine = run_identity(config, task.fingerprints.get("data"))
+        claimed = partial(claim_tier, remote, attempt.number, mine, patience_seconds=patience)
+    find = partial(
+        newest_of_tiers,
+        store,
+        claimed,
+        accept=partial(_refuse_other_run, config),
+        usable=lambda m: not is_outdated(m, left_out),
+    )
+    found = what_to_do(run, store, find).checkpoint
+    world.broadcast_number(found.step if found else -1)
+    return found
+
+
+def _claim_number(attempt: Attempt) -> int | None:
+    """The number of the claim on the remote tier that this attempt has made; None where it has none yet."""
+    claim = read_claim(attempt.run)
+    return claim.number if claim is not None and claim.attempt == attempt.number else None
+
+
+def _refuse_other_run(config: Config, manifest: Manifest, where: str) -> None:
+    """With an empty run directory, only the checkpoint itself can tell whether it is one of this run."""
+    if manifest.context.get(IDENTITY) != fingerprint(identity(config)):
+        raise ConfigError(
+            "there is no checkpoint here, and those in the remote tier were made with another config",
+            where=where,
+            fix="choose another name=..., or start over with --restart; to go on with it all the same, first"
+            " `headway checkpoints restore` it, then train with --accept-changes",
+        )
+
+
+def _threads(config: Config, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> int:
+    """CPU threads of every worker. Bits can depend on them, so a resumed run keeps the number it has."""
+    threads = common_threads(config, world, grid)
+    before: int | None = start.context.get("threads") if start else None
+    same_layout = config.determinism == "elastic" or (start is not None and _has_layout(start, world))
+    if before is None or before == threads or not same_layout:
+        return threads
+    if config.parallel.threads == "auto":
+        return before
+    if config.determinism == "elastic":
+        raise ConfigError(
+            f"this run computes with {before} threads per worker; its bits would change with {threads}",
+            where="parallel.threads",
+            fix=f"parallel.threads={before}, or auto",
+        )
+    if config.determinism == "run":
+        warning(f"{threads} threads per worker instead of {before}: the run goes on, but not bit for bit")
+    return threads
+
+
+def _has_layout(start: CheckpointInfo, world: World) -> bool:
+    """Whether a checkpoint was made by as many workers that were arranged in the same way."""
+    context, mesh = start.context, world.mesh.arrangement
+    return context.get("world_size") == world.size and context.get("mesh", mesh) == mesh
+
+
+def _recorders(
+    config: Config,
+    run: RunDirectory,
+    attempt: Attempt,
+    start: CheckpointInfo | None,
+    world: World,
+    load_seconds: float,
+) -> list[Callback]:
+    recorders: list[Callback] = []
+    ledger = Ledger(run.ledger_path)
+    if world.is_first:
+        recorders += [
+            GoodputKeeper(run.path, ledger, attempt.number, attempt.assert_current),
+            Recorder(
+                run.metrics_path,
+                attempt.number,
+                _spent_usd(run, attempt, config.telemetry.usd_per_hour),
+                load_seconds if start is not None else None,
+                partial(attempt.fence.assert_held, patience_seconds=0.0),  # every step's record asks
+            ),
+            LedgerKeeper(ledger, attempt.number, run.checkpoints, attempt.assert_current),
+        ]
+    if config.health.watch_seconds and world.local_rank == 0:
+        recorders.insert(0, ConditionWatch(conditions(run.checkpoints), config.health.watch_seconds))
+    if config.telemetry.state_hash_every:
+        recorders.append(StateHashes(run.path / "hashes.jsonl", config.telemetry.state_hash_every))
+    return recorders
+
+
+def _spent_usd(run: RunDirectory, attempt: Attempt, usd_per_hour: float | None) -> float:
+    """What the run has cost until now: each attempt at its own price, this one from where its first process began."""
+    found = open_run(run.path)
+    spent = 0.0
+    for one in found.attempts:
+        since = None if one.started is None else max(0.0, time.time() - one.started)
+        seconds = since if one.number == attempt.number else one.seconds
+        price = found.attempt_records[one.number].get(PRICE_KEY)
+        price = price if isinstance(price, (int, float)) else usd_per_hour
+        if seconds is not None and price is not None:
+            spent += price * seconds / 3600
+    return spent
+
+
+def _batch(job: Job) -> str:
+    sizes = list(dict.fromkeys(rows for _, _, rows in job.config.train.batches.stretches(0, job.total_steps)))
+    return f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
+
+
+def _announce(job: Job, start: CheckpointInfo | None, parameters: int) -> None:
+    """Say what is about to happen, before the first step takes its time."""
+    config, world, step = job.config, job.world, job.state.cursor.step
+    if config.parallel.workers not in (1, world.size) and config.parallel.min_workers is None:
+        started = counted(world.size, "worker")
+        notice(f"parallel.workers={config.parallel.workers} does not count: the agent has started {started}")
+    notice(
+        f"{config.name}: {format_count(parameters)} parameters · {job.total_steps:,} steps of"
+        f" {_batch(job)} rows · {counted(world.size, 'worker')} on"
+        f" {world.device.type} · {config.train.precision} · determinism {config.determinism}"
+    )
+    for short in shortfalls(config, world.device) if world.is_first else ():
+        warning(short)
+    if start is None:
+        return
+    if step >= job.total_steps:
+        notice(f"all {job.total_steps:,} steps of {config.run_directory} are done")  # what is left may be an evaluation
+        return
+    notice(f"resuming from {start.path} (state {start.state_sha256[:12]})")
+    before, mesh = start.context.get("world_size"), start.context.get("mesh")
+    if config.determinism != "run":
+        return
+    if before != world.size:
+        warning(
+            f"{world.size} workers instead of {before}: the run goes on, but not bit for bit"
+            " (determinism=elastic promises that)"
+        )
+    elif mesh not in (None, world.mesh.arrangement):
+        then = MeshShape(**mesh)
+        warning(f"workers arranged as {world.mesh} instead of {then}: the run goes on, but not bit for bit")

@@ -1,0 +1,153 @@
+"""The supervisor's side of a leader: starting it, hearing what it says, waiting for its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from headway.config import Config
+from headway.core.console import settle_streams
+from headway.core.garbage import pause_collection, resume_collection
+from headway.core.module_command import module_command
+from headway.core.object_storage import load_filesystem
+from headway.core.signals import STOPPING, reset
+from headway.core.torch_libraries import wait_for_libraries
+from headway.core.waiting import wait_until
+from headway.session.attempt import Wishes, with_variables
+from headway.supervisor.agent import load_training
+from headway.supervisor.attempt_process import Channel, lead
+from headway.supervisor.local_workers import ONE_THREAD
+from headway.supervisor.processes import can_be_copied
+from headway.supervisor.worker import die_with_parent
+
+
+class Leader:
+    """The first process of an attempt, from outside."""
+
+    def __init__(
+        self,
+        config: Config,
+        wishes: Wishes,
+        environment: Mapping[str, str],
+        own_process: bool,
+        number: int | None,
+    ) -> None:
+        self.started, self._popen = time.time(), None
+        self.code: int | None = None
+        wait_for_libraries()
+        with with_variables(environment):
+            if own_process and can_be_copied():
+                self.pid, self.channel = _copied(config, wishes, number)
+            else:
+                self._popen = self._start(config, wishes, number)
+        resume_collection()
+
+    def _start(self, config: Config, wishes: Wishes, number: int | None) -> subprocess.Popen[bytes]:
+        ours, theirs = socket.socketpair()
+        command = module_command("headway.supervisor.attempt_process", str(theirs.fileno()))
+        popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+        self.pid, self.channel = popen.pid, Channel(ours)
+        self.channel.say("order", **_order(config, wishes, number))
+        return popen
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self.code is None:
+            if self._popen is not None:
+                self.code = self._popen.poll()
+            else:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self, seconds: float) -> None:
+        """For its end, up to a time."""
+        wait_until(lambda: self.poll() is not None, seconds, 0.01)
+
+    def listen(self, seconds: float) -> list[dict[str, Any]]:
+        """What it says within a time."""
+        heard = []
+        while select.select([self.channel.end], [], [], seconds)[0]:
+            message = self.channel.hear()
+            if message is None:
+                time.sleep(seconds)  # it is about to end
+                break
+            heard.append(message)
+            seconds = 0.0
+        while self.channel.pending:
+            message = self.channel.hear()
+            assert message is not None, "received before"
+            heard.append(message)
+        return heard
+
+
+def has_data(config: Config) -> bool:
+    """Whether there is a store to train on, as far as this machine knows: of one that is missing an attempt tells at
+    once, if nothing is loaded first."""
+    with with_variables(ONE_THREAD):  # NumPy's threads would stay, and this process is to be copied
+        from headway.data.store import MANIFEST
+
+    return config.data.remote is not None or (config.data.store / MANIFEST).exists()
+
+
+def load_ahead(config: Config) -> None:
+    """Load what workers need into this process, of which leaders are copies: after a failure the next one starts a
+    second or two faster, and all have these 200 MB in common."""
+    pause_collection()
+    try:
+        load_training()
+        if config.checkpoint.remote is not None:
+            load_filesystem(config.checkpoint.remote.url)
+    finally:
+        resume_collection()  # without these pages: a collection in the copy would write to all of them, and copy them
+
+
+def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Channel]:
+    """A leader that is a copy of this process, which must have no other thread.
+
+    Returns:
+        Its number, and the supervisor's end of the channel.
+    """
+    ours, theirs = socket.socketpair()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()  # what is in their buffers would be written twice
+    # A signal in between would be taken by this process's handlers in the other one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setsid()
+            ours.close()
+            reset(STOPPING)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+            die_with_parent()
+            code = lead(Channel(theirs), config, wishes, number)
+        finally:
+            settle_streams()
+            os._exit(code)  # the frames above belong to the supervisor
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    theirs.close()
+    return pid, Channel(ours)
+
+
+def _order(config: Config, wishes: Wishes, number: int | None) -> dict[str, Any]:
+    """What a leader in a process of its own has to know."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "asked": config.train.asked(),
+        "wishes": asdict(wishes),
+        "number": number,
+        "argv": sys.argv,
+    }

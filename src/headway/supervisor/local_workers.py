@@ -1,0 +1,241 @@
+"""Several worker processes on this machine: started together, waited for together, ended together.
+
+PyTorch's elastic agent does this too. It listens on two ports of every interface, and unpickles what it finds at its
+rendezvous and in files of the temporary folder. Here the workers meet in a file that lies in the memory of the process
+that starts them, which only this user's processes can open.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.core.files import file_in_memory
+from headway.core.foreign import read_json_lines
+from headway.core.garbage import pause_collection, resume_collection
+from headway.core.launched import RENDEZVOUS_VARIABLE
+from headway.core.module_command import module_command
+from headway.core.signals import STOPPING, handled, reset
+from headway.session.attempt import with_variables
+from headway.supervisor.processes import can_be_copied
+from headway.supervisor.worker import SPARE_VARIABLE
+
+#: Keeps NumPy from starting threads when it is loaded: a process with threads cannot be copied.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+
+#: How often the workers are looked at, and how long they may take to end when they are told to.
+_POLL_SECONDS, _END_SECONDS = 0.05, 30.0
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended by itself."""
+
+    rank: int
+    code: int
+    """The exit code, negative for a signal."""
+
+
+class WorkersFailed(Exception):
+    """A worker ended with an error, and the others have been ended because of it.
+
+    Args:
+        ends: Of those that had ended by then, in the order in which that was seen.
+        records: What workers have left of the reasons that the run's disk did not take.
+    """
+
+    def __init__(self, ends: list[WorkerEnd], records: list[dict[str, Any]]) -> None:
+        self.ends, self.records = ends, records
+        super().__init__(f"worker {self.first.rank} ended with {self.first.code}")
+
+    @property
+    def killed(self) -> WorkerEnd | None:
+        """The end of the first worker that somebody else has killed: neither its own error, nor this process."""
+        return next((end for end in self.ends if end.code < 0), None)
+
+    @property
+    def first(self) -> WorkerEnd:
+        """The end that says most: of a worker that was killed, or the first one seen."""
+        return self.killed or self.ends[0]
+
+
+class WorkersStopped(Exception):
+    """This process was told to stop, and has told the workers."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.signal = number
+        super().__init__(f"stopped by {number.name}")
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A worker, however it was started."""
+
+    pid: int
+    poll: Callable[[], int | None]
+    """Gives its exit code, negative for a signal; None while it runs."""
+
+
+@dataclass
+class _Workers:
+    """Those that were started, by rank."""
+
+    processes: list[_Process] = field(default_factory=list)
+    codes: dict[int, int] = field(default_factory=dict)
+
+    def look(self) -> list[WorkerEnd]:
+        """Return the ends that were not seen before."""
+        running = [(rank, process) for rank, process in enumerate(self.processes) if rank not in self.codes]
+        ends = [WorkerEnd(rank, code) for rank, process in running if (code := process.poll()) is not None]
+        self.codes.update({end.rank: end.code for end in ends})
+        return ends
+
+    @property
+    def all_ended(self) -> bool:
+        return len(self.codes) == len(self.processes)
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal to those that run, and kill those that are there half a minute later."""
+        for then, seconds in ((number, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
+            self.look()
+            for rank, process in enumerate(self.processes):
+                if rank not in self.codes:  # its number is its own until its end was seen here
+                    os.kill(process.pid, then)
+            until = time.monotonic() + seconds
+            while not self.all_ended and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+                self.look()
+
+
+def start_workers(
+    workers: int,
+    folder: Path,
+    variables: Mapping[str, str],
+    module: str,
+    *arguments: str,
+    load: Callable[[], object] = lambda: None,
+    ends_workers_on: Iterable[signal.Signals] = STOPPING,
+) -> None:
+    """Run a module's `main` in so many processes that know of each other, and wait for all of them.
+
+    Where that is safe they are copies of this process, which loads PyTorch once for all of them, else
+    programs of their own, which find modules where this process does.
+
+    Args:
+        folder: For what the processes share, where that cannot lie in memory.
+        variables: Added to the environment of the processes.
+        load: Called in a process that is to be copied, to load what all copies need.
+        ends_workers_on: Signals that are passed on to the processes, to kill those that are there 30 s later.
+
+    Raises:
+        WorkersFailed: a process ended with an error; the others have been ended.
+        WorkersStopped: this process was told to stop, and has told the others.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child's end can be known
+    pause_collection()
+    with with_variables(ONE_THREAD):
+        importlib.import_module(module)
+        copied = can_be_copied()
+        if copied:
+            load()
+    resume_collection()
+    came: list[int] = []
+    with (
+        _shared_file(folder, "rendezvous") as rendezvous,
+        _shared_file(folder, "reasons") as reasons,
+        # Before the first worker is there: until its number is known nobody could end it.
+        handled((signal.SIGQUIT, *ends_workers_on), lambda number, frame: came.append(number)),
+    ):
+        # Workers set their own number of threads; this keeps libraries from starting one per core until then.
+        common = {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "WORLD_SIZE": str(workers),
+            "LOCAL_WORLD_SIZE": str(workers),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),  # as torchrun
+            RENDEZVOUS_VARIABLE: str(rendezvous),
+            SPARE_VARIABLE: str(reasons),
+            **variables,
+        }
+        started = _Workers()
+        try:
+            for rank in range(workers):
+                environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                start = _start_copy if copied else _start_program
+                started.processes.append(start(environment, module, arguments))
+            ends = _wait(started, came)
+        except BaseException:
+            started.end(signal.SIGTERM)
+            raise
+        if came:
+            stop = signal.Signals(came[0])
+            started.end(stop)
+            raise WorkersStopped(stop)
+        if ends:
+            started.end(signal.SIGTERM)
+            raise WorkersFailed(ends, list(read_json_lines(reasons)))
+
+
+def _wait(started: _Workers, came: list[int]) -> list[WorkerEnd]:
+    """Wait until all workers have ended, or one has failed, or a signal came; returns the failures."""
+    while not came and not started.all_ended:
+        if ends := [end for end in started.look() if end.code]:
+            return ends
+        if not started.all_ended:
+            time.sleep(_POLL_SECONDS)
+    return []
+
+
+def _start_copy(environment: Mapping[str, str], module: str, arguments: tuple[str, ...]) -> _Process:
+    # By `fork`: nothing is pickled, and no semaphore is made.
+    process = multiprocessing.get_context("fork").Process(target=_run_copy, args=(environment, module, arguments))
+    process.start()
+    assert process.pid is not None, "it was started"
+    return _Process(process.pid, lambda: process.exitcode)
+
+
+def _start_program(environment: Mapping[str, str], module: str, arguments: tuple[str, ...]) -> _Process:
+    command = module_command(module, *arguments)
+    process = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+    return _Process(process.pid, process.poll)
+
+
+def _run_copy(environment: Mapping[str, str], module: str, arguments: tuple[str, ...]) -> None:
+    """Do what a Python does that is started for the module, in a session of its own."""
+    os.setsid()
+    reset((*STOPPING, signal.SIGQUIT))  # the handlers of the process that was copied are not its own
+    os.environ.update(environment)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a program would have read this when it began
+    sys.argv = [module, *arguments]
+    importlib.import_module(module).main()
+
+
+@contextmanager
+def _shared_file(folder: Path, name: str) -> Iterator[Path]:
+    """Give an empty file that workers can read and write, in memory where there can be one."""
+    made = file_in_memory(f"headway-{name}")
+    if made is not None:
+        descriptor, path = made
+        try:
+            yield path
+        finally:
+            os.close(descriptor)
+        return
+    path = folder / f".{name}-{os.getpid()}"
+    path.touch(mode=0o600)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)

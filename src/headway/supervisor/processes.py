@@ -1,0 +1,205 @@
+"""The processes of an attempt: how they are doing, and making sure that none is left.
+
+Each worker leads a session of its own, so all that it starts carries its number, also what outlives it. A process that
+leaves the session is still a descendant; one that does both and loses its parents is seen when the supervisor adopts
+orphans (`adopt_orphans`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from headway.core.alerts import LIMIT_SECONDS, is_alert
+from headway.core.process_table import (
+    DEAD,
+    LINUX,
+    ProcessState,
+    Seen,
+    all_processes,
+    arguments_of,
+    finishes_its_work,
+    gets_on,
+    has_one_thread,
+)
+
+#: How long it may take, and how long killed processes may take to go.
+GRACE_SECONDS, GONE_SECONDS = 5.0, 30.0
+#: How long a process may have no command line: the kernel gives it one some time after it has begun (execve(2)).
+_BEGIN_SECONDS = 1.0
+
+
+def can_be_copied() -> bool:
+    """Whether a copy of this process (`fork`) could train as well as another process."""
+    return has_one_thread() and not _lacks_gpus_when_copied()
+
+
+def _lacks_gpus_when_copied() -> bool:
+    """Whether CUDA is spoilt for copies of this process, which refuse to use it once this one has as much as asked
+    whether there are GPUs (`torch.cuda.is_available`). Only a copy knows, so one is made and asked."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda._is_compiled():
+        return False
+    copy = os.fork()
+    if copy == 0:
+        code = 1
+        try:
+            code = int(torch.cuda._is_in_bad_fork())
+        finally:
+            os._exit(code)  # the frames above belong to the process that was copied
+    _, status = os.waitpid(copy, 0)
+    return status != 0 and torch.cuda.device_count() > 0
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents die (Linux). For a process that has no other children."""
+    if LINUX:
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def members(
+    processes: Iterable[ProcessState], leaders: Collection[int], descendants_of: int | None = None
+) -> list[ProcessState]:
+    """The processes of some sessions, with all their descendants, and those of one process if it is given."""
+    processes = [p for p in processes if p.state != DEAD]
+    found = {p.pid for p in processes if p.session in leaders or p.pid in leaders}
+    parents = {*found, *([descendants_of] if descendants_of is not None else [])}
+    while True:
+        more = {p.pid for p in processes if p.parent in parents} - found
+        if not more:
+            break
+        found |= more
+        parents |= more
+    found.discard(os.getpid())
+    return [p for p in processes if p.pid in found]
+
+
+def end_all(
+    leaders: Collection[int], descendants_of: int | None = None, unfinished: Callable[[], bool] = lambda: False
+) -> list[int]:
+    """Kill every process of an attempt, and wait until all are gone.
+
+    One that finishes what it writes (`process_table.FINISHES_ITS_WORK`), and what the next attempt is to begin from,
+    has a few seconds for that, and more while it gets on: a large state takes long to write, and far longer to be
+    computed again. What comes after that, the next attempt does: an upload is not waited for. Alerts are let be and not
+    waited for, within their time: they tell of just such an end.
+
+    Args:
+        leaders: Workers and whatever has started them; each leads a session.
+        descendants_of: A process all of whose descendants belong to the attempt.
+        unfinished: Whether there still is something that the next attempt is to begin from.
+
+    Returns:
+        Those that do not go, in an uninterruptible call to a driver or a file system.
+    """
+    if not LINUX:
+        for leader in leaders:
+            with suppress(OSError):
+                os.killpg(leader, signal.SIGKILL)
+        return []
+    start, killed = time.monotonic(), set[int]()
+    spared, seen = start, dict[int, Seen]()
+    while True:
+        processes = all_processes()
+        # A dead parent leads to no child: one that was killed is looked for by its own number, with its session. Once
+        # neither is there, the number is free for a stranger.
+        killed.intersection_update(number for p in processes for number in (p.pid, p.session))
+        left = [p for p in members(processes, {*leaders, *killed}, descendants_of) if not _tells(p.session)]
+        _reap(p for p in processes if p.pid in killed and p.pid not in leaders)
+        now = time.monotonic()
+        if not left or now - spared > GONE_SECONDS:
+            return [p.pid for p in left]
+        writers = {p.pid for p in left if p.pid not in killed and _finishes_its_work(p.pid, now - start)}
+        if writers and not unfinished():
+            writers = set()
+        elif now - start >= GRACE_SECONDS:
+            writers = {pid for pid in writers if gets_on(pid, now, seen)}
+        spared = now if writers else spared
+        for process in left:
+            if process.pid not in writers:
+                killed.add(process.pid)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _finishes_its_work(pid: int, seconds: float) -> bool:
+    """Whether a process is one that may, or has so little begun that it has no command line yet."""
+    return finishes_its_work(pid) or (seconds < _BEGIN_SECONDS and not arguments_of(pid))
+
+
+def _tells(leader: int) -> bool:
+    """Whether the processes of a session tell somebody what is wrong, and are not overdue."""
+    return is_alert(arguments_of(leader)) and _age_seconds(leader) < LIMIT_SECONDS
+
+
+def _age_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return math.inf
+    # Clock ticks since the machine was started (proc_pid_stat(5), field 22).
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _reap(processes: Iterable[ProcessState]) -> None:
+    """Take leave of dead children that were adopted; those that were started here are waited for by others."""
+    for process in processes:
+        if process.parent == os.getpid() and process.state == DEAD:
+            with suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = False) -> None:
+    """Have processes write their stacks, and wait until all have, or a time has passed.
+
+    Args:
+        files: Where each process writes when SIGURG comes, by its number.
+        stopped: They are, by SIGSTOP, and shall be again once they have written: they go on for some milliseconds.
+    """
+    before = {path: _size(path) for path in files.values()}
+    for pid in files:
+        with suppress(ProcessLookupError):
+            _ask_main_thread(pid)
+            if stopped:
+                os.kill(pid, signal.SIGCONT)
+    until, sizes = time.monotonic() + seconds, before
+    while time.monotonic() < until:
+        time.sleep(0.005)
+        last, sizes = sizes, {path: _size(path) for path in before}
+        if last == sizes and all(sizes[path] > size for path, size in before.items()):
+            break
+    for pid in files if stopped else ():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+
+def _ask_main_thread(pid: int) -> None:
+    """Of a process that goes on for that, another thread might answer when the main one is elsewhere already."""
+    if not LINUX or ctypes.CDLL(None).tgkill(pid, pid, signal.SIGURG) != 0:
+        os.kill(pid, signal.SIGURG)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def reap_orphans(leader: int) -> None:
+    """Take leave of adopted descendants that have ended by themselves. For a process with one child of its own."""
+    if not LINUX:
+        return
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with suppress(ChildProcessError):
+        while (dead := os.waitid(os.P_ALL, 0, options)) is not None and dead.si_pid != leader:
+            os.waitpid(dead.si_pid, os.WNOHANG)

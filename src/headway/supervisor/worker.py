@@ -1,0 +1,164 @@
+"""What the local launcher starts: `python -m headway.supervisor.worker RUN_DIRECTORY`, once per worker."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from headway.core.console import redact_streams, say
+from headway.core.errors import CheckpointError, HeadwayError, explain_refusal, fix_for
+from headway.core.files import append_json_line, write_json
+from headway.core.heartbeat import current_step, open_heartbeat
+from headway.core.process_exit import end, leave
+from headway.core.secrets import redact
+from headway.runs.run_directory import attempt_folder, worker_log
+from headway.supervisor.restart_policy import frames_of
+
+#: The file in memory in which whoever started the workers looks for reasons that the run's disk did not take.
+SPARE_VARIABLE = "HEADWAY_REASONS_FILE"
+
+#: Kept open: the signal handler has only its number.
+_stacks: IO[str] | None = None
+
+
+def main() -> None:
+    """Train as one worker; an error goes to `attempts/NNN/error-<rank>.json` for the launcher to tell."""
+    begin_process()
+    run, number, rank = Path(sys.argv[1]), int(os.environ["HEADWAY_ATTEMPT"]), int(os.environ["RANK"])
+    folder = attempt_folder(run, number)
+    if rank > 0:
+        keep_log(worker_log(folder, rank))
+    with reasons_in(folder, rank):
+        report_to(folder, rank)
+        from headway.config import load_config
+        from headway.session.attempt import Wishes
+        from headway.session.session import run_in_this_process
+        from headway.training.task import language_model_task
+
+        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes(), own_process=True)
+    leave(0)
+
+
+@contextmanager
+def reasons_in(folder: Path, rank: int) -> Iterator[None]:
+    """End this process with an exit code if there is an error, and leave `error-<rank>.json` for `first_record`."""
+    try:
+        yield
+    except HeadwayError as error:
+        if rank > 0:
+            say(error.render())
+        _report(folder, error_record(error, rank))
+        leave(error.exit_code)
+    except Exception as error:
+        if (explained := explain_refusal(error, CheckpointError, str(folder))) is not None:
+            say(explained.render())
+            _report(folder, error_record(explained, rank))
+            leave(explained.exit_code)
+        text = redact(traceback.format_exc().rstrip())
+        say(text)
+        if _stacks is not None:
+            with suppress(OSError):  # a full disk must not hide what went wrong
+                _stacks.write(f"{text}\n")
+                _stacks.flush()
+        # Often this only says that another worker is gone. The first one to end has all others stopped, so let the one
+        # that met the reason write it down.
+        time.sleep(1.0)
+        _report(folder, error_record(error, rank))
+        leave(1)
+
+
+def keep_log(path: Path) -> None:
+    """Send everything this process prints, native libraries included, to its log; the first worker has the terminal."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+
+
+def report_to(folder: Path, rank: int) -> None:
+    """Let the supervisor see what this worker does, and take its stack whenever it likes.
+
+    The stack is written by a signal handler in C, which needs no lock of the interpreter, so a thread that holds it for
+    ever can be seen too. SIGURG is ignored by processes that do not handle it (yet), so asking does no harm.
+
+    Raises:
+        HeadwayError: the files for that cannot be made; the supervisor would wait for them in vain.
+    """
+    global _stacks
+    try:
+        open_heartbeat(folder / f"heartbeat-{rank}")
+        _stacks = (folder / f"stack-{rank}.txt").open("w", encoding="utf-8")
+    except OSError as error:
+        raise HeadwayError(
+            f"worker {rank} cannot be watched: {error.strerror or error}",
+            where=error.filename or str(folder),
+            fix=fix_for(error, "make room on its disk, or see to its permissions; then run the same command again"),
+        ) from error
+    faulthandler.enable(_stacks, all_threads=True)
+    faulthandler.register(signal.SIGURG, _stacks, all_threads=True)
+
+
+def first_record(folder: Path, spare: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
+    """Of what `reasons_in` has left of all workers: a deliberate error rather than the crashes of those that waited.
+
+    Args:
+        spare: What they have left where the disk of the run did not take it.
+    """
+    records = [dict(record) for record in spare]
+    with suppress(OSError):
+        records += [json.loads(path.read_bytes()) for path in sorted(folder.glob("error-*.json"))]
+    return min(records, key=lambda record: (record["exit_code"] == 1, record["rank"]), default=None)
+
+
+def error_record(error: BaseException, rank: int) -> dict[str, Any]:
+    """What there is to tell about the end of a worker."""
+    record: dict[str, Any] = {"rank": rank, "type": type(error).__name__, "step": current_step()}
+    if isinstance(error, HeadwayError):
+        return {**record, "exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
+    what = f"{type(error).__name__}: {error}"
+    return {**record, "exit_code": 1, "what": what, "where": None, "fix": None, "frames": frames_of(error)}
+
+
+def _report(folder: Path, record: dict[str, Any]) -> None:
+    try:
+        write_json(folder / f"error-{record['rank']}.json", record)
+    except OSError as error:
+        if spare := os.environ.get(SPARE_VARIABLE):  # in memory, whatever has become of the run's disk
+            with suppress(OSError):
+                if record["rank"]:  # at the first end the agent looks for reasons, and the first worker's says most
+                    time.sleep(1.0)
+                append_json_line(Path(spare), record)
+                return
+        say(f"worker {record['rank']} cannot leave its reason: {error}: {record}")
+
+
+def begin_process() -> None:
+    """First of all in a process that somebody has started for himself, and that ends by `leave`."""
+    atexit.register(end)
+    redact_streams()
+    die_with_parent()
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies: the agent's death leaves no orphans that go on writing."""
+    if sys.platform != "linux":
+        return
+    pr_set_pdeathsig = 1
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the request was in place
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What follows from the way an attempt ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from headway.config.supervise import SuperviseConfig
+from headway.supervisor import supervisor
+from headway.supervisor.restart_policy import Budget, Ending, frames_of, frames_of_dump
+
+KILLED = Ending("died", "worker 0 died (signal 9)", 1, rank=0, step=4, signal=9)
+CRASHED = Ending("error", "worker 0 crashed", 1, rank=0, step=4, error="ValueError", frames=("a.py:1 f",))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_failures_are_limited_within_a_window_only() -> None:
+    clock = Clock()
+    budget = Budget(SuperviseConfig(max_failures=2), clock)
+    assert [budget.decide(KILLED, step).goes_on for step in (1, 2, 3)] == [True, True, False]
+    clock.now = 3601.0
+    again = budget.decide(KILLED, 4)
+    assert again.goes_on and again.why == "failure 1 of 2 within 1 h 0 m"
+
+
+def test_preemptions_are_not_limited_and_signals_from_outside_are_no_failures() -> None:
+    preempted = Ending("preempted", "stopped by SIGTERM; step 4 is saved", 75)
+    assert not Budget(SuperviseConfig()).decide(preempted, 1).goes_on
+    budget = Budget(SuperviseConfig(max_failures=1, restart_preempted=True))
+    ended = replace(KILLED, signal=15)
+    assert all(budget.decide(ending, step).goes_on for step in range(10) for ending in (preempted, ended))
+    assert budget.decide(KILLED, 11).goes_on, "nothing of that has been counted"
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5])
+def test_what_would_happen_again_is_not_tried_again(code: int) -> None:
+    assert not Budget(SuperviseConfig()).decide(Ending("error", "no", code), 1).goes_on
+
+
+@pytest.mark.parametrize("kind", ["error", "hung"])
+def test_the_same_fault_twice_is_a_bug(kind: Literal["error", "hung"]) -> None:
+    fault = replace(CRASHED, kind=kind)
+    others = [replace(fault, step=5), replace(fault, frames=("a.py:2 f",)), replace(fault, error="KeyError"), KILLED]
+    budget = Budget(SuperviseConfig(max_failures=100))
+    assert all(budget.decide(ending, 1).goes_on for ending in (fault, *others, KILLED))
+    decision = budget.decide(fault, 1)
+    assert not decision.goes_on and "bug" in decision.why
+
+
+@pytest.mark.parametrize("first", [-1, 2])
+def test_delays_grow_until_there_is_progress(first: int) -> None:
+    """Also in a run that has no checkpoint yet."""
+    budget = Budget(SuperviseConfig(max_failures=100, max_delay_seconds=5.0))
+    delays = [budget.decide(KILLED, step).delay_seconds for step in (*[first] * 5, 4, 4)]
+    assert delays == [0.0, 1.0, 2.0, 4.0, 5.0, 0.0, 1.0]
+
+
+def test_frames_are_ours_and_the_users() -> None:
+    def feed() -> Iterator[int]:
+        import json
+
+        json.loads("{")
+        yield 1
+
+    with pytest.raises(ValueError) as caught:
+        next(feed())
+    frames = frames_of(caught.value)
+    assert [frame.split()[-1] for frame in frames] == ["test_frames_are_ours_and_the_users", "feed"]
+    assert not any("json" in frame.split(":")[0] for frame in frames)
+
+
+DUMP = f"""Thread 0x01 (most recent call first):
+  File "{__file__}", line 7 in idle
+
+Current thread 0x02 (most recent call first):
+  File "{__file__}", line 3 in hang
+  File "{__file__}", line 2 in step
+  File "{supervisor.__file__}", line 1 in run
+"""
+
+
+def test_frames_of_a_dump_are_those_of_the_thread_at_work_without_the_supervisors() -> None:
+    assert frames_of_dump(DUMP) == (f"{__file__}:2 step", f"{__file__}:3 hang")
+    assert frames_of_dump("") == ()
