@@ -28,7 +28,7 @@ from headway.config.segments import SEGMENTS
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import keep_manifest, open_run_store
 from headway.data.store import TokenStore
-from headway.launch.attempt import Wishes, make_way, newest_manifest, write_config
+from headway.launch.attempt import RunOptions, prepare_run_directory, newest_manifest, write_config
 from headway.launch.changes import StoreData, settle_segments
 from headway.supervise.ledger import Ledger
 from headway.supervise.ledger_keeper import LedgerKeeper
@@ -168,10 +168,10 @@ class Untrained:
         before = newest_manifest(self.run)
         config = self.config
         store = TokenStore.open(self.corpus.folder)
-        wishes = Wishes(accept_changes=change, start_epoch=new_epoch)
-        config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
+        options = RunOptions(accept_changes=change, start_epoch=new_epoch)
+        config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
         self.run.path.mkdir(parents=True, exist_ok=True)
-        make_way(config, wishes)
+        prepare_run_directory(config, options)
         if change or not before:
             self.corpus.join()
             self._planned = {step: rows for step, rows in self._planned.items() if before and step < before[0]}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from headway.session.attempt import Wishes
+    from headway.session.attempt import RunOptions
     from headway.telemetry.metrics import Metrics
     from headway.training.callbacks import Callback
     from headway.training.task import Task
@@ -83,9 +83,9 @@ def train(
         HeadwayError: with the reason; see its `exit_code`.
     """
     config = config.resolved()
-    from headway.session.attempt import Wishes, preemptible
+    from headway.session.attempt import RunOptions, preemptible
 
-    wishes = Wishes(restart, accept_changes, start_epoch, leave_finished=True)
+    options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
     several = config.parallel.workers > 1
     alone = world_size_from_environment() is None
     if alone and several and not config.supervise.enabled:
@@ -96,26 +96,26 @@ def train(
         from headway.supervisor.supervisor import supervise
 
         with in_use(config.data.store):  # between attempts too
-            supervise(config, wishes, own_process=own_process)
+            supervise(config, options, own_process=own_process)
         with preemptible():
             _tell_goodput(config)
             return _finished(config)
     with preemptible():
         with in_use(config.data.store):
-            _train(config, wishes, own_process)
+            _train(config, options, own_process)
         return _finished(config)
 
 
-def _train(config: Config, wishes: Wishes, own_process: bool) -> None:
+def _train(config: Config, options: RunOptions, own_process: bool) -> None:
     config, store = completed(config)
     from headway.session.changes import StoreData, settle_segments
-    from headway.session.process_state import left_as_it_was
+    from headway.session.process_state import restore_process_state
     from headway.session.session import run_in_this_process
     from headway.training.task import language_model_task
 
-    config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
-    with nullcontext() if own_process else left_as_it_was():
-        run_in_this_process(config, language_model_task, wishes, own_process=own_process)
+    config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
+    with nullcontext() if own_process else restore_process_state():
+        run_in_this_process(config, language_model_task, options, own_process=own_process)
 
 
 class Trainer:
@@ -157,9 +157,9 @@ class Trainer:
         """
         from headway.runs.ledger import Ledger
         from headway.runs.run_directory import RunDirectory
-        from headway.session.attempt import Wishes, preemptible
+        from headway.session.attempt import RunOptions, preemptible
         from headway.session.changes import DatasetData, settle_segments
-        from headway.session.process_state import left_as_it_was
+        from headway.session.process_state import restore_process_state
         from headway.session.session import run_in_this_process
 
         if world_size_from_environment() is None and self.config.parallel.workers > 1:
@@ -168,13 +168,13 @@ class Trainer:
                 where="parallel.workers",
                 fix=f"torchrun --nproc-per-node {self.config.parallel.workers} your_script.py",
             )
-        wishes = Wishes(restart, accept_changes, start_epoch)
+        options = RunOptions(restart, accept_changes, start_epoch)
         ledger = Ledger(RunDirectory(self.config.run_directory).ledger_path)
         data = DatasetData(len(self.dataset), _rows_fingerprint(len(self.dataset)), _rows_fingerprint, ledger)
         with preemptible():
-            config = settle_segments(self.config, data, wishes)
-            with left_as_it_was():
-                run_in_this_process(config, lambda config, grid, *_: self._task(config, grid), wishes, self.callbacks)
+            config = settle_segments(self.config, data, options)
+            with restore_process_state():
+                run_in_this_process(config, lambda config, grid, *_: self._task(config, grid), options, self.callbacks)
             return _finished(self.config)
 
     def _task(self, config: Config, grid: Any) -> Task:
@@ -199,7 +199,7 @@ class Trainer:
 
         feed, evaluation = cut(grid)
         if self.config.determinism != "off":
-            _refuse_random_samples(self.dataset)
+            _check_samples_are_pure(self.dataset)
         return Task(
             model=self.model,
             feed=feed,
@@ -215,7 +215,7 @@ def _rows_fingerprint(rows: int) -> str:
     return fingerprint({"rows": rows})
 
 
-def _refuse_random_samples(dataset: Any) -> None:
+def _check_samples_are_pure(dataset: Any) -> None:
     """Samples are read ahead on a thread: what they draw from shared generators comes in any order."""
     import random
 

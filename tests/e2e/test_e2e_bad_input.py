@@ -15,7 +15,7 @@ from tests.support import headway, state_hash, write_config, write_corpus
 from headway.config import load_config
 from headway.core.errors import CheckpointError, ConfigError, DataError, HeadwayError
 from headway.runs.ownership import OwnerLock
-from headway.session.attempt import Wishes
+from headway.session.attempt import RunOptions
 from headway.session.preview import preview
 
 SOUND = "".join(json.dumps({"text": f"{number}: red green blue stone " * 9}) + "\n" for number in range(20))
@@ -168,7 +168,7 @@ def test_a_run_that_is_in_use_is_left_alone(place: Path) -> None:
         refused(*longer, code=4, says="the run is in use by", where=str(run))
         refused("train", place / "config.yaml", "--restart", code=4, says="the run is in use by", where=str(run))
         with pytest.raises(CheckpointError, match="the run is in use by"):
-            preview(load_config(place / "config.yaml"), Wishes())
+            preview(load_config(place / "config.yaml"), RunOptions())
     finally:
         lock.release()
     assert state_hash(run) == before
@@ -188,7 +188,7 @@ def test_a_run_that_is_in_use_is_left_alone(place: Path) -> None:
 def test_a_dry_run_refuses_what_the_run_would(place: Path, overrides: list[str], says: str) -> None:
     given = [text.replace("{place}", str(place)) for text in overrides]
     with pytest.raises(HeadwayError, match=says):
-        preview(load_config(place / "config.yaml", given), Wishes())
+        preview(load_config(place / "config.yaml", given), RunOptions())
 
 
 @pytest.mark.parametrize("key", ["sign=true", "remote={url: 'file:///tmp/nowhere', encrypt: true}"])
@@ -204,7 +204,7 @@ def test_a_remote_store_that_does_not_answer_is_told_in_a_dry_run(
     (place / "in the way").write_text("a file")
     url = f"file://{place}/in the way/remote"
     assert "new" in preview(
-        load_config(place / "config.yaml", ["name=other", f"checkpoint.remote.url={url}"]), Wishes()
+        load_config(place / "config.yaml", ["name=other", f"checkpoint.remote.url={url}"]), RunOptions()
     )
     assert "the remote checkpoints cannot be reached now" in capfd.readouterr().err
 
@@ -215,8 +215,8 @@ def test_a_key_that_would_have_the_runs_own_checkpoints_refused(place: Path, mon
     refused("train", config, "name=unsigned", code=2, says="HEADWAY_SIGNING_KEY is set", where="checkpoint.sign")
     assert not list((place / "runs" / "unsigned").glob("checkpoints/step-*"))
     with pytest.raises(ConfigError, match="HEADWAY_SIGNING_KEY is set"):
-        preview(load_config(config, ["name=other"]), Wishes())
-    preview(load_config(config, ["name=other", "checkpoint.sign=true"]), Wishes())
+        preview(load_config(config, ["name=other"]), RunOptions())
+    preview(load_config(config, ["name=other", "checkpoint.sign=true"]), RunOptions())
 
 
 def test_a_dry_run_says_what_becomes_of_the_run_that_is_there(place: Path) -> None:
@@ -225,8 +225,8 @@ def test_a_dry_run_says_what_becomes_of_the_run_that_is_there(place: Path) -> No
     refused(
         "train", config, "--dry-run", "train.global_batch=16", code=2, says="train.global_batch was 8 and is now 16"
     )
-    assert "tiny (finished, step 10)" in preview(load_config(config), Wishes())
-    assert "starts anew" in preview(load_config(config, ["train.global_batch=16"]), Wishes(restart=True))
+    assert "tiny (finished, step 10)" in preview(load_config(config), RunOptions())
+    assert "starts anew" in preview(load_config(config, ["train.global_batch=16"]), RunOptions(restart=True))
     assert sorted(place.rglob("*")) == before
 
 
@@ -234,7 +234,7 @@ def test_a_dry_run_refuses_other_data_than_the_run_has(place: Path, tmp_path: Pa
     other = [f"data.store={tmp_path}", "data.validation=0.2"]
     succeeded("data", "prepare", place / "config.yaml", *other)
     with pytest.raises(DataError, match="the data fingerprint is"):
-        preview(load_config(place / "config.yaml", other), Wishes(accept_changes=True))
+        preview(load_config(place / "config.yaml", other), RunOptions(accept_changes=True))
 
 
 def test_a_step_that_was_not_saved_and_a_damaged_checkpoint(place: Path) -> None:

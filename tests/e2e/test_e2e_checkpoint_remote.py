@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.discovery import newest_of_tiers
+from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import Manifest, step_name
-from headway.checkpoint.index import Registry
-from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.index import CheckpointIndex
+from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.remote import objects
 from headway.checkpoint.remote.files import sent_name
 from headway.checkpoint.remote.objects import GivenUp, Objects, UnreachableError
@@ -72,7 +72,7 @@ def send(tier: RemoteTier, run: Path, step: int) -> bool:
 
 
 def newest(place: Objects, run: Path, attempt: int = 1, **options: Any) -> CheckpointInfo | None:
-    return newest_of_tiers(local(run), lambda: RemoteTier.find(place, run).take(run, attempt), **options)
+    return find_latest(local(run), lambda: RemoteTier.find(place, run).take(run, attempt), **options)
 
 
 def once(*wanted: tuple[str, str, str], times: int = 1) -> Callable[[str, str, bytes], str | None]:
@@ -92,7 +92,7 @@ def once(*wanted: tuple[str, str, str], times: int = 1) -> Callable[[str, str, b
 def settings(run: Path, url: str, **remote: Any) -> dict[str, Any]:
     checkpoint = {"keep": 1, "remote": {"url": url, **remote}}
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=100), checkpoint=checkpoint)
-    return AfterSave.settings(config, 1)
+    return CheckpointMaintainer.settings(config, 1)
 
 
 def test_a_run_whose_disk_is_gone_goes_on_from_the_bucket(place: Objects, run: Path, proxy: S3Proxy) -> None:
@@ -294,7 +294,7 @@ def test_after_a_save_everything_happens_in_the_background(
 
     proxy.rules = [slow_then_fail]
     url = f"{s3.url}/{tmp_path.name}-after"
-    after = AfterSave(settings(run, url, keep=2))
+    after = CheckpointMaintainer(settings(run, url, keep=2))
     store = CheckpointStore(run / "checkpoints", max_shard_bytes=100, after_save=after)
     save(store, 1)
     assert after.wait(LONG)
@@ -314,19 +314,19 @@ def test_after_a_save_everything_happens_in_the_background(
     assert names(run / "checkpoints") == ["step-00000004"]
     tier = RemoteTier.find(Objects(f"{url}/tiny"), run)
     assert [manifest.step for manifest in tier.manifests()] == [2, 4]
-    found = {entry.step: [(p.tier, p.complete) for p in entry.places] for entry in Registry(run).entries()}
+    found = {entry.step: [(p.tier, p.complete) for p in entry.places] for entry in CheckpointIndex(run).entries()}
     assert found == {2: [("remote", True)], 4: [("local", True), ("remote", True)]}
 
 
 def test_what_one_attempt_could_not_send_the_next_one_sends(s3: S3Server, proxy: S3Proxy, run: Path) -> None:
     url = f"{s3.url}/{run.parent.parent.name}-next"
     proxy.rules = [lambda method, path, body: "503" if method == "PUT" and "-001." in path else None]
-    after = AfterSave(settings(run, url))
+    after = CheckpointMaintainer(settings(run, url))
     files = save(CheckpointStore(run / "checkpoints", max_shard_bytes=100, after_save=after), 1).files
     assert wait_until(lambda: proxy.done["503"], LONG)
     after.close(1.0)
     proxy.rules, proxy.requests = [], []
-    second = AfterSave({**settings(run, url), "attempt": 2})
+    second = CheckpointMaintainer({**settings(run, url), "attempt": 2})
     second.close(60)
     assert RemoteTier.find(Objects(f"{url}/tiny"), run).manifest(1) is not None
     assert proxy.sent("shard-00000.") == 0 and proxy.sent("shard-00000-001.") == 1 and len(files) > 2
@@ -398,7 +398,7 @@ def test_a_killed_run_without_its_disk_ends_with_the_same_bits(
     assert killed.returncode != 0, killed.stderr
     run = tmp_path / "runs" / "tiny"
     # The kill has most likely come before the upload was done: let it be done as the next attempt would.
-    AfterSave(AfterSave.settings(load_resolved(run / "config.yaml"), 1)).close(30)
+    CheckpointMaintainer(CheckpointMaintainer.settings(load_resolved(run / "config.yaml"), 1)).close(30)
     shutil.rmtree(run)
     again = headway("train", config)
     assert again.returncode == 0, again.stderr
@@ -408,7 +408,7 @@ def test_a_killed_run_without_its_disk_ends_with_the_same_bits(
     context = manifest(run, 6)["context"]
     assert context["kind"] == "full" and context["evaluation"]["step"] == 6 and "dropout" in context["config"]
     assert context["parent"]["step"] == 4 and context["metrics"]["evaluation/loss"] > 0
-    found = {entry.step: [place.tier for place in entry.places] for entry in Registry(run).entries()}
+    found = {entry.step: [place.tier for place in entry.places] for entry in CheckpointIndex(run).entries()}
     assert found[6] == ["local", "remote"], again.stderr
     # Another config does not take this run for its own, and a restart leaves it alone.
     shutil.rmtree(run)

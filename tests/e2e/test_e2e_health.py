@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headway.api import train
-from headway.checkpoint.index import Registry
+from headway.checkpoint.index import CheckpointIndex
 from headway.config import load_config
 from headway.core import faults as core_faults
 from headway.core.errors import HeadwayError
@@ -171,7 +171,7 @@ def test_states_are_held_again_after_a_rollback(tiny: Callable[..., Path], here:
 
 
 def is_remote(run: Path, step: int) -> bool:
-    places = (place for entry in Registry(run).entries() if entry.step == step for place in entry.places)
+    places = (place for entry in CheckpointIndex(run).entries() if entry.step == step for place in entry.places)
     return any(place.tier == "remote" and place.complete for place in places)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.discovery import newest_of_tiers
+from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import step_name
-from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
@@ -48,7 +48,7 @@ def newest_elsewhere(tier: RemoteTier, folder: Path) -> int:
     said: list[str] = []
     folder.mkdir(parents=True, exist_ok=True)
     store = CheckpointStore(folder / "checkpoints")
-    found = newest_of_tiers(store, lambda: RemoteTier(tier.objects), said.append)
+    found = find_latest(store, lambda: RemoteTier(tier.objects), said.append)
     assert found is not None and said == []
     assert equal(store.load(found), make_state(found.step))
     return found.step
@@ -74,7 +74,7 @@ def test_a_kill_while_bringing(tier: RemoteTier, run: Path, tmp_path: Path) -> N
     elsewhere.mkdir()
     store = CheckpointStore(elsewhere / "checkpoints")
     for order in ("bring.part:1", "bring.part:2", "bring.rename"):
-        killed = in_child(lambda: newest_of_tiers(store, lambda: RemoteTier(tier.objects)), f"kill@{order}")
+        killed = in_child(lambda: find_latest(store, lambda: RemoteTier(tier.objects)), f"kill@{order}")
         assert killed == -signal.SIGKILL
         assert list(store.folders()) == []
     assert newest_elsewhere(tier, elsewhere) == 1
@@ -100,7 +100,7 @@ def test_what_will_not_be_finished_is_removed(tier: RemoteTier, run: Path, tmp_p
     remote = {"url": f"file://{tmp_path}/remote"}
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
     for step in (4, 6):
-        AfterSave(AfterSave.settings(config, 1)).close(60)  # sends the newest one
+        CheckpointMaintainer(CheckpointMaintainer.settings(config, 1)).close(60)  # sends the newest one
         folders = [name for name in names(Path(tier.url.removeprefix("file://"))) if name.startswith("step-")]
         assert folders == ["step-00000003", *(step_name(s) for s in (4, 6) if s <= step)]
         assert not list((run / ".uploads").iterdir())
@@ -148,7 +148,7 @@ def test_what_a_zombie_sends_late_touches_nothing_of_the_one_that_has_the_run(
             send(tier, run, 2)
     new = CheckpointStore(tmp_path / "new" / "checkpoints")
     new.directory.mkdir(parents=True)
-    found = newest_of_tiers(new, lambda: RemoteTier(tier.objects))
+    found = find_latest(new, lambda: RemoteTier(tier.objects))
     assert found is not None and found.step == 2 and equal(new.load(found), make_state(7))
     sent = names(Path(tier.objects.at(step_name(2)).url.removeprefix("file://")))
     assert len(sent) == len(found.manifest.files) + 2, "the manifest, its files, and the one that came late"
@@ -212,7 +212,7 @@ def test_the_writer_of_an_old_attempt_stops_sending(
     tier.take(run, 2)
     remote = {"url": f"file://{tmp_path}/remote"}
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint={"remote": remote})
-    after = AfterSave(AfterSave.settings(config, 1))
+    after = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
     after.close(30)
     assert "nothing more is uploaded: attempt 2 has the run now" in capsys.readouterr().err
     assert tier.manifest(3) is None

@@ -34,15 +34,15 @@ class Disk:
     """A file system of its own on a file, which can be made to fail as disks do."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self._image = folder / "disk", folder / "image"
+        self.path, self._shard_file = folder / "disk", folder / "image"
         self.path.mkdir()
-        with self._image.open("wb") as file:
+        with self._shard_file.open("wb") as file:
             file.truncate(32 * 2**20)
-        quietly("mkfs.ext4", "-q", "-F", "-b", "1024", "-O", "^has_journal", str(self._image))
+        quietly("mkfs.ext4", "-q", "-F", "-b", "1024", "-O", "^has_journal", str(self._shard_file))
         self.mount()
 
     def mount(self) -> None:
-        quietly("mount", "-o", "loop,errors=remount-ro", str(self._image), str(self.path))
+        quietly("mount", "-o", "loop,errors=remount-ro", str(self._shard_file), str(self.path))
         mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
         self._device = next(device for device, place, *_ in mounts if place == str(self.path))
 

@@ -18,14 +18,14 @@ import pytest
 import torch
 
 import headway
-from headway.checkpoint.format.file_layout import Piece, plan_images
+from headway.checkpoint.format.file_layout import Piece, plan_files
 from headway.checkpoint.save.staging import Slot
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, DataError
 from headway.core.types import Block
 from headway.data.preparing import workers
 from headway.data.preparing.prepare import prepare
-from headway.session.attempt import Wishes
+from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_process
 from headway.supervisor.worker import first_record, reasons_in
 from support import config_values, in_child, store_contents, write_corpus
@@ -62,7 +62,7 @@ def test_the_first_process_of_an_attempt_tells_its_supervisor(
             told.append({"kind": kind, **content})
 
     monkeypatch.setattr(attempt_process, "_first", refuse)
-    assert attempt_process.lead(Channel(), headway.load_config(tiny()).resolved(), Wishes()) == 4  # type: ignore[arg-type]
+    assert attempt_process.lead(Channel(), headway.load_config(tiny()).resolved(), RunOptions()) == 4  # type: ignore[arg-type]
     (said,) = told
     assert (said["kind"], said["exit_code"], said["where"]) == ("error", 4, "/disk/run.json")
     assert "Traceback" not in capfd.readouterr().err
@@ -151,7 +151,7 @@ def test_a_state_that_is_larger_than_files_may_be_is_not_copied_in_memory_either
         block = Block.whole(torch.zeros(10_000))
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         with pytest.raises(CheckpointError, match="a file would be larger than is allowed") as refused:
-            Slot().prepare(plan_images([Piece.of("weight", block)], 0, 2**20), pinned=False)
+            Slot().prepare(plan_files([Piece.of("weight", block)], 0, 2**20), pinned=False)
         assert "in memory, to be saved" in str(refused.value.where) and "ulimit -f" in str(refused.value.fix)
 
     assert in_child(limited) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gcs_server import GcsServer
-from headway.checkpoint.discovery import newest_of_tiers
+from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import step_name
 from headway.checkpoint.remote.files import sent_name
 from headway.checkpoint.remote.objects import PART_BYTES, Objects
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_published_by_its_owner_alone_and_brought(url: str, tmp_
     )
     shutil.rmtree(run)
     run.mkdir()
-    found = newest_of_tiers(here, lambda: RemoteTier.find(place, run).take(run, 3))
+    found = find_latest(here, lambda: RemoteTier.find(place, run).take(run, 3))
     assert found is not None and found.step == 2 and equal(here.load(found), make_state(2))
 
 

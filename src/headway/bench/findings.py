@@ -254,8 +254,8 @@ def _failures(results: Sequence[CellResult]) -> Iterator[str]:
         yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in failed)
     partly = [r for r in results if r.status == "ok" and r.last_failure is not None]
     for result in partly:
-        came_out = counted(len(result.measured), "repeat")
-        yield f"Of {label(result, results)} only {came_out} came out: {failure_in_words(result)}."
+        succeeded = counted(len(result.measured), "repeat")
+        yield f"Of {label(result, results)} only {succeeded} came out: {failure_in_words(result)}."
     left_out = [r for r in results if r.status == "excluded"]
     if left_out:
         were = "was" if len(left_out) == 1 else "were"

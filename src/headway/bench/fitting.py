@@ -41,9 +41,9 @@ def fits(results: Sequence[CellResult]) -> list[Fit]:
 
 def _fit(setting: Setting, workers: int, strategy: str, group: Sequence[CellResult]) -> Fit:
     ordered = sorted(group, key=lambda r: model_place(r.cell.model))
-    came_out = [r for r in ordered if r.status == "ok"]
-    largest = came_out[-1].cell.model if came_out else None
-    larger = ordered[ordered.index(came_out[-1]) + 1 :] if came_out else ordered
+    succeeded = [r for r in ordered if r.status == "ok"]
+    largest = succeeded[-1].cell.model if succeeded else None
+    larger = ordered[ordered.index(succeeded[-1]) + 1 :] if succeeded else ordered
     return Fit(setting, strategy, workers, largest, larger[0] if larger else None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.module_command import module_command
-from headway.core.signals import held
+from headway.core.signals import defer_signals
 from headway.supervisor.processes import end_all
 
 #: Launchers with a name; any other is a command that starts what follows it.
@@ -56,7 +56,7 @@ def run_command(command: Sequence[str], environment: dict[str, str], log: Any, t
     """The exit code; None when it took too long. In every case nothing of it is left running."""
     process = None
     try:
-        with held():  # who is told to stop while it starts must know what to end
+        with defer_signals():  # who is told to stop while it starts must know what to end
             process = _started(command, environment, log)
         return process.wait(timeout_seconds)
     except subprocess.TimeoutExpired:

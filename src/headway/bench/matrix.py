@@ -80,7 +80,7 @@ def plan_matrix(suite: Suite, environment: Mapping[str, Any]) -> list[PlannedCel
     """
     for fault in suite.faults:
         parse_orders(fault.order)
-    _refuse_what_cells_decide(suite)
+    _check_not_decided_by_cells(suite)
     planned = [_planned(suite, cell, environment) for cell in cells_of(suite)]
     wanted = [one for one in planned if one.excluded is None]
     if len({one.refused for one in wanted}) == 1 and wanted[0].refused is not None:
@@ -97,7 +97,7 @@ def unused_patterns(suite: Suite) -> Iterator[str]:
                 yield f"{key}: no cell has {', '.join(f'{name} {value}' for name, value in wanted.items())}"
 
 
-def _refuse_what_cells_decide(suite: Suite) -> None:
+def _check_not_decided_by_cells(suite: Suite) -> None:
     decided = {**_DECIDED_BY, **({"model.vocab_size": "vocab_size"} if suite.data == "synthetic" else {})}
     for key, value in flattened(suite.config):
         if (own := decided.get(key)) is not None:

@@ -71,9 +71,9 @@ class Report:
     def remark(self) -> str:
         """What was asked, and how much of it came out."""
         asked = dict.fromkeys(str(result.settings.get("description", "")) for result in self.results)
-        came_out = sum(result.status == "ok" for result in self.results)
+        succeeded = sum(result.status == "ok" for result in self.results)
         told = one_line("; ".join(filter(None, asked)))
-        cells = f"{came_out} of {counted(len(self.results), 'cell')} came out."
+        cells = f"{succeeded} of {counted(len(self.results), 'cell')} came out."
         end = "" if told.endswith((".", "?", "!")) else "."
         return f"{told[:1].upper()}{told[1:]}{end} {cells}" if told else cells
 
@@ -91,8 +91,8 @@ class Report:
     @cached_property
     def unknown(self) -> list[str]:
         """Headers of the columns that are left out."""
-        came_out = [result for result in self.results if result.status == "ok"]
-        return [name for name, text in _FIGURES if all(text(r, self.results) == UNKNOWN for r in came_out)]
+        succeeded = [result for result in self.results if result.status == "ok"]
+        return [name for name, text in _FIGURES if all(text(r, self.results) == UNKNOWN for r in succeeded)]
 
     @property
     def notes(self) -> list[str]:

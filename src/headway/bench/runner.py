@@ -40,8 +40,8 @@ from headway.core.errors import HeadwayError, Preempted
 from headway.core.faults import FAULTS_VARIABLE, RESTARTS_VARIABLE
 from headway.core.files import write_json
 from headway.core.format import counted, format_bytes, format_count, format_seconds
-from headway.core.signals import NOTICES, handled
-from headway.supervisor.commands import refuse_as_worker
+from headway.core.signals import TERMINATION_SIGNALS, handled
+from headway.supervisor.commands import check_not_a_worker
 
 _LOOK_SECONDS = 0.5
 _TAIL_LINES, _TAIL_CHARACTERS = 20, 4000
@@ -50,7 +50,7 @@ _TORCHRUN_SIGNAL = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class MeasureOptions:
     """What to do about results that are there."""
 
     again: bool = False
@@ -74,14 +74,16 @@ class Matrix:
     """Of results that are there the repeats that are to be measured anew."""
 
 
-def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishes = Wishes()) -> Matrix:
+def open_matrix(
+    suite: Suite, folder: Path, launcher: str = LOCAL, measure_options: MeasureOptions = MeasureOptions()
+) -> Matrix:
     """Plan a suite and take up what an earlier start has measured. Nothing is written.
 
     Raises:
         ConfigError: the suite's config is wrong, there is no such launcher, or somebody else has started this process
             as one of several workers.
     """
-    refuse_as_worker("bench")  # cells would be checked, and worked on, as parts of that
+    check_not_a_worker("bench")  # cells would be checked, and worked on, as parts of that
     launch_command(launcher, Path("spec.json"), 1)
     environment = describe_environment(launcher)
     cells = plan_matrix(suite, environment)
@@ -89,18 +91,18 @@ def open_matrix(suite: Suite, folder: Path, launcher: str = LOCAL, wishes: Wishe
         notice(text)
     keys = {planned.key for planned in cells}
     found = merge_results([*read_results(folder), *read_results(folder, EARLIER)])
-    halves = [_split(result, wishes) for result in found if result.key in keys]
+    halves = [_split(result, measure_options) for result in found if result.key in keys]
     kept = {result.key: result for result, _ in halves if result is not None}
     discarded = tuple(result for _, result in halves if result is not None)
     return Matrix(suite, folder, launcher, environment, cells, kept, discarded)
 
 
-def _split(result: CellResult, wishes: Wishes) -> tuple[CellResult | None, CellResult | None]:
+def _split(result: CellResult, measure_options: MeasureOptions) -> tuple[CellResult | None, CellResult | None]:
     """With the repeats that stay, and with those that are to be measured anew; None without any."""
 
     def part(*, stays: bool) -> CellResult | None:
         def is_in(repeat: Repeat) -> bool:
-            return stays is not (wishes.again or (wishes.failed_again and repeat.status != "ok"))
+            return stays is not (measure_options.again or (measure_options.failed_again and repeat.status != "ok"))
 
         repeats = list(filter(is_in, result.repeats))
         return result.model_copy(update={"repeats": repeats}) if repeats else None
@@ -284,15 +286,15 @@ def _tail(log: str) -> list[str]:
 
 
 @contextmanager
-def stoppable(wishes: Wishes) -> Iterator[None]:
+def stoppable(measure_options: MeasureOptions) -> Iterator[None]:
     """End in an orderly way when a scheduler asks for it: what is under way is ended, what is measured is kept."""
-    option = "--again" if wishes.again else "--failed-again" if wishes.failed_again else None
+    option = "--again" if measure_options.again else "--failed-again" if measure_options.failed_again else None
     fix = "run the same command again" + (f", without {option}" if option else "")
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Preempted(f"stopped by {signal.Signals(number).name}; what is measured is kept", fix=fix)
 
-    with handled(NOTICES, stop):
+    with handled(TERMINATION_SIGNALS, stop):
         yield
 
 

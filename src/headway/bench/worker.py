@@ -23,7 +23,7 @@ from headway.bench.blocks import block
 from headway.bench.results import CellResult, Communication, Energy, Measurement, Status
 from headway.config import DEEPSPEED, FULLY_SHARDED, Config, resolve_lanes, resolve_mesh
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.process_exit import leave
+from headway.core.process_exit import exit_process
 from headway.core.statistics import quantile
 from headway.supervisor.worker import begin_process
 
@@ -79,12 +79,12 @@ def run_worker(path: Path) -> None:
     try:
         measure(spec)
     except HeadwayError as error:
-        leave(error.exit_code)
+        exit_process(error.exit_code)
     except Exception:
         # Often this only says that another worker is gone. Whoever starts workers looks at the first one to end.
         time.sleep(1.0)
-        leave(1)
-    leave(0)
+        exit_process(1)
+    exit_process(0)
 
 
 def measure(spec: Spec) -> None:
@@ -122,7 +122,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
     from headway.training.compiling import compile_model
     from headway.training.loop import Job, train_loop
     from headway.training.loss_scale import begin_scaling
-    from headway.training.staged import make_pipeline, refuse_uncut_models
+    from headway.training.staged import check_model_is_cut, make_pipeline
     from headway.training.state_writer import NoWriter
 
     config = spec.config
@@ -132,7 +132,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
     _import_libraries(config, world.device)
     resident = begin_memory()
     task = _task(spec, world)
-    refuse_uncut_models(task, world)
+    check_model_is_cut(task, world)
     parameters = task.facts()["parameters"]
     state, strategy = assemble(config, task, world, threads)
     begin_scaling(state.cursor, config.train.precision)

@@ -21,7 +21,7 @@ from headway.config import Config, dump_config, override
 from headway.core.console import notice, progress
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
-from headway.supervisor.commands import refuse_as_worker, stoppable
+from headway.supervisor.commands import check_not_a_worker, stoppable
 
 #: What is measured, in words.
 _RECOVERY = "from a kill to the next new step"
@@ -136,7 +136,7 @@ def run_campaign(
             somebody else has started this process as one of several workers.
         HeadwayError: the run without kills does not work; it has that run's exit code.
     """
-    refuse_as_worker("chaos")
+    check_not_a_worker("chaos")
     config = override(config, ["checkpoint.remote=null", "telemetry.alert=null"])
     assert config.train.steps is not None
     if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headway.checkpoint.format.folders import discard, remove
 from headway.checkpoint.format.manifest import Manifest, step_name, write_manifest
-from headway.checkpoint.index import LOCAL, Registry
+from headway.checkpoint.index import LOCAL, CheckpointIndex
 from headway.checkpoint.remote.files import name_there
 from headway.checkpoint.remote.objects import Objects, UnreachableError
 from headway.checkpoint.remote.tier import RemoteTier
@@ -34,7 +34,7 @@ class CannotBePutHere(CheckpointError):
     """There is no room here, or the disk fails. The remote checkpoint is good, and an older one no better."""
 
 
-def newest_of_tiers(
+def find_latest(
     store: CheckpointStore,
     open_tier: Callable[[], RemoteTier] | None,
     notice: Callable[[str], None] = console.warning,
@@ -115,7 +115,7 @@ def _newer(
     """The newest remote checkpoint beyond a step that verifies, brought here; None when there is none."""
 
     def wanted(manifest: Manifest, where: str) -> bool:
-        tier.refuse_other_run(manifest)
+        tier.check_same_run(manifest)
         if step >= 0 and tier.relation_of(manifest) == "unknown":
             notice(f"passing over {where}: it has no run id, and was made with a config that this run never had")
             return False
@@ -207,7 +207,7 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
     if index:  # the folder is a run's own: nobody else brings anything
         for other in store.directory.glob(f"{_COMING}*"):
             remove(other)
-        Registry(store.directory.parent).add(manifest, LOCAL, str(target))
+        CheckpointIndex(store.directory.parent).add(manifest, LOCAL, str(target))
     return CheckpointInfo(target, manifest)
 
 

@@ -106,7 +106,7 @@ def entry_of(manifest: Manifest, run: str | None) -> Entry:
     )
 
 
-class Registry:
+class CheckpointIndex:
     """The index of one run. Every call opens and closes the file, so that several processes can use it in turn.
 
     Args:
@@ -132,7 +132,7 @@ class Registry:
 
         def remove(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM places WHERE tier = ? AND step = ?", (tier, step))
-            self._drop_homeless(connection)
+            self._delete_unplaced(connection)
 
         return self._change(remove)
 
@@ -157,7 +157,7 @@ class Registry:
                 if manifest.step in there:
                     self._put(connection, entry_of(manifest, self._run))
                     self._put_place(connection, manifest.step, manifest.state_sha256, Place(LOCAL, folder, True))
-            self._drop_homeless(connection)
+            self._delete_unplaced(connection)
 
         return self._change(put)
 
@@ -202,9 +202,9 @@ class Registry:
             "INSERT INTO places VALUES (?, ?, ?, ?, ?, ?)",
             (step, state, place.tier, place.place, int(place.complete), time.time()),
         )
-        self._drop_homeless(connection)
+        self._delete_unplaced(connection)
 
-    def _drop_homeless(self, connection: sqlite3.Connection) -> None:
+    def _delete_unplaced(self, connection: sqlite3.Connection) -> None:
         connection.execute(
             "DELETE FROM checkpoints WHERE NOT EXISTS (SELECT 1 FROM places"
             " WHERE places.step = checkpoints.step AND places.state_sha256 = checkpoints.state_sha256)"

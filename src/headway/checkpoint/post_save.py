@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headway.checkpoint.contents import crossed, step_context
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.checkpoint.format.manifest import Manifest, read_manifest, step_name, step_of
-from headway.checkpoint.index import LOCAL, REMOTE, Registry
+from headway.checkpoint.index import LOCAL, REMOTE, CheckpointIndex
 from headway.checkpoint.pruning import Pruner, candidate_of
 from headway.checkpoint.remote.acquire import settle_identity
 from headway.checkpoint.remote.objects import GivenUp, NoAnswer
@@ -38,11 +38,11 @@ LEAVING_SECONDS = 20.0
 PATIENCE_SECONDS = 600.0
 
 
-class AfterSave:
+class CheckpointMaintainer:
     """To be called with the manifest of every checkpoint that has been published in a run's `checkpoints` folder.
 
     Args:
-        settings: From `AfterSave.settings`: plain JSON values, so that they can go to another process.
+        settings: From `CheckpointMaintainer.settings`: plain JSON values, so that they can go to another process.
         tell_upload: Told, in a thread of its own, what came of a step's upload: its seconds, or None when it failed.
     """
 
@@ -62,7 +62,7 @@ class AfterSave:
         self._remote_every = Every.parse(self._remote["every"]) if self._remote else None
         intervals = (self._full_every, rules.keep_every, self._remote_rules.keep_every, self._remote_every)
         self._batches = _batches(settings) if any(i is not None and i.unit == "tokens" for i in intervals) else None
-        self._registry = Registry(self.run)
+        self._registry = CheckpointIndex(self.run)
         self._last_full: tuple[int, float] | None = None
         self._last_ordered: tuple[int, float] | None = None
         self._remote_steps: dict[int, Candidate] | None = None
@@ -160,7 +160,7 @@ class AfterSave:
         self.lost = self._uploader.lost
         self._uploader = None
 
-    def went_back(self, step: int, left_out: Sequence[Sequence[int]]) -> None:
+    def rolled_back(self, step: int, left_out: Sequence[Sequence[int]]) -> None:
         """The run went back to a checkpoint: what was saved and sent after that counts as neither. Never raises."""
         self._left_out = ranges_of({LEFT_OUT: left_out})
         if self._last_full is not None and self._last_full[0] > step:
@@ -169,7 +169,7 @@ class AfterSave:
             self._last_ordered = None
         if self._uploader is None:
             return
-        self._uploader.went_back(step)
+        self._uploader.rolled_back(step)
         try:
             self._send_newest(self._uploader)  # before others are withdrawn, so that there is always one to go on from
         except (HeadwayError, OSError) as error:

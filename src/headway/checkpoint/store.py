@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.format.file_layout import Elements, Piece, plan_images
+from headway.checkpoint.format.file_layout import Elements, Piece, plan_files
 from headway.checkpoint.format.folders import REPLACED, checkpoint_folders, discard, remove
 from headway.checkpoint.format.manifest import MANIFEST, Manifest, dtype_name, read_manifest, step_name, tensor_bytes
 from headway.checkpoint.format.reading import SavedTensors, read_tensors
@@ -67,8 +67,8 @@ class CheckpointStore:
         keep: Newest checkpoints that survive a save.
         may_write: Called right before a save becomes visible; raises when this process no longer owns the run.
         max_shard_bytes: Size of a file, roughly; a larger tensor gets a file of its own.
-        after_save: Called with the manifest of what has been published (`AfterSave`); when not given, the newest `keep`
-            are kept.
+        after_save: Called with the manifest of what has been published (`CheckpointMaintainer`); when not given, the
+            newest `keep` are kept.
         sign_with: Signs manifests.
         encrypt_with: Key that `save` seals files with; what is sealed is read with the one of the environment.
     """
@@ -205,7 +205,7 @@ class CheckpointStore:
         here: dict[str, Any] = {}
         for worker in gather({n: (dtype_name(n, b.local), b.shape) for n, b in blocks.items()}):
             here |= worker
-        _refuse_differences(info, here)
+        _check_no_differences(info, here)
         saved = SavedTensors(info.path, info.manifest)
         with torch.no_grad():
             for name, block in blocks.items():
@@ -240,7 +240,7 @@ class CheckpointStore:
             CheckpointError: it cannot be written, or `may_write` forbids it. Earlier checkpoints are intact.
         """
         pieces = [Piece.of(name, Block.whole(tensor)) for name, tensor in tensors.items()]
-        images = plan_images(pieces, 0, self._max_shard_bytes)
+        images = plan_files(pieces, 0, self._max_shard_bytes)
         with self.saving(step, os.getpid(), sum(image.nbytes for image in images)) as folder:
             elements = Elements(lambda piece: tensor_bytes(tensors[piece.name]))
             part = write_part(folder, images, elements, key=self._encrypt_with)
@@ -300,7 +300,7 @@ class CheckpointStore:
         )
 
 
-def _refuse_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]]) -> None:
+def _check_no_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]]) -> None:
     """Compare with what the workers hold together: dtype and shape by name."""
     entries = info.manifest.tensors
     problems = [f"'{name}' is not in the checkpoint" for name in sorted(here.keys() - entries.keys())]

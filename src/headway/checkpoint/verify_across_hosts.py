@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headway.core.types import StateBlocks
 
 
-def refuse_other_bytes(
+def check_same_on_all_hosts(
     info: CheckpointInfo, blocks: StateBlocks, rank: int, gather: Callable[[Any], Sequence[Any]]
 ) -> None:
     """Hash what the workers of each machine need of a checkpoint, but on the machine that has verified it. All workers

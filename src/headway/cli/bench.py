@@ -112,7 +112,7 @@ def run(
     """The verb."""
     import sys
 
-    from headway.bench.runner import Wishes, open_matrix, run_matrix, stoppable
+    from headway.bench.runner import MeasureOptions, open_matrix, run_matrix, stoppable
     from headway.bench.suite import ON_CPU, load_suite
     from headway.core.console import notice
     from headway.telemetry.hardware import local_accelerators
@@ -122,15 +122,15 @@ def run(
     accelerator = bool(local_accelerators())
     loaded = load_suite(suite, [*(overrides or []), *options], accelerator=accelerator)
     folder = output or Path("bench") / loaded.name
-    wishes = Wishes(again, failed_again)
-    matrix = open_matrix(loaded, folder, launcher, wishes)
+    measure_options = MeasureOptions(again, failed_again)
+    matrix = open_matrix(loaded, folder, launcher, measure_options)
     if loaded.description.endswith(ON_CPU):
         notice("no accelerator here: what the suite has for processors (on_cpu) is measured")
     if dry_run:
         _list_cells(matrix, as_json)
         return
     printed = not sys.stderr.isatty() if print_results is None else print_results
-    with writing(folder), stoppable(wishes):
+    with writing(folder), stoppable(measure_options):
         results = run_matrix(matrix, print_results=printed)
     _tell(folder, as_json)
     if not any(result.status == "ok" for result in results):

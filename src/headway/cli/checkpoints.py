@@ -119,7 +119,7 @@ def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tup
     """The checkpoints of a run or a URL by rising step, and more of those whose manifest was read."""
     from dataclasses import replace
 
-    from headway.checkpoint.index import LOCAL, Place, Registry, entry_of
+    from headway.checkpoint.index import LOCAL, CheckpointIndex, Place, entry_of
     from headway.checkpoint.transfer import is_url, local_folders, remote_manifests
     from headway.core.console import warning
 
@@ -139,7 +139,7 @@ def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tup
             warning(f"{folder}: {error.what}")
     contexts = {(manifest.step, manifest.state_sha256): _more(manifest) for manifest, _ in read}
     if (run / "config.yaml").exists():
-        registry = Registry(run)
+        registry = CheckpointIndex(run)
         registry.rebuild(read)
         known = registry.entries()
         if known:

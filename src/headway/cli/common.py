@@ -96,7 +96,7 @@ def writing(output: Path) -> Iterator[None]:
         ) from None
 
 
-def refuse_folder(output: Path | None) -> None:
+def check_folder(output: Path | None) -> None:
     """Refuse a folder as the place of a result that is one file.
 
     Raises:

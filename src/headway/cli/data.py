@@ -51,7 +51,7 @@ def prepare(
     from dataclasses import asdict
 
     from headway.core.console import notice
-    from headway.core.process_exit import all_clear
+    from headway.core.process_exit import allow_fast_exit
     from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
 
     # Nothing here multiplies matrices, and NumPy's threads for that would spin beside those that work.
@@ -75,7 +75,7 @@ def prepare(
     else:
         print_lines(report.describe())
     if not settings.clean and not any(source.path.startswith("python:") for source in settings.sources):
-        all_clear()
+        allow_fast_exit()
 
 
 @data.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.common import JsonOption, OverridesArgument, load, print_json, print_table, refuse_folder, writing
+from headway.cli.common import JsonOption, OverridesArgument, check_folder, load, print_json, print_table, writing
 from headway.core.console import exact_results, print_line, print_lines
 
 # What is printed of duplicates, and its name in the report of the search.
@@ -103,7 +103,7 @@ def report(
     from headway.data.store import REPORT
     from headway.telemetry.data_report import write_data_report
 
-    refuse_folder(output)
+    check_folder(output)
     opened = open_store(store, overrides)
     facts = describe_store(opened)
     asked = {} if store.is_dir() else _asked_shares(store, overrides, opened)

@@ -10,7 +10,7 @@ import sys
 
 from headway.core.console import ResultLost, open_streams, say, settle_streams
 from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal, fix_for
-from headway.core.process_exit import end, leave
+from headway.core.process_exit import end, exit_process
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     lost = settle_streams()
     code = code if lost is None else code or _say_lost(lost)
     if isinstance(code, int):
-        leave(code)
+        exit_process(code)
     sys.exit(code)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import RunArgument, refuse_folder, writing
+from headway.cli.common import RunArgument, check_folder, writing
 from headway.core.console import print_line
 
 
@@ -26,7 +26,7 @@ def report(
     """
     from headway.telemetry.report import write_report
 
-    refuse_folder(output)
+    check_folder(output)
     with writing(output or run):
         print_line(str(write_report(run, output)))
 

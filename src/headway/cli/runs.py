@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.common import JsonOption, RunArgument, print_json, print_table, refuse_folder, writing
+from headway.cli.common import JsonOption, RunArgument, check_folder, print_json, print_table, writing
 from headway.core.console import print_line
 
 runs = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
@@ -111,7 +111,7 @@ def compare(
     from headway.core.console import notice
     from headway.telemetry.runs import compare, difference_rows, result_rows, write_comparison
 
-    refuse_folder(output)
+    check_folder(output)
     comparison = compare(paths)
     if output is not None:
         with writing(output):

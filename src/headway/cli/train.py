@@ -63,10 +63,10 @@ def train(
         load_libraries_ahead()
     loaded = load(config, [*(overrides or []), *([f"parallel.workers={workers}"] if workers is not None else [])])
     if dry_run:
-        from headway.session.attempt import Wishes
+        from headway.session.attempt import RunOptions
         from headway.session.preview import preview
 
-        print_lines(preview(loaded, Wishes(restart, accept_changes, start_epoch)))
+        print_lines(preview(loaded, RunOptions(restart, accept_changes, start_epoch)))
         return
     from headway.api import train as run
 

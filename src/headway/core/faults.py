@@ -152,14 +152,14 @@ def parse_orders(orders: str) -> list[_Order]:
                 fix="kill, kill-group, stop, freeze, hang, crash, slow, enospc, edquot, efbig, erofs, eio, nan, spike"
                 " or flip, as in kill@step=17, kill@step=17#2 or enospc@checkpoint.shard:2",
             )
-        _refuse_unmet(order.strip(), match[1], match[2])
+        _check_requirements(order.strip(), match[1], match[2])
         start = None if match[4] == "*" else int(match[4] or 1)
         rank = None if match[5] is None else int(match[5])
         parsed.append(_Order(match[1], match[2], int(match[3] or 1), start, rank))
     return parsed
 
 
-def _refuse_unmet(order: str, action: str, place: str) -> None:
+def _check_requirements(order: str, action: str, place: str) -> None:
     """Refuse an order whose point nothing passes, or with no such action.
 
     Args:

@@ -24,7 +24,7 @@ _threads_stay = False
 _code: int | None = None
 
 
-def all_clear() -> None:
+def allow_fast_exit() -> None:
     """Say that nothing depends on Python's taking itself apart at the exit: nobody's code but ours and that of known
     libraries has run, and every file is closed. To free a large vocabulary takes as long as to encode a few
     mebibytes."""
@@ -32,7 +32,7 @@ def all_clear() -> None:
     _all_clear = True
 
 
-def threads_stay() -> None:
+def keep_gloo_threads() -> None:
     """Say that there are, or will be, groups of gloo in this process."""
     global _threads_stay
     _threads_stay = True
@@ -53,7 +53,7 @@ def has_gpu_groups() -> bool:
     return is_initialized is not None and is_initialized() and "nccl" in dist.get_backend_config()
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process, which is nobody else's, with an exit code: like any other, but for groups that are left, and
     without taking Python apart where `end` is registered and has a reason."""
     global _code

@@ -11,14 +11,14 @@ from typing import Any
 
 #: What asks a command to stop, besides Ctrl-C, which raises an error of its own: a scheduler's notices, and a terminal
 #: that is closed.
-NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 #: What asks a run to stop.
-STOPPING = (*NOTICES, signal.SIGINT)
+STOP_SIGNALS = (*TERMINATION_SIGNALS, signal.SIGINT)
 
 #: Signals whose handler has raised an error that nobody has told of yet. Where errors are ignored (by Python in a
 #: finalizer and in the callback of a weak reference, of which every import has one; by pydantic while it serialises)
 #: that would be the last of them.
-untold: list[int] = []
+pending_signals: list[int] = []
 
 
 @contextmanager
@@ -52,11 +52,11 @@ def reset(numbers: Iterable[int]) -> None:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Keep signals that ask to stop until the end of a block: for steps that must be taken together."""
     came: list[int] = []
     try:
-        with handled(STOPPING, lambda number, frame: came.append(number)):
+        with handled(STOP_SIGNALS, lambda number, frame: came.append(number)):
             yield
     finally:
         for number in came:

@@ -19,7 +19,7 @@ _END_SECONDS = 10.0
 _Action = Callable[[], object]
 
 
-class Patiently:
+class TimeoutWriter:
     """Has things done one after the other, in a thread of its own, and waits for each, but not for long.
 
     A call of the kernel that waits for a disk can neither be given a time limit nor be given up. Errors of the disk are
@@ -100,7 +100,7 @@ class PatientLog:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._patiently = Patiently()
+        self._patiently = TimeoutWriter()
 
     def write(self, line: bytes) -> None:
         """Append a line."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 #: After so long all machines see what one of them has written: longer than a client of NFS goes by what it remembers
 #: (`acdirmax` is 60 s).
-SEEN_SECONDS = 75.0
+VISIBILITY_TIMEOUT = 75.0
 
 
 def wait_until(condition: Callable[[], object], seconds: float, look_seconds: float = 0.02) -> bool:

@@ -84,7 +84,7 @@ class ShardChecker:
                 self._thread.start()
             self._changed.notify_all()
 
-    def refuse_wrong(self) -> None:
+    def check_verified(self) -> None:
         """Raise what has been found, if anything.
 
         Raises:
@@ -129,7 +129,7 @@ class ShardChecker:
                 self._doubtful = None
             elif self._wrong is None and self._doubtful is None:
                 self._doubtful = step
-        self.refuse_wrong()
+        self.check_verified()
         return settled
 
     def _seconds_left(self) -> float:

@@ -56,7 +56,7 @@ def _share(manifest: Path) -> int | None:
     return None
 
 
-def refuse_in_use(store: Path, keeps_for: Collection[int] = ()) -> None:
+def check_not_in_use(store: Path, keeps_for: Collection[int] = ()) -> None:
     """Refuse to begin what would put another store in the place of one that a training reads.
 
     Args:

@@ -80,7 +80,7 @@ class RemoteTokenStore(TokenStore):
     @classmethod
     def open_copies(cls, copies: Copies, processes: int, limit: int, *, check: bool = True) -> RemoteTokenStore:
         """Open the store that copies are made of; see `open_store`."""
-        _refuse_other_store(copies.folder)
+        _check_same_store(copies.folder)
         try:
             content = _read_small(copies, MANIFEST)
         except remote.UnreachableError as error:
@@ -94,7 +94,7 @@ class RemoteTokenStore(TokenStore):
         else:
             store = cls(copies, parse_manifest(content, copies.url_of(MANIFEST)))
             store._keep(content)
-        store._refuse_small_cache(processes, limit)
+        store._check_cache_size(processes, limit)
         if check and store._reached:
             store.check()
         return store
@@ -105,7 +105,7 @@ class RemoteTokenStore(TokenStore):
         try:
             with locked(folder / KEEPING / "lock"):
                 if (folder / _SOURCE).exists():
-                    self._refuse_change(read_json(folder / _SOURCE)["fingerprint"])
+                    self._check_change(read_json(folder / _SOURCE)["fingerprint"])
                 if (folder / MANIFEST).exists():
                     return
                 # First the mark that the folder is for copies, last what says that all of these are there.
@@ -131,7 +131,7 @@ class RemoteTokenStore(TokenStore):
         tokenizer = Tokenizer(content, where, self.manifest["tokenizer"]["end_of_text"])
         tokenizer.save(self.tokenizer_folder, begin=self.begin_of_text)
 
-    def _refuse_change(self, before: str) -> None:
+    def _check_change(self, before: str) -> None:
         if before != self.fingerprint:
             raise DataError(
                 f"the remote store has changed: its fingerprint is {self.fingerprint[:12]}, that of the copies in"
@@ -141,7 +141,7 @@ class RemoteTokenStore(TokenStore):
                 f" one under way, uses what is there now (or remove {self.path}, which no run needs then)",
             )
 
-    def _refuse_small_cache(self, processes: int, limit: int) -> None:
+    def _check_cache_size(self, processes: int, limit: int) -> None:
         """A process may hold two shards at a time: the one it reads, where a row goes on from the one before it. Two of
         each split, since rows of training are read ahead while an evaluation reads its own."""
         largest: dict[str, int] = {}
@@ -291,7 +291,7 @@ def _read_small(copies: Copies, name: str) -> bytes:
         return stream.read() or b""
 
 
-def _refuse_other_store(folder: Path) -> None:
+def _check_same_store(folder: Path) -> None:
     """Copies must not get mixed with a store that was made here: its shards would be removed to make room."""
     if (folder / _SOURCE).exists() or not folder.exists():
         return

@@ -306,7 +306,7 @@ class TokenStore:
                 has been found to be damaged.
         """
         if self.checker is not None:
-            self.checker.refuse_wrong()
+            self.checker.check_verified()
         return self._stream(split, source).read(start, count)
 
     def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headway.core.errors import HeadwayError
 from headway.core.files import write_json
-from headway.core.process_exit import leave
+from headway.core.process_exit import exit_process
 from headway.supervisor.worker import begin_process, keep_log
 
 
@@ -33,8 +33,8 @@ def main() -> None:
             time.sleep(1.0)
         record = {"rank": rank, "exit_code": error.exit_code, "what": error.what, "where": error.where}
         write_json(folder / f"error-{rank}.json", {**record, "fix": error.fix})
-        leave(error.exit_code)
-    leave(0)
+        exit_process(error.exit_code)
+    exit_process(0)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from headway.core.files import write_json
 from headway.core.foreign import LISTING_BYTES, open_regular, read_json_object
 from headway.models.decoder import Decoder
 from headway.models.huggingface_config import from_huggingface, to_huggingface
-from headway.models.huggingface_folder import mark, published, refuse_foreign
+from headway.models.huggingface_folder import check_not_foreign, mark, published
 from headway.models.huggingface_weights import SELECTION_BIAS, fuse_weights, to_huggingface_tensors, weight_names
 from headway.models.shape import Shape
 
@@ -214,7 +214,7 @@ def export_model(
         OSError: it cannot be written.
     """
     folder = folder.resolve()  # a link stays one; and "." has a name
-    refuse_foreign(folder)
+    check_not_foreign(folder)
     special_ids = _special_ids(tokenizer_folder)
     config = to_huggingface(model.config, str(_DTYPES[dtype]).removeprefix("torch."), special_ids)
     with published(folder) as building:

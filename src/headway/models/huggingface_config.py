@@ -74,7 +74,7 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
             has.
     """
     architecture = _architecture(values, where)
-    _refuse_absurd_sizes(values, where)
+    _check_sizes(values, where)
     values = {**_DEFAULTS[architecture], **values}
     for rotary in _rotary(values, where)[:1]:
         if "partial_rotary_factor" in rotary:
@@ -119,7 +119,7 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
     return config
 
 
-def _refuse_absurd_sizes(values: dict[str, Any], where: str) -> None:
+def _check_sizes(values: dict[str, Any], where: str) -> None:
     for key, largest in _LARGEST.items():
         value = values.get(key)
         if isinstance(value, int | float) and not value <= largest:  # NaN too

@@ -18,7 +18,7 @@ from headway.core.scratch import scratch_folder
 MARKER = "headway_export.json"
 
 
-def refuse_foreign(folder: Path) -> None:
+def check_not_foreign(folder: Path) -> None:
     """Refuse a place that an export cannot take, or whose content is not an earlier export's.
 
     Raises:

@@ -41,7 +41,7 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
     )
 
     shape = Shape.of(config)
-    _refuse_unequal_parts(shape, workers)
+    _check_equal_parts(shape, workers)
 
     def all_positions(others: int) -> ParallelStyle:
         """The first argument with all positions on every worker; the others are as they are."""
@@ -75,7 +75,7 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
     return plan
 
 
-def _refuse_unequal_parts(shape: Shape, workers: int) -> None:
+def _check_equal_parts(shape: Shape, workers: int) -> None:
     for what, number in (("key-value heads", shape.kv_heads), ("groups of its feed-forward width", shape.ffn_groups)):
         if number % workers:
             raise ConfigError(

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from headway.config.deepspeed import engine_settings
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.process_exit import threads_stay
+from headway.core.process_exit import keep_gloo_threads
 from headway.core.types import Block
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.loopback import keep_to_loopback
@@ -39,7 +39,7 @@ class DeepSpeed:
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._module, self._world = module, world
         self.model = module
-        _refuse_scalars(module)
+        _check_no_scalars(module)
         self._settings = engine_settings(config, world.mesh.data)
         self._stage: int = self._settings["zero_optimization"]["stage"]
         self._offloads = "offload_optimizer" in self._settings["zero_optimization"]
@@ -222,7 +222,7 @@ class _Place:
         return Block(self.of(flat), (self.begin,), self.shape)
 
 
-def _refuse_scalars(module: nn.Module) -> None:
+def _check_no_scalars(module: nn.Module) -> None:
     for name, p in module.named_parameters():
         if p.ndim == 0:
             raise ConfigError(
@@ -254,7 +254,7 @@ def _ready_library(world: World) -> Any:
     deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-        threads_stay()
+        keep_gloo_threads()
         keep_to_loopback(1)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     deepspeed.init_distributed(verbose=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def deal_out_experts(module: nn.Module, world: World) -> None:
+def shard_experts(module: nn.Module, world: World) -> None:
     """Leave each worker its run of the experts, cut from all of them, which every worker has.
 
     Args:

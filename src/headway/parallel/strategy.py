@@ -20,7 +20,7 @@ from headway.config.mesh import FULLY_SHARDED, effective_strategy
 from headway.core.errors import ConfigError
 from headway.core.types import Block
 from headway.parallel.blocks import is_first_of_equals
-from headway.parallel.experts import deal_out_experts
+from headway.parallel.experts import shard_experts
 from headway.parallel.replicas import replica_count
 from headway.parallel.world import World
 
@@ -148,13 +148,13 @@ class Single:
 
 def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     """The strategy that a config asks for, around a module whose weights are already in place and on their device."""
-    _refuse_running_statistics(module, world, config.determinism)
+    _check_no_running_statistics(module, world, config.determinism)
     elastic, name = config.determinism == "elastic", effective_strategy(config.parallel.strategy, world.mesh)
     if name in DEEPSPEED:
         from headway.parallel.deepspeed import DeepSpeed
 
         return DeepSpeed(module, world, config)
-    deal_out_experts(module, world)
+    shard_experts(module, world)
     if name == "single" != config.parallel.strategy and not _is_alone(module, world):
         name = "ddp"  # of experts that tensor-parallel workers have copies of
     if world.mesh.tp > 1:
@@ -184,7 +184,7 @@ def _is_alone(module: nn.Module, world: World) -> bool:
     return world.mesh.replicas == 1 and all(replica_count(p, world) == 1 for p in module.parameters())
 
 
-def _refuse_running_statistics(module: nn.Module, world: World, determinism: str) -> None:
+def _check_no_running_statistics(module: nn.Module, world: World, determinism: str) -> None:
     """Batch and instance norms keep state outside weights and moments that every worker would see differently."""
     if world.size == 1 and determinism != "elastic":
         return

@@ -20,7 +20,7 @@ from headway.config.mesh import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.heartbeat import exchanging
 from headway.core.launched import RENDEZVOUS_VARIABLE, place_from_environment, world_size_from_environment
-from headway.core.process_exit import has_gpu_groups, threads_stay
+from headway.core.process_exit import has_gpu_groups, keep_gloo_threads
 from headway.core.waiting import wait_until
 from headway.parallel.loopback import keep_to_loopback
 
@@ -290,8 +290,8 @@ def synchronize(device: torch.device) -> None:
 def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None) -> Iterator[World]:
     """Join the other workers for the length of a block, all of them for the data unless `mesh` says otherwise.
 
-    CPU tensors travel over gloo and GPU tensors over NCCL. An error leaves groups of NCCL as they are (`core.process_exit`);
-    whoever does not end the process then calls `abort_groups`.
+    CPU tensors travel over gloo and GPU tensors over NCCL. An error leaves groups of NCCL as they are
+    (`core.process_exit`); whoever does not end the process then calls `abort_groups`.
 
     Raises:
         ConfigError: the variables of whoever started the workers do not fit each other or this machine.
@@ -314,7 +314,7 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
     timeout = timedelta(seconds=timeout_seconds)
     try:
         store = _meet(rank, size, number, timeout)
-        threads_stay()
+        keep_gloo_threads()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:  # PyTorch's for whatever goes wrong there
         raise HeadwayError(

@@ -77,7 +77,7 @@ class ZeroSettings:
         """
         settings = engine_settings(config, workers)
         zero: dict[str, Any] = settings["zero_optimization"]
-        _refuse_uncounted(settings, zero)
+        _check_counted(settings, zero)
         stage: int = zero["stage"]
 
         def number(key: str, default: int) -> int:
@@ -104,7 +104,7 @@ class ZeroSettings:
         )
 
 
-def _refuse_uncounted(settings: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
+def _check_counted(settings: Mapping[str, Any], zero: Mapping[str, Any]) -> None:
     asked = {f"zero_optimization.{k}": (zero.get(k, off), off) for k, off in _UNCOUNTED.items()}
     offload = zero.get("offload_optimizer", {})
     asked["zero_optimization.offload_optimizer.ratio"] = (offload.get("ratio", 1.0), 1.0)

@@ -116,7 +116,7 @@ def option(
         overrides.append(f"parallel.replicate={copies}")
     try:
         changed = override(config, [*overrides, f"parallel.workers={machines.count}"])
-        _refuse_fp8(changed, machines)
+        _check_fp8(changed, machines)
         layout = Layout.of(changed, machines.count)
         memory = plan_memory(changed, model, layout, machines.accelerator.device)
     except HeadwayError as error:
@@ -128,7 +128,7 @@ def option(
     return Option(tuple(overrides), layout, memory=memory, speed=speed, run_seconds=seconds, fits=fits)
 
 
-def _refuse_fp8(config: Config, machines: Machines) -> None:
+def _check_fp8(config: Config, machines: Machines) -> None:
     """As `training.precision` does on the machine itself."""
     if config.train.precision != "fp8":
         return

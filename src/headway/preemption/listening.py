@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.config import PreemptionConfig
 from headway.core.errors import Preempted
-from headway.core.signals import STOPPING, handled
+from headway.core.signals import STOP_SIGNALS, handled
 from headway.preemption import watching_for
 
 
@@ -38,7 +38,7 @@ def holding() -> Iterator[Callable[[], object]]:
     came: list[int] = []
     try:
         with ExitStack() as stack:
-            yield lambda: stack.enter_context(handled(STOPPING, lambda number, frame: came.append(number)))
+            yield lambda: stack.enter_context(handled(STOP_SIGNALS, lambda number, frame: came.append(number)))
     except Preempted:
         came.clear()
         raise

@@ -20,10 +20,10 @@ from headway.profiling.page import render_page
 from headway.profiling.profiler import Plan
 from headway.profiling.record import Profile, WorkerRecord
 from headway.profiling.roofline import Analysis, analyse
-from headway.session.attempt import Wishes
+from headway.session.attempt import RunOptions
 from headway.session.completed import completed
 from headway.supervisor.agent import load_training
-from headway.supervisor.commands import refuse_as_worker
+from headway.supervisor.commands import check_not_a_worker
 from headway.supervisor.local import check_local
 from headway.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.supervisor.watchdog import in_words
@@ -48,7 +48,7 @@ def check(config: Config, plan: Plan) -> Config:
         HeadwayError: whatever would stop the run; it is too short; or other processes start its workers.
     """
     assert config.train.steps is not None, "the config is resolved"
-    refuse_as_worker("profile")
+    check_not_a_worker("profile")
     if plan.steps > config.train.steps:
         room = _most_timed(plan, config.train.steps)
         raise ConfigError(
@@ -62,7 +62,7 @@ def check(config: Config, plan: Plan) -> Config:
             " shows memory over time on a CPU too",
         )  # fmt: skip
     config, _ = completed(config)
-    check_local(config, {}, Wishes())
+    check_local(config, {}, RunOptions())
     return config
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.core.errors import Preempted
 from headway.core.files import atomic_write
-from headway.core.process_exit import leave
+from headway.core.process_exit import exit_process
 from headway.supervisor.worker import begin_process, keep_log, reasons_in
 
 
@@ -23,19 +23,19 @@ def main() -> None:
         keep_log(folder / f"worker-{rank}.log")
     with reasons_in(folder, rank):
         _profile(folder, rank)
-    leave(0)
+    exit_process(0)
 
 
 def _profile(folder: Path, rank: int) -> None:
     from headway.config import load_config
     from headway.profiling.profiler import Plan, Profiler
-    from headway.session.attempt import Wishes
+    from headway.session.attempt import RunOptions
     from headway.session.session import run_in_this_process
     from headway.training.task import language_model_task
 
     profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)
     try:
-        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes(), [profiler])
+        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, RunOptions(), [profiler])
     except Preempted:  # by itself, after the last step that it wanted
         if profiler.record is None:
             raise

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.discovery import bring, newest_of_tiers
+from headway.checkpoint.discovery import bring, find_latest
 from headway.checkpoint.format.folders import checkpoint_folders, discard
 from headway.checkpoint.format.manifest import Manifest, read_manifest, step_name
-from headway.checkpoint.index import LOCAL, Registry
+from headway.checkpoint.index import LOCAL, CheckpointIndex
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.remote.acquire import claim_tier, find_tier, settle_identity
 from headway.checkpoint.remote.tier import RemoteTier
@@ -133,7 +133,7 @@ def prune(run: RunDirectory, rules: Rules, dry_run: bool = False) -> tuple[dict[
                 raise CheckpointError(
                     f"the checkpoint of step {step} cannot be removed: {error.strerror}", where=str(folders[step])
                 ) from error
-            Registry(run.path).forget(LOCAL, step)
+            CheckpointIndex(run.path).forget(LOCAL, step)
         return stay, go
     finally:
         if lock is not None:
@@ -149,7 +149,7 @@ def index(run: Path) -> list[Found]:
             console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
         else:
             found.append(Found(checked.manifest, str(folder)))
-    Registry(run).rebuild((f.manifest, f.place) for f in found)
+    CheckpointIndex(run).rebuild((f.manifest, f.place) for f in found)
     return found
 
 
@@ -175,9 +175,9 @@ def _bring(
     if source is not None:
         wanted = _newest_step(run, source, options) if step is None else step
         for manifest in _manifests(source, options, wanted):
-            _refuse_outdated(run, manifest, source)
+            _check_up_to_date(run, manifest, source)
             if config is not None:
-                _refuse_other_config(config, manifest, source)
+                _check_same_config(config, manifest, source)
         taken = wanted in checkpoint_folders(run.checkpoints)
         # What comes from a URL makes room when it is here.
         if taken and not is_url(source) and _verifies(Path(source), wanted):
@@ -187,22 +187,22 @@ def _bring(
     remote = config.checkpoint.remote if config is not None else None
     open_tier = partial(_own_tier, config, run) if config is not None and remote is not None else None
     if step is None:
-        newest = newest_of_tiers(store, open_tier, usable=partial(_goes_on, Ledger(run.ledger_path)))
+        newest = find_latest(store, open_tier, usable=partial(_goes_on, Ledger(run.ledger_path)))
         if newest is not None:
             return newest.manifest
     else:
         folder = checkpoint_folders(run.checkpoints).get(step)
         checked = verify_checkpoint(folder) if folder is not None else None
         if checked is not None and checked.good and checked.manifest is not None:
-            _refuse_outdated(run, checked.manifest, str(folder))
+            _check_up_to_date(run, checked.manifest, str(folder))
             return checked.manifest
         if checked is not None:
             console.warning(f"{folder}: {'; '.join(map(str, checked.damage))}")
         tier = open_tier() if open_tier is not None else None
         there = tier.manifest(step) if tier is not None else None
         if tier is not None and there is not None:
-            tier.refuse_other_run(there)
-            _refuse_outdated(run, there, tier.objects.url_of(step_name(step)))
+            tier.check_same_run(there)
+            _check_up_to_date(run, there, tier.objects.url_of(step_name(step)))
             bring(store, tier, there)
             return there
     raise CheckpointError(
@@ -231,7 +231,7 @@ def _goes_on(ledger: Ledger, manifest: Manifest) -> bool:
     return not is_outdated(manifest, decided(ledger))
 
 
-def _refuse_outdated(run: RunDirectory, manifest: Manifest, where: str) -> None:
+def _check_up_to_date(run: RunDirectory, manifest: Manifest, where: str) -> None:
     """The next attempt would remove it, when all later ones were set aside for it."""
     if not _goes_on(Ledger(run.ledger_path), manifest):
         raise CheckpointError(
@@ -261,7 +261,7 @@ def _manifests(source: str, options: dict[str, Any], step: int) -> list[Manifest
     return [read_manifest(folder) for s, folder in local_folders(Path(source)).items() if s == step]
 
 
-def _refuse_other_config(config: Config, manifest: Manifest, source: str) -> None:
+def _check_same_config(config: Config, manifest: Manifest, source: str) -> None:
     if manifest.context.get(IDENTITY) not in (None, fingerprint(identity(config))):
         raise ConfigError(
             f"the checkpoint of step {manifest.step} was made with another config than this run",

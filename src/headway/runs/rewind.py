@@ -18,9 +18,9 @@ from headway.checkpoint.remote.tier import RemoteTier
 from headway.checkpoint.skipped_ranges import LEFT_OUT, Ranges, is_outdated, ranges_of
 from headway.checkpoint.store import CheckpointStore
 from headway.config.segments import SEGMENTS, Segment, first_difference, up_to
-from headway.checkpoint.verify_across_hosts import refuse_other_bytes
+from headway.checkpoint.verify_across_hosts import check_same_on_all_hosts
 from headway.core.console import warning
-from headway.core.waiting import SEEN_SECONDS
+from headway.core.waiting import VISIBILITY_TIMEOUT
 from headway.runs.ledger import Ledger
 from headway.training.loss_scale import begin_scaling
 from headway.training.state import TrainState
@@ -62,15 +62,15 @@ class CheckpointRewinder:
         if self._world.is_first:
             discard_outdated(self._store, job.state.left_out)
         self._world.barrier()
-        info = self._store.info(to_step, SEEN_SECONDS)
+        info = self._store.info(to_step, VISIBILITY_TIMEOUT)
         blocks = job.state.prepare_to_load()
-        refuse_other_bytes(info, blocks, self._world.rank, self._world.gather_json)
+        check_same_on_all_hosts(info, blocks, self._world.rank, self._world.gather_json)
         self._store.load_into(info, blocks, self._world.gather_json)
         job.state.loaded()
         job.state.take_cursor(info.cursor)
         job.checkpoint_context[PARENT] = parent_record(info.manifest)
         begin_scaling(job.state.cursor, job.config.train.precision)  # the checkpoint may be of another precision
-        job.writer.went_back(to_step, job.state.left_out)
+        job.writer.rolled_back(to_step, job.state.left_out)
 
 
 def discard_outdated(store: CheckpointStore, left_out: Sequence[tuple[int, int]]) -> None:

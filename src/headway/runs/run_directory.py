@@ -85,7 +85,7 @@ class RunDirectory:
         Raises:
             CheckpointError: it is in use, cannot be written, or is a folder of something else.
         """
-        self.refuse_unusable()
+        self.check_usable()
         try:
             new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class RunDirectory:
             raise self._unusable(error) from error
         return OwnerLock.take(self.path)
 
-    def refuse_unusable(self) -> None:
+    def check_usable(self) -> None:
         """Refuse a place that cannot become a run directory; touches nothing.
 
         Raises:
@@ -109,7 +109,7 @@ class RunDirectory:
                 number = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
                 raise OSError(number, os.strerror(number), str(there))
             if there == self.path:
-                self._refuse_foreign_folder()
+                self._check_own_folder()
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -162,7 +162,7 @@ class RunDirectory:
         try:
             if not self.path.is_dir() or not any(self.path.iterdir()):
                 return None
-            self._refuse_foreign_folder()
+            self._check_own_folder()
         except OSError as error:
             raise self._unusable(error) from error
         lock = OwnerLock.take(self.path)
@@ -204,7 +204,7 @@ class RunDirectory:
         for page in folder.glob("heartbeat-*"):  # links that lead nowhere by now, or to another process
             page.unlink()
 
-    def _refuse_foreign_folder(self) -> None:
+    def _check_own_folder(self) -> None:
         known = (self.path / OWNER_FILE).exists() or self.attempts.is_dir()
         if not known and any(self.path.iterdir()):
             raise CheckpointError(
@@ -370,7 +370,7 @@ def what_to_do(
     Call it as the owner of the run. Whatever costs steps that were done before is said loudly.
 
     Args:
-        find: Looks for the checkpoint (`checkpoint.discovery.newest_of_tiers`); in the run directory alone when not given.
+        find: Looks for the checkpoint (`checkpoint.discovery.find_latest`); in the run directory alone when not given.
 
     Raises:
         CheckpointError: the run had checkpoints, and none is there that verifies.

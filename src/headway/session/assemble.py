@@ -10,7 +10,7 @@ from headway.config import DEEPSPEED, FULLY_SHARDED, Config, OptimizerConfig, ef
 from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World
-from headway.training.cut_proof import refuse_cuts_that_show
+from headway.training.cut_proof import check_shard_invariance
 from headway.training.optimizer import build_optimizer
 from headway.training.precision import apply_precision, muon_products
 from headway.training.state import TrainState
@@ -33,7 +33,7 @@ def assemble(
     products = muon_products(config.train.precision)
     optimizer = build_optimizer(settings, task.model, updates_on, strategy.updates, elastic, products)
     if elastic and config.parallel.strategy in FULLY_SHARDED:
-        refuse_cuts_that_show(partial(build_optimizer, settings, elastic=True), updates_on, threads)
+        check_shard_invariance(partial(build_optimizer, settings, elastic=True), updates_on, threads)
     engine = strategy if isinstance(strategy, Engine) else None
     if engine is not None:
         engine.take_over(optimizer)

@@ -39,7 +39,7 @@ from headway.core.errors import (
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
 from headway.core.secrets import redact
-from headway.core.signals import NOTICES, handled, held, untold
+from headway.core.signals import TERMINATION_SIGNALS, handled, defer_signals, pending_signals
 from headway.preemption import watching_for
 from headway.preemption.listening import holding
 from headway.runs.ledger import Ledger
@@ -65,7 +65,7 @@ class WorkerDied(HeadwayError):
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RunOptions:
     """What to do about a run directory that is already there."""
 
     restart: bool = False
@@ -78,41 +78,41 @@ class Wishes:
     """Make no attempt at a run that is finished: the run is wanted, and not a model in memory."""
 
 
-def make_way(config: Config, wishes: Wishes) -> RunDirectory:
+def prepare_run_directory(config: Config, options: RunOptions) -> RunDirectory:
     """The run directory, once nothing speaks against an attempt in it: an earlier run is moved aside if wished.
 
     Raises:
         CheckpointError: an earlier run is in use and cannot be moved aside.
-        ConfigError: the run there was made by another config, or a key is missing (`refuse_missing_keys`).
+        ConfigError: the run there was made by another config, or a key is missing (`check_keys_present`).
     """
-    refuse_missing_keys(config)
+    check_keys_present(config)
     run = RunDirectory(config.run_directory)
     # When torchrun starts its workers once more, the wish has been granted before.
-    if wishes.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    if options.restart and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         moved = run.archive()
         if moved:
             notice(f"the earlier run is kept in {moved}")
-    tell_changes(run, config, wishes)
+    tell_changes(run, config, options)
     return run
 
 
 def not_yet_granted(
-    config: Config, wishes: Wishes, gather: Callable[[list[float]], Sequence[Sequence[float]]]
-) -> Wishes:
+    config: Config, options: RunOptions, gather: Callable[[list[float]], Sequence[Sequence[float]]]
+) -> RunOptions:
     """The wishes without those that were granted when torchrun first started its workers. All workers must call it.
 
     It starts them again whenever a machine comes or goes, which it does not count, and the first worker may then be on
     a machine that was not there before. But the agent of some worker was, before the run's newest attempt began.
     """
-    if not wishes.restart or "TORCHELASTIC_RUN_ID" not in os.environ:
-        return wishes
+    if not options.restart or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return options
     oldest = min(worker[0] for worker in gather([_agent_began()]))
     records = RunDirectory(config.run_directory).attempt_records()
     started = records[-1].get("started") if records else None
     if not isinstance(started, int | float) or started < oldest:
-        return wishes
+        return options
     notice("this run was started over when torchrun began; now it goes on")
-    return replace(wishes, restart=False)
+    return replace(options, restart=False)
 
 
 def _agent_began() -> float:
@@ -122,22 +122,22 @@ def _agent_began() -> float:
     return float(psutil.Process(os.getppid()).create_time())
 
 
-def refuse_run(config: Config, wishes: Wishes) -> None:
-    """Refuse what `make_way` and a claim would refuse, and leave all as it is.
+def check_run(config: Config, options: RunOptions) -> None:
+    """Refuse what `prepare_run_directory` and a claim would refuse, and leave all as it is.
 
     Raises:
         CheckpointError: the place cannot become a run directory, or the run there is in use.
         ConfigError: the run there was made by another config.
     """
     run = RunDirectory(config.run_directory)
-    run.refuse_unusable()
+    run.check_usable()
     if (run.path / OWNER_FILE).exists():
         OwnerLock.take(run.path).release()
-    if not wishes.restart:
-        check_changes(run, config, wishes)
+    if not options.restart:
+        check_changes(run, config, options)
 
 
-def refuse_unusable_remote(config: Config, wishes: Wishes, data: str | None = None) -> None:
+def check_remote_usable(config: Config, options: RunOptions, data: str | None = None) -> None:
     """Ask the remote tier for the run's checkpoints, as the run will. That it does not answer is only said: a run that
     has a checkpoint here, or gets an answer in time, goes on.
 
@@ -153,7 +153,7 @@ def refuse_unusable_remote(config: Config, wishes: Wishes, data: str | None = No
     try:
         found = run_identity(config, data)
         tier = find_tier(config.checkpoint.remote, found, patience_seconds=5.0)
-        if wishes.restart:
+        if options.restart:
             tier.steps()
         else:
             settle_identity(tier, found)
@@ -161,7 +161,7 @@ def refuse_unusable_remote(config: Config, wishes: Wishes, data: str | None = No
         warning(f"the remote checkpoints cannot be reached now: {error.what}")
 
 
-def refuse_missing_keys(config: Config) -> None:
+def check_keys_present(config: Config) -> None:
     """Refuse to begin without the keys that checkpoints are to be signed and encrypted with, or they would be missed at
     the first save only; and with one that would have the run's own checkpoints refused when it is to go on.
 
@@ -200,9 +200,9 @@ def check_data(config: Config, fingerprints: Mapping[str, str], start: Checkpoin
         )
 
 
-def note_restart(run: Path, config: Config, wishes: Wishes) -> None:
+def note_restart(run: Path, config: Config, options: RunOptions) -> None:
     """What is in the remote tier is of the run before, when this one starts anew; for whoever has begun an attempt."""
-    if wishes.restart and config.checkpoint.remote is not None and not (run / CLAIM_FILE).exists():
+    if options.restart and config.checkpoint.remote is not None and not (run / CLAIM_FILE).exists():
         (run / RESTARTED_FILE).touch()
 
 
@@ -241,12 +241,12 @@ def write_config(config: Config, *folders: Path) -> None:
             file.write(text)
 
 
-def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes) -> Attempt:
+def _begin(config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], options: RunOptions) -> Attempt:
     """Take ownership of the run directory and write down what is about to run."""
     price = {PRICE_KEY: config.telemetry.usd_per_hour}
-    attempt = make_way(config, wishes).begin_attempt(command_line(), None, None, **price)
+    attempt = prepare_run_directory(config, options).begin_attempt(command_line(), None, None, **price)
     try:
-        note_restart(attempt.run, config, wishes)
+        note_restart(attempt.run, config, options)
         describe(attempt, config, fingerprints, facts)
     except BaseException as error:
         attempt.finish(f"failed to start: {error}", getattr(error, "exit_code", 1))
@@ -259,12 +259,12 @@ class _Stop(BaseException):
 
 
 @contextmanager
-def told_as_preempted() -> Iterator[None]:
+def record_preemption() -> Iterator[None]:
     """Make of a signal that came in `preemptible` what it means for the attempt."""
     try:
         yield
     except _Stop as stop:
-        untold.clear()
+        pending_signals.clear()
         what = f"stopped by {stop} while no step was under way"
         raise Preempted(what, fix="run the same command again") from None
 
@@ -280,16 +280,16 @@ def preemptible() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        untold.append(number)
+        pending_signals.append(number)
         raise _Stop(signal.Signals(number).name)
 
-    with told_as_preempted(), handled(NOTICES, stop):
+    with record_preemption(), handled(TERMINATION_SIGNALS, stop):
         yield
 
 
 @contextmanager
-def own_attempt(
-    config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
+def attempt_scope(
+    config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], options: RunOptions
 ) -> Iterator[Attempt]:
     """Begin an attempt, and record why it ended, whatever the way it ended.
 
@@ -302,23 +302,23 @@ def own_attempt(
         ConfigError: the run there was made by another config.
     """
     wait_for_dead_machine(config.run_directory)
-    if not wishes.restart:
+    if not options.restart:
         wait_for_orphaned_writers(config.run_directory)
     with ExitStack() as stack:
-        with held():  # a signal between the two would end an attempt that nobody concludes
+        with defer_signals():  # a signal between the two would end an attempt that nobody concludes
             with explaining_refusals(CheckpointError, str(config.run_directory)):
-                attempt = _begin(config, fingerprints, facts, wishes)
+                attempt = _begin(config, fingerprints, facts, options)
             hold = stack.enter_context(holding())
             # Ends after the attempt's record is complete: an answer to a notice may have the machine taken at once.
             stack.enter_context(watching_for(attempt.directory, config.preemption))
-            stack.enter_context(_concluding(attempt))
-            stack.enter_context(told_as_preempted())
+            stack.enter_context(_record_outcome(attempt))
+            stack.enter_context(record_preemption())
             stack.callback(hold)
         yield attempt
 
 
 @contextmanager
-def _concluding(attempt: Attempt) -> Iterator[None]:
+def _record_outcome(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except HeadwayError as error:
@@ -338,13 +338,13 @@ def _concluding(attempt: Attempt) -> Iterator[None]:
     attempt.finish("finished", 0)
 
 
-def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes) -> bool:
+def is_finished(config: Config, fingerprints: Mapping[str, str], options: RunOptions) -> bool:
     """Whether a run has all its steps, in a checkpoint that verifies, by this config and with this data; says so.
 
     Where the remote tier does not have it yet, one more attempt sends it.
     """
     run = RunDirectory(config.run_directory)
-    if wishes.restart or not run.config_path.exists() or changes(load_resolved(run.config_path), config):
+    if options.restart or not run.config_path.exists() or changes(load_resolved(run.config_path), config):
         return False
     records = run.attempt_records()
     if not records or records[-1].get("outcome") != "finished":
@@ -366,7 +366,7 @@ def is_finished(config: Config, fingerprints: Mapping[str, str], wishes: Wishes)
     return True
 
 
-def check_changes(run: RunDirectory, config: Config, wishes: Wishes) -> list[str]:
+def check_changes(run: RunDirectory, config: Config, options: RunOptions) -> list[str]:
     """What differs between a run's config and the one that it is to go on with, in words.
 
     Raises:
@@ -378,7 +378,7 @@ def check_changes(run: RunDirectory, config: Config, wishes: Wishes) -> list[str
     done = newest[0] if newest else 0
     config = counted_for(config, old, done)
     differences = changes(old, config)
-    if differences and not wishes.accept_changes:
+    if differences and not options.accept_changes:
         raise ConfigError(
             "the config differs from the one this run was made with: " + "; ".join(differences),
             where=str(run.config_path),
@@ -424,13 +424,13 @@ def newest_manifest(run: RunDirectory) -> tuple[int, Mapping[str, Any]] | None:
     return None
 
 
-def tell_changes(run: RunDirectory, config: Config, wishes: Wishes) -> None:
+def tell_changes(run: RunDirectory, config: Config, options: RunOptions) -> None:
     """Say what a run goes on with that differs from before, and how the learning rate jumps by it.
 
     Raises:
         ConfigError: as `check_changes` does.
     """
-    differences = check_changes(run, config, wishes)
+    differences = check_changes(run, config, options)
     if not differences:
         if run.config_path.exists() and changes(load_resolved(run.config_path), config):
             notice(f"{run.path} has no step yet: its config is replaced by this one")

@@ -21,7 +21,7 @@ from headway.data.growth import Lost, locate
 from headway.data.pinned import kept_manifest, pinned
 from headway.runs.ledger import Ledger
 from headway.runs.run_directory import RunDirectory
-from headway.session.attempt import ACCEPT, Wishes, check_changes, counted_for, newest_manifest
+from headway.session.attempt import ACCEPT, RunOptions, check_changes, counted_for, newest_manifest
 
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
@@ -156,7 +156,7 @@ def part_rows(config: Config, parts: Sequence[TokenStore]) -> PartRows:
     return {name: {n: split.counts_by_part(name, n) for n in lengths} for name in split.sources}
 
 
-def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: str | None = None) -> Config:
+def settle_segments(config: Config, data: RunData, options: RunOptions, tokenizer: str | None = None) -> Config:
     """The config that the run goes on with: with its segments, if it was changed on the way or is being changed.
 
     Args:
@@ -170,9 +170,9 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
         DataError: the same of the data.
     """
     run = RunDirectory(config.run_directory)
-    if not wishes.restart:
-        check_changes(run, config, wishes)
-    here = None if wishes.restart or not run.config_path.exists() else newest_manifest(run)
+    if not options.restart:
+        check_changes(run, config, options)
+    here = None if options.restart or not run.config_path.exists() else newest_manifest(run)
     if here is None or not here[0]:
         return config.with_segments([])
     step, context = here
@@ -202,7 +202,7 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
         first = Segment.of(old, 0, began, rows)
         segments = [_as_dataset(first, old) if is_dataset else first]
     last, joins = segments[-1], data.fingerprint != segments[-1].data
-    if joins and not wishes.accept_changes:
+    if joins and not options.accept_changes:
         if not data.is_there(last.data):
             raise DataError(
                 f"the data has changed: its fingerprint is {data.fingerprint[:12]}, and the run goes on from step"
@@ -217,11 +217,11 @@ def settle_segments(config: Config, data: RunData, wishes: Wishes, tokenizer: st
         )
         joins = False
     kept = [segment for segment in segments if segment.first_step < step]
-    wanted = _wanted(config, step, last, data, joins, wishes.start_epoch, is_dataset)
+    wanted = _wanted(config, step, last, data, joins, options.start_epoch, is_dataset)
     epoch_goes_on = last.new_epoch and not joins and _same_epoch(config, segments, step)
-    if wishes.start_epoch and epoch_goes_on:
+    if options.start_epoch and epoch_goes_on:
         notice(f"the epoch that {START_EPOCH} began at step {last.first_step:,} goes on")
-    begins = wishes.start_epoch and not epoch_goes_on
+    begins = options.start_epoch and not epoch_goes_on
     if not joins and not begins and wanted.plans_as(last):
         if not old.segments and last.data == data.fingerprint:
             return config.with_segments([])

@@ -11,7 +11,7 @@ from headway.training.compiling import compiling_pays
 from headway.training.task import Task
 
 
-def settle_compiled(config: Config, task: Task, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> bool:
+def decide_compile(config: Config, task: Task, world: World, grid: LaneGrid, start: CheckpointInfo | None) -> bool:
     """Whether to compile; with `train.compile=auto` as the run has begun, or as it pays. All workers must call it.
 
     Raises:

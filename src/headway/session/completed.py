@@ -42,7 +42,7 @@ def completed(config: Config) -> tuple[Config, TokenStore]:
     for problem in decoder_problems(config):  # of a pretrained shape, which only now is known
         raise problem
     if config.model.from_pretrained is not None:
-        _refuse_long_rows(config)
+        _check_row_length(config)
         _look_at_tokenizer(config, config.model.from_pretrained, store)
     return config, store
 
@@ -62,7 +62,7 @@ def _say_what_differs(data: DataConfig, store: TokenStore) -> None:
         )
 
 
-def _refuse_long_rows(config: Config) -> None:
+def _check_row_length(config: Config) -> None:
     """What is checked of other models when the config is read. The stages of a mixture have no longer rows."""
     length, longest = config.train.sequence_length, config.model.max_sequence_length
     if length > longest:

@@ -25,7 +25,7 @@ def common_threads(config: Config, world: World, grid: LaneGrid) -> int:
     return int(min(worker[0] for worker in world.gather([float(threads)])))
 
 
-def settle_micro_batch(
+def choose_micro_batch(
     config: Config,
     task: Task,
     state: TrainState,

@@ -9,7 +9,7 @@ from headway.config import Config, MeshShape
 from headway.core.allocator import keep_freed_memory
 from headway.parallel.world import World, open_world
 from headway.session.network import apply_nccl_profile, assert_same_profile
-from headway.training.available import refuse_unavailable
+from headway.training.available import check_available
 from headway.training.determinism import apply_determinism
 
 
@@ -25,6 +25,6 @@ def join_workers(config: Config, mesh: MeshShape) -> Iterator[World]:
     with open_world(config.train.device, config.parallel.timeout_seconds, mesh) as world:
         keep_freed_memory(of_all_sizes=world.device.type == "cpu")
         assert_same_profile(world, profile)
-        refuse_unavailable(config, world.device)
+        check_available(config, world.device)
         world.connect_groups()
         yield world

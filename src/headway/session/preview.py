@@ -15,21 +15,21 @@ from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.parallel.stages import plan_stages
 from headway.parallel.world import pick_device
 from headway.session.attempt import (
-    Wishes,
-    refuse_missing_keys,
-    refuse_run,
-    refuse_unusable_remote,
+    RunOptions,
+    check_keys_present,
+    check_run,
+    check_remote_usable,
 )
 from headway.session.changes import StoreData, settle_segments
 from headway.session.completed import completed
 from headway.telemetry.record import is_run, open_run
-from headway.training.available import refuse_unavailable, shortfalls
+from headway.training.available import check_available, shortfalls
 
 # Segments of a mixture that are listed.
 _SEGMENTS = 8
 
 
-def preview(config: Config, wishes: Wishes | None = None) -> str:
+def preview(config: Config, options: RunOptions | None = None) -> str:
     """Check a resolved config against this machine and its data, and describe the run in a few lines.
 
     Args:
@@ -43,15 +43,15 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     steps = train.steps
     grid, mesh = resolve_grid(config, workers), resolve_mesh(config, workers)
     config, store = completed(config)
-    if wishes is not None:
-        config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
+    if options is not None:
+        config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
         train, steps = config.train, config.train.steps or 0
         store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
     device = pick_device(train.device)
-    refuse_unavailable(config, device)
+    check_available(config, device)
     for short in shortfalls(config, device):
         warning(short)
-    refuse_missing_keys(config)
+    check_keys_present(config)
     model = config.model
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(steps)
@@ -62,7 +62,7 @@ def preview(config: Config, wishes: Wishes | None = None) -> str:
     active = f" ({format_count(parameters.active)} active)" if model.experts else ""
     return "\n".join(
         [
-            *_run(config, wishes, store.fingerprint),
+            *_run(config, options, store.fingerprint),
             f"model      {format_count(parameters.total)} parameters{active},"
             f" {format_count(flops_per_token(model, train.sequence_length))} FLOPs per token",
             f"data       {config.data.store}: {format_count(rows)} rows of {length} tokens",
@@ -94,16 +94,16 @@ def _has_several(train: TrainConfig) -> bool:
     return len(list(train.batches.stretches(0, train.steps or 0))) > 1
 
 
-def _run(config: Config, wishes: Wishes | None, data: str) -> list[str]:
+def _run(config: Config, options: RunOptions | None, data: str) -> list[str]:
     """Where the run is, and how it stands; nothing without wishes about it."""
-    if wishes is None:
+    if options is None:
         return []
-    refuse_run(config, wishes)
-    refuse_unusable_remote(config, wishes, data)
+    check_run(config, options)
+    check_remote_usable(config, options, data)
     where = config.run_directory
     if not is_run(where):
         state = "new"
-    elif wishes.restart:
+    elif options.restart:
         state = "starts anew, the earlier run is moved aside"
     else:
         run = open_run(where)

@@ -19,7 +19,7 @@ _ADDED = (
 
 
 @contextmanager
-def left_as_it_was() -> Iterator[None]:
+def restore_process_state() -> Iterator[None]:
     """Give the caller's process back as it was: switches, threads, random numbers, environment, process groups."""
     environment, threads, grouped = dict(os.environ), torch.get_num_threads(), dist.is_initialized()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()

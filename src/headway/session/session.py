@@ -16,10 +16,10 @@ from math import gcd
 import torch
 
 from headway import __version__
-from headway.checkpoint.discovery import newest_of_tiers
+from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import Manifest
 from headway.checkpoint.lineage import PARENT, parent_record
-from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.remote.acquire import claim_tier, find_tier
 from headway.checkpoint.remote.ownership import read_claim
 from headway.checkpoint.remote.tier import CLAIM
@@ -28,7 +28,7 @@ from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.skipped_ranges import is_outdated
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
-from headway.checkpoint.verify_across_hosts import refuse_other_bytes
+from headway.checkpoint.verify_across_hosts import check_same_on_all_hosts
 from headway.config import (
     Config,
     LaneGrid,
@@ -45,7 +45,7 @@ from headway.core.files import fingerprint
 from headway.core.format import counted, format_count
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.launched import world_size_from_environment
-from headway.core.waiting import SEEN_SECONDS
+from headway.core.waiting import VISIBILITY_TIMEOUT
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.preemption.listening import listening
@@ -58,16 +58,16 @@ from headway.session.assemble import assemble
 from headway.session.attempt import (
     ATTEMPT_VARIABLE,
     PRICE_KEY,
-    Wishes,
+    RunOptions,
+    attempt_scope,
     check_data,
+    check_keys_present,
     is_finished,
     not_yet_granted,
-    own_attempt,
-    refuse_missing_keys,
     write_config,
 )
-from headway.session.compiled import settle_compiled
-from headway.session.grid import common_threads, settle_micro_batch
+from headway.session.compiled import decide_compile
+from headway.session.grid import choose_micro_batch, common_threads
 from headway.session.join import join_workers
 from headway.telemetry.record import open_run
 from headway.training.available import shortfalls
@@ -78,7 +78,7 @@ from headway.training.loop import Job, train_loop
 from headway.training.loss_scale import begin_scaling
 from headway.training.notices import NoticeReader
 from headway.training.recorders import Recorder, StateHashes
-from headway.training.staged import make_pipeline, refuse_uncut_models
+from headway.training.staged import check_model_is_cut, make_pipeline
 from headway.training.state import TrainState
 from headway.training.task import Task
 from headway.training.trial import largest_micro_batch, trial_step
@@ -87,9 +87,9 @@ from headway.training.trial import largest_micro_batch, trial_step
 def run_in_this_process(
     config: Config,
     make_task: Callable[[Config, LaneGrid, MeshShape, int], Task],
-    wishes: Wishes,
+    options: RunOptions,
     callbacks: Sequence[Callback] = (),
-    own: Callable[..., AbstractContextManager[Attempt]] = own_attempt,
+    own: Callable[..., AbstractContextManager[Attempt]] = attempt_scope,
     *,
     own_process: bool = False,
 ) -> None:
@@ -103,13 +103,13 @@ def run_in_this_process(
     grid = resolve_lanes(config, mesh.data)
     with join_workers(config, mesh) as world:
         task = make_task(config, grid, world.mesh, world.rank)
-        refuse_uncut_models(task, world)
-        if _is_finished(config, task, world, wishes):
+        check_model_is_cut(task, world)
+        if _is_finished(config, task, world, options):
             return
         with (
             # Outside of the attempt: its record and the answer to a notice do not wait for a command that tells.
             alerting(config.telemetry.alert, config.run_directory) as alerts,
-            _joined_attempt(config, task, world, wishes, own) as attempt,
+            _joined_attempt(config, task, world, options, own) as attempt,
             _log(attempt, world),
         ):
             if alerts is not None:
@@ -117,11 +117,11 @@ def run_in_this_process(
             _train(config, task, make_task, world, grid, attempt, callbacks, own_process)
 
 
-def _is_finished(config: Config, task: Task, world: World, wishes: Wishes) -> bool:
+def _is_finished(config: Config, task: Task, world: World, options: RunOptions) -> bool:
     """Whether there is nothing to do, on every worker alike; never where somebody else has begun the attempt."""
-    if ATTEMPT_VARIABLE in os.environ or not wishes.leave_finished:
+    if ATTEMPT_VARIABLE in os.environ or not options.leave_finished:
         return False
-    finished = world.is_first and is_finished(config, task.fingerprints, wishes)
+    finished = world.is_first and is_finished(config, task.fingerprints, options)
     return bool(world.broadcast_number(int(finished)))
 
 
@@ -132,7 +132,7 @@ def _log(attempt: Attempt, world: World) -> AbstractContextManager[None]:
 
 @contextmanager
 def _joined_attempt(
-    config: Config, task: Task, world: World, wishes: Wishes, own: Callable[..., AbstractContextManager[Attempt]]
+    config: Config, task: Task, world: World, options: RunOptions, own: Callable[..., AbstractContextManager[Attempt]]
 ) -> Iterator[Attempt]:
     """The attempt that this worker takes part in; the first worker begins and concludes it if nobody else has."""
     given = os.environ.pop(ATTEMPT_VARIABLE, None)  # not for the children of this process
@@ -142,14 +142,14 @@ def _joined_attempt(
         with listening(attempt.directory, config.preemption) if world.is_first else nullcontext():
             yield attempt
         return
-    wishes = not_yet_granted(config, wishes, world.gather)
+    options = not_yet_granted(config, options, world.gather)
     if world.is_first:
-        with own(config, task.fingerprints, task.facts(), wishes) as attempt:
+        with own(config, task.fingerprints, task.facts(), options) as attempt:
             world.gather_json([attempt.number, attempt.owner.token])
             yield attempt
     else:
         number, token = world.gather_json(None)[0]
-        attempt = Attempt.join(config.run_directory, number, token, SEEN_SECONDS)
+        attempt = Attempt.join(config.run_directory, number, token, VISIBILITY_TIMEOUT)
         # The attempt's owner watches on its machine; here the first worker of any other does.
         with listening(attempt.directory, config.preemption) if world.local_rank == 0 else nullcontext():
             yield attempt
@@ -167,7 +167,7 @@ def _train(
 ) -> None:
     run = RunDirectory(config.run_directory)
     store = CheckpointStore(run.checkpoints, may_write=attempt.assert_current)
-    refuse_missing_keys(config)
+    check_keys_present(config)
     began = time.monotonic()
     start = _find_start(config, task, run, store, world, attempt)
     load_seconds = time.monotonic() - began
@@ -183,7 +183,7 @@ def _train(
         check_data(config, task.fingerprints, start)
         began = time.monotonic()
         blocks = state.prepare_to_load()
-        refuse_other_bytes(start, blocks, world.rank, world.gather_json)
+        check_same_on_all_hosts(start, blocks, world.rank, world.gather_json)
         store.load_into(start, blocks, world.gather_json)
         load_seconds += time.monotonic() - began
         state.loaded()
@@ -192,8 +192,8 @@ def _train(
     left_out = take_decisions(state, config.segments, Ledger(run.ledger_path), start, world)
     begin_scaling(state.cursor, config.train.precision)
     world.broadcast_(task.model.buffers())  # those that are no part of the state too
-    grid = settle_micro_batch(config, task, state, strategy, world, grid, start)
-    compiled = settle_compiled(config, task, world, grid, start)
+    grid = choose_micro_batch(config, task, state, strategy, world, grid, start)
+    compiled = decide_compile(config, task, world, grid, start)
     if compiled:
         if own_process:
             pause_collection()
@@ -239,7 +239,9 @@ def _train(
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
                 stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
-                after_save=AfterSave.settings(config, attempt.number, state.left_out, task.fingerprints.get("data")),
+                after_save=CheckpointMaintainer.settings(
+                    config, attempt.number, state.left_out, task.fingerprints.get("data")
+                ),
                 sign=config.checkpoint.sign,
                 encrypt=config.checkpoint.encrypt,
             ),
@@ -315,7 +317,7 @@ def _find_start(
     """
     if not world.is_first:
         step = world.broadcast_number(0)
-        return store.info(step, SEEN_SECONDS) if step >= 0 else None
+        return store.info(step, VISIBILITY_TIMEOUT) if step >= 0 else None
     left_out = decided(Ledger(run.ledger_path))
     discard_outdated(store, left_out)
     claimed, remote = None, config.checkpoint.remote
@@ -325,10 +327,10 @@ def _find_start(
         mine = run_identity(config, task.fingerprints.get("data"))
         claimed = partial(claim_tier, remote, attempt.number, mine, patience_seconds=patience)
     find = partial(
-        newest_of_tiers,
+        find_latest,
         store,
         claimed,
-        accept=partial(_refuse_other_run, config),
+        accept=partial(_check_same_run, config),
         usable=lambda m: not is_outdated(m, left_out),
     )
     found = what_to_do(run, store, find).checkpoint
@@ -342,7 +344,7 @@ def _claim_number(attempt: Attempt) -> int | None:
     return claim.number if claim is not None and claim.attempt == attempt.number else None
 
 
-def _refuse_other_run(config: Config, manifest: Manifest, where: str) -> None:
+def _check_same_run(config: Config, manifest: Manifest, where: str) -> None:
     """With an empty run directory, only the checkpoint itself can tell whether it is one of this run."""
     if manifest.context.get(IDENTITY) != fingerprint(identity(config)):
         raise ConfigError(

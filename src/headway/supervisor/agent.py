@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.config import Config
 from headway.core.errors import HeadwayError, Preempted
-from headway.core.signals import STOPPING, handled
+from headway.core.signals import STOP_SIGNALS, handled
 from headway.runs.run_directory import Attempt
 from headway.session.attempt import ATTEMPT_VARIABLE, WorkerDied, with_variables
 from headway.supervisor.local_workers import ONE_THREAD, WorkersFailed, WorkersStopped, start_workers
@@ -56,7 +56,7 @@ def _left_to_supervisor() -> Iterator[None]:
         if number != signal.SIGINT:
             os.kill(os.getppid(), number)
 
-    with handled(STOPPING, tell):
+    with handled(STOP_SIGNALS, tell):
         yield
 
 

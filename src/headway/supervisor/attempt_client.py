@@ -19,10 +19,10 @@ from headway.core.console import settle_streams
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.module_command import module_command
 from headway.core.object_storage import load_filesystem
-from headway.core.signals import STOPPING, reset
+from headway.core.signals import STOP_SIGNALS, reset
 from headway.core.torch_libraries import wait_for_libraries
 from headway.core.waiting import wait_until
-from headway.session.attempt import Wishes, with_variables
+from headway.session.attempt import RunOptions, with_variables
 from headway.supervisor.agent import load_training
 from headway.supervisor.attempt_process import Channel, lead
 from headway.supervisor.local_workers import ONE_THREAD
@@ -36,7 +36,7 @@ class Leader:
     def __init__(
         self,
         config: Config,
-        wishes: Wishes,
+        options: RunOptions,
         environment: Mapping[str, str],
         own_process: bool,
         number: int | None,
@@ -46,18 +46,18 @@ class Leader:
         wait_for_libraries()
         with with_variables(environment):
             if own_process and can_be_copied():
-                self.pid, self.channel = _copied(config, wishes, number)
+                self.pid, self.channel = _copied(config, options, number)
             else:
-                self._popen = self._start(config, wishes, number)
+                self._popen = self._start(config, options, number)
         resume_collection()
 
-    def _start(self, config: Config, wishes: Wishes, number: int | None) -> subprocess.Popen[bytes]:
+    def _start(self, config: Config, options: RunOptions, number: int | None) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
         command = module_command("headway.supervisor.attempt_process", str(theirs.fileno()))
         popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         theirs.close()
         self.pid, self.channel = popen.pid, Channel(ours)
-        self.channel.say("order", **_order(config, wishes, number))
+        self.channel.say("order", **_order(config, options, number))
         return popen
 
     def poll(self) -> int | None:
@@ -112,7 +112,7 @@ def load_ahead(config: Config) -> None:
         resume_collection()  # without these pages: a collection in the copy would write to all of them, and copy them
 
 
-def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Channel]:
+def _copied(config: Config, options: RunOptions, number: int | None) -> tuple[int, Channel]:
     """A leader that is a copy of this process, which must have no other thread.
 
     Returns:
@@ -123,31 +123,31 @@ def _copied(config: Config, wishes: Wishes, number: int | None) -> tuple[int, Ch
         with suppress(OSError):
             stream.flush()  # what is in their buffers would be written twice
     # A signal in between would be taken by this process's handlers in the other one.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             os.setsid()
             ours.close()
-            reset(STOPPING)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+            reset(STOP_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             die_with_parent()
-            code = lead(Channel(theirs), config, wishes, number)
+            code = lead(Channel(theirs), config, options, number)
         finally:
             settle_streams()
             os._exit(code)  # the frames above belong to the supervisor
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     theirs.close()
     return pid, Channel(ours)
 
 
-def _order(config: Config, wishes: Wishes, number: int | None) -> dict[str, Any]:
+def _order(config: Config, options: RunOptions, number: int | None) -> dict[str, Any]:
     """What a leader in a process of its own has to know."""
     return {
         "config": config.model_dump(mode="json"),
         "asked": config.train.asked(),
-        "wishes": asdict(wishes),
+        "options": asdict(options),
         "number": number,
         "argv": sys.argv,
     }

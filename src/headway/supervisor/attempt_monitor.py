@@ -26,14 +26,14 @@ from headway.core.process_table import STOPPED
 from headway.core.secrets import redact
 from headway.runs.ownership import OwnerLock
 from headway.runs.run_directory import Attempt, RunDirectory, command_line
-from headway.session.attempt import PRICE_KEY, Wishes, make_way, note_restart, write_config
+from headway.session.attempt import PRICE_KEY, RunOptions, note_restart, prepare_run_directory, write_config
 from headway.supervisor.attempt_client import Leader
 from headway.supervisor.diagnose import blame, exchanges, last_exchange
 from headway.supervisor.log import SupervisorLog
 from headway.supervisor.processes import GRACE_SECONDS, ask_for_stacks, end_all, reap_orphans
 from headway.supervisor.restart_policy import Decision, Ending
 from headway.supervisor.watchdog import Finding, Watchdog, in_words
-from headway.supervisor.worker_pool import Crew
+from headway.supervisor.worker_pool import WorkerPool
 from headway.supervisor.worker_status import AGAIN, WorkersSeen
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
@@ -46,7 +46,7 @@ _TELL_SECONDS, _STACK_SECONDS, _GIVE_UP_SECONDS = 4.0, 2.0, 5.0
 _HURRY_SECONDS = 0.4
 
 
-class WatchedAttempt:
+class AttemptMonitor:
     """One attempt, from the supervisor's side.
 
     Args:
@@ -56,13 +56,13 @@ class WatchedAttempt:
     def __init__(
         self,
         config: Config,
-        wishes: Wishes,
-        crew: Crew,
+        options: RunOptions,
+        crew: WorkerPool,
         signals: list[int],
         own_process: bool,
         has_begun: Callable[[], None] = lambda: None,
     ) -> None:
-        self.config, self._wishes, self._own_process = config, wishes, own_process
+        self.config, self._wishes, self._own_process = config, options, own_process
         self._signals, self._passed_on, self._has_begun = signals, 0, has_begun
         self._crew, compiles = crew, config.train.compile is not False
         self._watchdog = Watchdog(config.supervise, compiles, config.parallel.timeout_seconds)
@@ -81,7 +81,7 @@ class WatchedAttempt:
 
     def begin(self, lock: OwnerLock | None, started: float | None = None, restarts: int = 0) -> Attempt:
         """Take the run directory: from here on, what is left of earlier attempts cannot publish anything."""
-        run = make_way(self.config, self._wishes) if not lock else RunDirectory(self.config.run_directory)
+        run = prepare_run_directory(self.config, self._wishes) if not lock else RunDirectory(self.config.run_directory)
         self.lock = lock or run.claim()
         price = {PRICE_KEY: self.config.telemetry.usd_per_hour}
         facts = {"workers": self.config.parallel.workers, "restarts": restarts, **price}

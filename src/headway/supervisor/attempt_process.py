@@ -20,11 +20,11 @@ from typing import Any
 from headway.config import Config
 from headway.core.console import say
 from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, explain_refusal
-from headway.core.process_exit import leave
-from headway.core.signals import held
+from headway.core.process_exit import exit_process
+from headway.core.signals import defer_signals
 from headway.preemption import watching_for
 from headway.runs.run_directory import Attempt
-from headway.session.attempt import Wishes, WorkerDied, describe, preemptible, told_as_preempted
+from headway.session.attempt import RunOptions, WorkerDied, describe, preemptible, record_preemption
 from headway.session.completed import completed
 from headway.supervisor.agent import run_agent
 from headway.supervisor.local_workers import ONE_THREAD
@@ -63,7 +63,7 @@ class Channel:
         return b"\n" in self._buffer
 
 
-def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = None) -> int:
+def lead(channel: Channel, config: Config, options: RunOptions, number: int | None = None) -> int:
     """Do an attempt; returns the exit code.
 
     Args:
@@ -75,9 +75,9 @@ def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = 
     try:
         with preemptible():
             if number is None:
-                _first(channel, config, wishes)
+                _first(channel, config, options)
             else:
-                _again(config, wishes, Attempt.join(config.run_directory, number))
+                _again(config, options, Attempt.join(config.run_directory, number))
     except HeadwayError as error:
         told = error.record if isinstance(error, WorkerDied) else {}
         own = {"exit_code": error.exit_code, "what": error.what, "where": error.where, "fix": error.fix}
@@ -97,30 +97,30 @@ def lead(channel: Channel, config: Config, wishes: Wishes, number: int | None = 
     return 0
 
 
-def _again(config: Config, wishes: Wishes, attempt: Attempt) -> None:
+def _again(config: Config, options: RunOptions, attempt: Attempt) -> None:
     """Nothing that the attempt before has looked at is looked at again: what counts is the time to the next step."""
     if config.parallel.workers == 1:
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task
 
         run_in_this_process(
-            config, language_model_task, wishes, own=lambda *_: _watched(config, attempt), own_process=True
+            config, language_model_task, options, own=lambda *_: _watched(config, attempt), own_process=True
         )
     else:
         run_agent(config, attempt)
 
 
-def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
+def _first(channel: Channel, config: Config, options: RunOptions) -> None:
     config, store = completed(config)
     from headway.session.changes import StoreData, settle_segments  # loads NumPy, which a supervisor must not
 
-    config = settle_segments(config, StoreData(config, store), wishes, store.tokenizer_fingerprint)
+    config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
     if config.parallel.workers == 1:
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task
 
         own = partial(_only_worker, channel)
-        run_in_this_process(config, language_model_task, wishes, own=own, own_process=True)
+        run_in_this_process(config, language_model_task, options, own=own, own_process=True)
         return
     from headway.models.facts import count_parameters
     from headway.supervisor.local import check_local
@@ -128,7 +128,7 @@ def _first(channel: Channel, config: Config, wishes: Wishes) -> None:
     facts = {"parameters": count_parameters(config.model).total, "vocab_size": store.vocab_size}
     data = config.segments[-1].data if config.segments else store.fingerprint
     fingerprints = {"data": data, "tokenizer": store.tokenizer_fingerprint}
-    if check_local(config, fingerprints, wishes):
+    if check_local(config, fingerprints, options):
         run_agent(config, _begun(channel, config, fingerprints, facts))
 
 
@@ -140,14 +140,14 @@ def _begun(channel: Channel, config: Config, fingerprints: Mapping[str, str], fa
     if answer is None:
         raise Preempted("the supervisor is gone", where=str(config.run_directory), fix="run the same command again")
     attempt = Attempt.join(config.run_directory, answer["attempt"])
-    with held():  # pydantic would take an error in the middle of the config for a value that cannot be written
+    with defer_signals():  # pydantic would take an error in the middle of the config for a value that cannot be written
         describe(attempt, config, fingerprints, facts)
     return attempt
 
 
 @contextmanager
 def _only_worker(
-    channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], wishes: Wishes
+    channel: Channel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any], options: RunOptions
 ) -> Iterator[Attempt]:
     with _watched(config, _begun(channel, config, fingerprints, facts)) as attempt:
         yield attempt
@@ -157,7 +157,7 @@ def _only_worker(
 def _watched(config: Config, attempt: Attempt) -> Iterator[Attempt]:
     """With all that an attempt's only worker has around it: somebody to tell of errors, and an ear for notices."""
     report_to(attempt.directory, 0)
-    with watching_for(attempt.directory, config.preemption), told_as_preempted():
+    with watching_for(attempt.directory, config.preemption), record_preemption():
         yield attempt
 
 
@@ -171,7 +171,7 @@ def main() -> None:
     sys.argv = given["argv"]
     config = Config.model_validate(given["config"])
     config = config.model_copy(update={"train": config.train.asking(given["asked"])})
-    leave(lead(channel, config, Wishes(**given["wishes"]), given["number"]))
+    exit_process(lead(channel, config, RunOptions(**given["options"]), given["number"]))
 
 
 if __name__ == "__main__":

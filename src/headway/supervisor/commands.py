@@ -13,10 +13,10 @@ from pathlib import Path
 from headway.core.errors import ConfigError, HeadwayError, error_with
 from headway.core.launched import world_size_from_environment
 from headway.core.module_command import module_command
-from headway.core.signals import NOTICES, handled, held
+from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled
 
 
-def refuse_as_worker(verb: str) -> None:
+def check_not_a_worker(verb: str) -> None:
     """Refuse to start workers in a process that is itself said to be one of several: they would inherit that, and take
     themselves for those of the other agent.
 
@@ -54,7 +54,7 @@ def running(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> 
     """
     environment = {**os.environ, **variables}
     with stoppable(), log.open("ab") as file, ExitStack() as stack:
-        with held():  # a signal between the two would leave it without anybody to end it
+        with defer_signals():  # a signal between the two would leave it without anybody to end it
             process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
             stack.callback(_end, process)
         yield process
@@ -68,7 +68,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Have a signal to stop mean what Ctrl-C means, so that what was begun is ended and removed."""
-    with handled(NOTICES, signal.default_int_handler):
+    with handled(TERMINATION_SIGNALS, signal.default_int_handler):
         yield
 
 

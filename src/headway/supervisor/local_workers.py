@@ -26,7 +26,7 @@ from headway.core.foreign import read_json_lines
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.launched import RENDEZVOUS_VARIABLE
 from headway.core.module_command import module_command
-from headway.core.signals import STOPPING, handled, reset
+from headway.core.signals import STOP_SIGNALS, handled, reset
 from headway.session.attempt import with_variables
 from headway.supervisor.processes import can_be_copied
 from headway.supervisor.worker import SPARE_VARIABLE
@@ -125,7 +125,7 @@ def start_workers(
     module: str,
     *arguments: str,
     load: Callable[[], object] = lambda: None,
-    ends_workers_on: Iterable[signal.Signals] = STOPPING,
+    ends_workers_on: Iterable[signal.Signals] = STOP_SIGNALS,
 ) -> None:
     """Run a module's `main` in so many processes that know of each other, and wait for all of them.
 
@@ -214,7 +214,7 @@ def _start_program(environment: Mapping[str, str], module: str, arguments: tuple
 def _run_copy(environment: Mapping[str, str], module: str, arguments: tuple[str, ...]) -> None:
     """Do what a Python does that is started for the module, in a session of its own."""
     os.setsid()
-    reset((*STOPPING, signal.SIGQUIT))  # the handlers of the process that was copied are not its own
+    reset((*STOP_SIGNALS, signal.SIGQUIT))  # the handlers of the process that was copied are not its own
     os.environ.update(environment)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a program would have read this when it began

@@ -18,15 +18,15 @@ from headway.core.alerts import Alerts, alerting
 from headway.core.console import write_log
 from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.process_table import has_one_thread
-from headway.core.signals import STOPPING, handled
+from headway.core.signals import STOP_SIGNALS, handled
 from headway.core.waiting import wait_until
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
-from headway.session.attempt import Wishes, WorkerDied
+from headway.session.attempt import RunOptions, WorkerDied
 from headway.supervisor.attempt_client import has_data, load_ahead
-from headway.supervisor.attempt_monitor import WatchedAttempt, newest_checkpoint
+from headway.supervisor.attempt_monitor import AttemptMonitor, newest_checkpoint
 from headway.supervisor.processes import adopt_orphans
 from headway.supervisor.restart_policy import Budget, Decision, Ending
-from headway.supervisor.worker_pool import Crew
+from headway.supervisor.worker_pool import WorkerPool
 
 #: A look between attempts.
 _POLL_SECONDS = 0.1
@@ -36,7 +36,7 @@ _LONG_SECONDS = 55.0
 _THREAD_SECONDS = 1.0
 
 
-def supervise(config: Config, wishes: Wishes, *, own_process: bool) -> None:
+def supervise(config: Config, options: RunOptions, *, own_process: bool) -> None:
     """Train, and go on by itself whatever dies.
 
     Args:
@@ -46,13 +46,13 @@ def supervise(config: Config, wishes: Wishes, *, own_process: bool) -> None:
         HeadwayError: what has ended the run, or the budget of failures.
         KeyboardInterrupt: a second Ctrl-C, when no worker is left.
     """
-    _Supervisor(config, wishes, own_process).run()
+    _Supervisor(config, options, own_process).run()
 
 
 class _Supervisor:
-    def __init__(self, config: Config, wishes: Wishes, own_process: bool) -> None:
-        self._config, self._wishes, self._own_process = config, wishes, own_process
-        self._budget, self._crew = Budget(config.supervise), Crew(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    def __init__(self, config: Config, options: RunOptions, own_process: bool) -> None:
+        self._config, self._wishes, self._own_process = config, options, own_process
+        self._budget, self._crew = Budget(config.supervise), WorkerPool(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._signals: list[int] = []
         self._lock: OwnerLock | None = None
         self._alerts: Alerts | None = None
@@ -63,13 +63,13 @@ class _Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no child's end can be known
             adopt_orphans()
         told = alerting(self._config.telemetry.alert, self._config.run_directory)
-        with handled(STOPPING, self._note), told as self._alerts:
+        with handled(STOP_SIGNALS, self._note), told as self._alerts:
             self._wait_for_the_dead()
             self._load_ahead()
             try:
                 while (decision := self._next()).goes_on:
                     self._restarts += 1
-                    self._wishes = Wishes(accept_changes=True)
+                    self._wishes = RunOptions(accept_changes=True)
                     self._pause(decision.delay_seconds)
             finally:
                 if self._lock is not None:
@@ -115,7 +115,7 @@ class _Supervisor:
         parallel = self._config.parallel.model_copy(update={"workers": self._crew.size})
         config = self._config.model_copy(update={"parallel": parallel})
         has_begun = self._alerts.open_file if self._alerts is not None else lambda: None
-        attempt = WatchedAttempt(config, self._wishes, self._crew, self._signals, self._own_process, has_begun)
+        attempt = AttemptMonitor(config, self._wishes, self._crew, self._signals, self._own_process, has_begun)
         if self._restarts:
             attempt.begin_again(self._lock, self._restarts)
         try:

@@ -20,7 +20,7 @@ from headway.core.console import redact_streams, say
 from headway.core.errors import CheckpointError, HeadwayError, explain_refusal, fix_for
 from headway.core.files import append_json_line, write_json
 from headway.core.heartbeat import current_step, open_heartbeat
-from headway.core.process_exit import end, leave
+from headway.core.process_exit import end, exit_process
 from headway.core.secrets import redact
 from headway.runs.run_directory import attempt_folder, worker_log
 from headway.supervisor.restart_policy import frames_of
@@ -42,12 +42,12 @@ def main() -> None:
     with reasons_in(folder, rank):
         report_to(folder, rank)
         from headway.config import load_config
-        from headway.session.attempt import Wishes
+        from headway.session.attempt import RunOptions
         from headway.session.session import run_in_this_process
         from headway.training.task import language_model_task
 
-        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, Wishes(), own_process=True)
-    leave(0)
+        run_in_this_process(load_config(folder / "config.yaml"), language_model_task, RunOptions(), own_process=True)
+    exit_process(0)
 
 
 @contextmanager
@@ -59,12 +59,12 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         if rank > 0:
             say(error.render())
         _report(folder, error_record(error, rank))
-        leave(error.exit_code)
+        exit_process(error.exit_code)
     except Exception as error:
         if (explained := explain_refusal(error, CheckpointError, str(folder))) is not None:
             say(explained.render())
             _report(folder, error_record(explained, rank))
-            leave(explained.exit_code)
+            exit_process(explained.exit_code)
         text = redact(traceback.format_exc().rstrip())
         say(text)
         if _stacks is not None:
@@ -75,7 +75,7 @@ def reasons_in(folder: Path, rank: int) -> Iterator[None]:
         # that met the reason write it down.
         time.sleep(1.0)
         _report(folder, error_record(error, rank))
-        leave(1)
+        exit_process(1)
 
 
 def keep_log(path: Path) -> None:

@@ -28,7 +28,7 @@ class _Trial:
     devices: list[str]
 
 
-class Crew:
+class WorkerPool:
     """The number of workers, and the GPUs that they may use.
 
     A worker is lost for good when the same one is to blame for two endings without a new checkpoint between them: it

@@ -32,7 +32,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files import ends_with_newline
 from headway.core.foreign import as_number, open_regular, parse_json_lines, read_json_lines
-from headway.core.timeout_writer import Patiently
+from headway.core.timeout_writer import TimeoutWriter
 
 FILE_NAME = "metrics.jsonl"
 #: How many steps were left out until now; in the one record of a step's own that was left out.
@@ -92,7 +92,7 @@ class MetricsLog:
                     error, "free some disk space, check the folder's permissions, and run the same command again"
                 ),
             ) from error
-        self._patiently = Patiently()
+        self._patiently = TimeoutWriter()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record values of one step. Floats are written with all their digits; NaN and infinities as words.

@@ -17,8 +17,8 @@ from headway.core.format import counted
 from headway.core.machine import Machine
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
-from headway.training.optimizer import refuse_offload
-from headway.training.precision import refuse_missing
+from headway.training.optimizer import check_offload
+from headway.training.precision import check_present
 from headway.training.torchao_import import missing_torchao
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def shortfalls(config: Config, device: torch.device) -> list[str]:
     return [text for text in found if text is not None]
 
 
-def refuse_unavailable(config: Config, device: torch.device) -> None:
+def check_available(config: Config, device: torch.device) -> None:
     """Say what this device or installation lacks, while changing the config still costs nothing.
 
     Raises:
@@ -67,19 +67,19 @@ def refuse_unavailable(config: Config, device: torch.device) -> None:
             library or compiler that is not installed.
     """
     precision, optimizer = config.train.precision, config.optimizer
-    refuse_missing(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
+    check_present(precision, device, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
     if optimizer.offload and config.parallel.strategy not in (*FULLY_SHARDED, *DEEPSPEED):
-        refuse_offload(device)
+        check_offload(device)
     if find_spec("torchao") is None:
         if optimizer.name == "adamw8bit":
             raise missing_torchao("optimizer 'adamw8bit'", "optimizer.name", "adamw")
         if precision == "fp8":
             raise missing_torchao("precision 'fp8'", "train.precision", "bf16")
     if config.train.compile is True and device.type == "cuda":
-        _refuse_without_compiler()
+        _check_compiler()
 
 
-def _refuse_without_compiler() -> None:
+def _check_compiler() -> None:
     """Code for GPUs is started by small C programs that Triton builds on the machine, as slim containers cannot.
     (With `train.compile: auto` the try fails, says so, and the run is not compiled.)"""
     lacking = []

@@ -14,7 +14,7 @@ from headway.core.console import is_first_worker
 from headway.core.errors import Preempted
 from headway.core.heartbeat import Phase, beat
 from headway.core.preemption_board import SIGNAL_KEY
-from headway.core.signals import STOPPING, handled, untold
+from headway.core.signals import STOP_SIGNALS, handled, pending_signals
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 from headway.telemetry.metrics import LEFT_OUT
 from headway.training.save_interval import ChosenInterval, failure_rate
@@ -35,7 +35,7 @@ _for_good: list[object] = []
 
 
 class StopSignals:
-    """Turns signals (`STOPPING`) and notices into wishes that the loop reads between steps; a second Ctrl-C acts at
+    """Turns signals (`STOP_SIGNALS`) and notices into wishes that the loop reads between steps; a second Ctrl-C acts at
     once.
 
     Args:
@@ -48,7 +48,7 @@ class StopSignals:
         self.name: str | None = None
         self._notices, self._own_process = notices, own_process
         self._interrupted: float | None = None
-        self._handled = handled(STOPPING, self._handle)
+        self._handled = handled(STOP_SIGNALS, self._handle)
 
     @property
     def stop(self) -> bool:
@@ -71,9 +71,9 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         self._before = self._handled.__enter__()
-        if untold:
-            self.name = signal.Signals(untold[-1]).name
-            untold.clear()
+        if pending_signals:
+            self.name = signal.Signals(pending_signals[-1]).name
+            pending_signals.clear()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
@@ -149,7 +149,7 @@ def saves_on_the_way(job: Job) -> bool:
     return any(job.config.train.batches.is_due_between(every, step, last) for every in by_step)
 
 
-class Stopwatch:
+class StepMetrics:
     """Measures a step from the end of the one before, less what evaluation and checkpoints took."""
 
     def __init__(self, job: Job, feed: Prefetcher) -> None:

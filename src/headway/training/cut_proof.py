@@ -14,7 +14,7 @@ from headway.core.errors import ConfigError
 _ROWS, _COLUMNS, _STEPS = 61, 37, 3
 
 
-def refuse_cuts_that_show(
+def check_shard_invariance(
     build: Callable[[nn.Module, torch.device], Optimizer], device: torch.device, threads: int
 ) -> None:
     """Make sure that shards of a matrix are updated with the bits of the whole one.

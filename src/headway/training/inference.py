@@ -189,7 +189,7 @@ def export_trained(trained: TrainedModel, folder: Path, dtype: Literal["fp32", "
     export_model(trained.model, folder, trained.tokenizer_folder, dtype=dtype, tokenizer_json=content)
 
 
-def _refuse_other_tokens(store: TokenStore, trained: TrainedModel) -> None:
+def _check_same_tokens(store: TokenStore, trained: TrainedModel) -> None:
     """See that ids mean in a store what they mean to a model, and that documents begin alike.
 
     Raises:
@@ -236,7 +236,7 @@ def evaluate_trained(
     if store_path is None and trained.config is None:
         raise ConfigError("an exported model does not say where its data is", where=str(path), fix="--store FOLDER")
     store = TokenStore.open(store_path) if store_path else open_store(config.data)
-    _refuse_other_tokens(store, trained)
+    _check_same_tokens(store, trained)
     length = sequence_length or min(config.train.sequence_length, trained.model.config.max_sequence_length)
     feed = EvaluationFeed(
         store,

@@ -27,21 +27,21 @@ from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
 from headway.telemetry.metrics import read_metrics
 from headway.training.callbacks import Callback
-from headway.training.clock import SaveClock, StopSignals, Stopwatch, saves_on_the_way
+from headway.training.clock import SaveClock, StepMetrics, StopSignals, saves_on_the_way
 from headway.training.evaluate import evaluate
 from headway.training.notices import NoticeReader
-from headway.training.rollback import Rewinder, went_back
+from headway.training.rollback import Rewinder, rolled_back
 from headway.training.state import TrainState
 from headway.training.state_writer import StateWriter
 from headway.training.step import train_step
 from headway.training.task import Task
-from headway.training.trial import out_of_memory_told
+from headway.training.trial import explain_out_of_memory
 
 #: Of writing the last state of an attempt, when a process died over it.
 _MORE_TRIES = 2
 #: Ends at which no state that is held in memory is written: a newer one is saved, none may be trusted, or the run is
 #: another process's.
-_NOTHING_HELD_COUNTS = (Preempted, DivergedError, CorruptionError, Fenced, WrongShardError)
+_DISCARD_SNAPSHOT_ON = (Preempted, DivergedError, CorruptionError, Fenced, WrongShardError)
 #: For which a save waits until shards that were opened have been checked; the last one of a run waits for all.
 _SETTLE_SECONDS = 5.0
 
@@ -95,21 +95,21 @@ def train_loop(job: Job) -> None:
     # Several workers would have to agree, and those whose data have come wait for the others inside the step.
     stopped = (lambda: signals.stop) if job.world.size == 1 else (lambda: False)
     feed = Prefetcher(job.task.feed, lanes, state.cursor.step, job.total_steps, stopped=stopped)
-    watch, clock = Stopwatch(job, feed), SaveClock.of(job)
+    watch, clock = StepMetrics(job, feed), SaveClock.of(job)
     _forget_peak(job.world.device)
-    with signals, feed, _observed(job, lambda: signals.stop):
-        if _gives_up(job):  # checkpoints of older versions, or with a lower limit than before
+    with signals, feed, _run_callbacks(job, lambda: signals.stop):
+        if _skip_limit_reached(job):  # checkpoints of older versions, or with a lower limit than before
             raise _diverged(job, resumed=True)
         if state.cursor.step == 0 and config.health.rolls_back:
             state.prepare_to_load()  # so that there are moments to be saved, and a place to go back to
             _checkpoint(job)
-        if _owes_evaluation(job):
+        if _evaluation_pending(job):
             if not _evaluate(job, signals):
                 raise _stopped(job, signals)
             watch.restart()
         for ready, (_, batches) in enumerate(feed):  # fetch
             flags = (signals.stop, clock.due() or signals.save)
-            with _told_if_first(job, batches):
+            with _explain_first_step_memory(job, batches):
                 result = train_step(  # step
                     config, job.task, state, job.strategy, job.world, batches, flags, job.pipeline
                 )
@@ -118,11 +118,11 @@ def train_loop(job: Job) -> None:
             metrics = watch.metrics(result)
             for callback in job.callbacks:  # observe
                 callback.on_step(job, step, metrics)
-            if went_back(job, feed, result):
+            if rolled_back(job, feed, result):
                 saved = state.cursor.step
                 watch.restart()
                 continue
-            if _gives_up(job):  # stop; not saved, or the same command would go on behind the limit
+            if _skip_limit_reached(job):  # stop; not saved, or the same command would go on behind the limit
                 raise _diverged(job)
             # A machine that goes does not wait for an evaluation, nor for the rest of one: the next attempt does it.
             owed = _evaluation_is_due(job) and (stop or not _evaluate(job, signals))
@@ -142,24 +142,24 @@ def train_loop(job: Job) -> None:
             for outcome in _tell_outcomes(job):
                 clock.written(outcome)
             if leaves or last:
-                _save_surely(job)
+                _save_with_retries(job)
             if leaves:
                 raise _stopped(job, signals)
             watch.restart()
         if state.cursor.step < job.total_steps:  # told to stop while the next batches did not come
             if state.cursor.step > saved:
                 _checkpoint(job)
-            _save_surely(job)
+            _save_with_retries(job)
             raise _stopped(job, signals)
     lost = job.writer.lost_upload()
     if lost is not None:
         raise CheckpointError(f"the run is finished here, but {lost.what}", where=lost.where, fix=lost.fix)
 
 
-def _told_if_first(job: Job, batches: Mapping[int, Sequence[MicroBatch]]) -> AbstractContextManager[None]:
+def _explain_first_step_memory(job: Job, batches: Mapping[int, Sequence[MicroBatch]]) -> AbstractContextManager[None]:
     """What does not fit into memory in the first step never will; later it may be others on this machine, and another
     attempt helps."""
-    return out_of_memory_told(job.config, batches) if job.state.cursor.step == 0 else nullcontext()
+    return explain_out_of_memory(job.config, batches) if job.state.cursor.step == 0 else nullcontext()
 
 
 def _forget_peak(device: torch.device) -> None:
@@ -169,7 +169,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 @contextmanager
-def _observed(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
+def _run_callbacks(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
     """Callbacks around all steps; whatever ends them, what was handed over is saved before. What is only held is, too,
     unless the end says that it is not to be gone on from, or not to be needed."""
     write_held, started = True, list[Callback]()
@@ -180,7 +180,7 @@ def _observed(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
         yield
         write_held = False
     except HeadwayError as error:
-        write_held = job.config.checkpoint.memory_every is not None and not isinstance(error, _NOTHING_HELD_COUNTS)
+        write_held = job.config.checkpoint.memory_every is not None and not isinstance(error, _DISCARD_SNAPSHOT_ON)
         raise
     finally:
         beat(Phase.END)
@@ -210,7 +210,7 @@ def _evaluation_is_due(job: Job) -> bool:
     return job.task.evaluation is not None and (step == job.total_steps or job.due(job.config.evaluation.every))
 
 
-def _owes_evaluation(job: Job) -> bool:
+def _evaluation_pending(job: Job) -> bool:
     """Whether the step that the attempt goes on from is due for an evaluation that nobody has done. The same on every
     worker, though only the first one looks."""
     step = job.state.cursor.step
@@ -276,7 +276,7 @@ def _announce(job: Job) -> None:
         callback.before_save(job)
 
 
-def _save_surely(job: Job) -> None:
+def _save_with_retries(job: Job) -> None:
     """Have the newest state on disk. There is no later save that would make up for it: when a process dies over this
     one, another tries.
 
@@ -305,7 +305,7 @@ def _tell_outcomes(job: Job) -> list[Outcome]:
     return outcomes
 
 
-def _gives_up(job: Job) -> bool:
+def _skip_limit_reached(job: Job) -> bool:
     return job.state.cursor.skipped_in_row >= job.config.train.skip_limit
 
 

@@ -57,7 +57,7 @@ def apply_precision(config: Config, model: nn.Module, device: torch.device) -> N
         convert_to_fp8(model, config.train.sequence_length)
 
 
-def refuse_missing(precision: str, device: torch.device, capability: tuple[int, int] | None) -> None:
+def check_present(precision: str, device: torch.device, capability: tuple[int, int] | None) -> None:
     """Refuse a precision that the device does not have.
 
     Args:

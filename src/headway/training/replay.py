@@ -174,7 +174,7 @@ def _compare_replicas(state: TrainState, world: World, step: int) -> None:
     everyone = world.gather_json({"host": socket.gethostname(), "sums": mine})
     for key in mine.keys() | {key for worker in everyone for key in worker["sums"]}:
         by_rank = {rank: worker["sums"][key] for rank, worker in enumerate(everyone) if key in worker["sums"]}
-        wrong = odd_ones(by_rank)
+        wrong = outliers(by_rank)
         if wrong:
             names = _named({rank: everyone[rank]["host"] for rank in wrong})
             raise CorruptionError(
@@ -184,7 +184,7 @@ def _compare_replicas(state: TrainState, world: World, step: int) -> None:
             )
 
 
-def odd_ones(values: Mapping[int, int]) -> list[int]:
+def outliers(values: Mapping[int, int]) -> list[int]:
     """Who differs from most others; all of them where there is no majority."""
     counts = Counter(values.values()).most_common()
     if len(counts) < 2:

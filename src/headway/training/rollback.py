@@ -35,7 +35,7 @@ class Rewinder(Protocol):
         ...
 
 
-def went_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
+def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
     """Tell callbacks of the decision on a step, if there is one, and carry it out.
 
     Returns:
@@ -98,7 +98,7 @@ def _planned(job: Job, decision: Decision) -> tuple[Decision, DivergedError | No
             callback.on_saved(job, outcome)
     # Before anybody knows of the decision: a state that is held may be made with the rows that it leaves out, and if
     # this worker died, it would be written and push out those to go back to.
-    job.writer.let_go()
+    job.writer.release_snapshot()
     target = None if job.rewinder is None else job.rewinder.target(decision.first_step, job.state.left_out)
     if target is None:
         stop = replace(decision, action="stop", first_step=decision.step)

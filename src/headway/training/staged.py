@@ -13,7 +13,7 @@ from headway.training.precision import autocast
 from headway.training.task import Task
 
 
-def refuse_uncut_models(task: Task, world: World) -> None:
+def check_model_is_cut(task: Task, world: World) -> None:
     """A model must say where it may be cut.
 
     Raises:

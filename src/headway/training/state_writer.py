@@ -32,11 +32,11 @@ class StateWriter(Protocol):
         """Take a state to be written only if this worker dies."""
         ...
 
-    def let_go(self) -> None:
+    def release_snapshot(self) -> None:
         """Let go of the states that are held."""
         ...
 
-    def went_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
+    def rolled_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
         """Take what comes next for what follows `step`, with the rows of those steps left out."""
         ...
 
@@ -86,10 +86,10 @@ class NoWriter:
         """Nothing is held."""
         return 0.0
 
-    def let_go(self) -> None:
+    def release_snapshot(self) -> None:
         """There are none."""
 
-    def went_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
+    def rolled_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
         """Nothing was saved."""
 
     def outcomes(self) -> list[Outcome]:

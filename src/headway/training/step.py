@@ -149,7 +149,7 @@ def _queue_and_read(
     items = int(sum(worker[0] for worker in everyone))
     beat(Phase.UPDATE)
     set_learning_rate(state.optimizer, rate)
-    norm = mean_norm(world, _counted_by(strategy, state, None), losses, items, _fault(state))
+    norm = mean_norm(world, _counted_by(strategy, state, None), losses, items, _injected_fault(state))
     read = begin_reading(torch.cat([losses.double(), norm[None]]))
     queue_update(config, state, norm, items)
     strategy.after_update()
@@ -180,7 +180,7 @@ def _exchange(
     items = int(sum(worker[0] for worker in everyone))
     norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
     # Of no items there is no mean.
-    grad_norm = norm / ((items or math.nan) * (state.cursor.loss_scale or 1)) * _fault(state)
+    grad_norm = norm / ((items or math.nan) * (state.cursor.loss_scale or 1)) * _injected_fault(state)
     return _Sums(total / (items or math.nan), items, grad_norm, _agreed(everyone, len(flags)))
 
 
@@ -197,7 +197,7 @@ def _counted_by(strategy: Strategy, state: TrainState, pipeline: Pipeline | None
                 yield p
 
 
-def _fault(state: TrainState) -> float:
+def _injected_fault(state: TrainState) -> float:
     """What a test wants the norm multiplied by."""
     fault = fault_point("gradient", state.cursor.step + 1)
     return 1.0 if fault is None else {"nan": math.nan, "spike": 1e4}[fault]
@@ -287,7 +287,7 @@ def _forward_backward(
         beat(Phase.COMPUTE)
         if world.counts_items:
             items += sum(map(task.objective.count_items, micro_batches))
-        place = _place_in_row(state.model, world)
+        place = _rng_coordinates(state.model, world)
         seeds = [
             derive_seed(config.seed, "dropout", state.cursor.step, lane, i, *place) for i in range(len(micro_batches))
         ]
@@ -301,7 +301,7 @@ def _forward_backward(
     return torch.stack(losses), items
 
 
-def _place_in_row(model: nn.Module, world: World) -> tuple[int, ...]:
+def _rng_coordinates(model: nn.Module, world: World) -> tuple[int, ...]:
     """What tells this worker's random numbers from those of others that compute the same rows.
 
     They have other positions, and masks that repeat there would be no masks at random. A model must declare by

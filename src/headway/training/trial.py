@@ -46,7 +46,7 @@ def trial_step(
     cuda = [world.device] if world.device.type == "cuda" else []
     send = sends_in_trial(config, world)
     try:
-        with torch.random.fork_rng(devices=cuda), out_of_memory_told(config, batch), kept_buffers(state.model):
+        with torch.random.fork_rng(devices=cuda), explain_out_of_memory(config, batch), kept_buffers(state.model):
             state.prepare_to_load()  # moments, if there are none
             strategy.begin()
             prepare_own_losses(state.model, cursor.loss_scale)
@@ -84,7 +84,7 @@ def largest_micro_batch(feed: Feed, lane: int, first: int, last: int) -> MicroBa
 
 
 @contextmanager
-def out_of_memory_told(config: Config, batch: Any) -> Iterator[None]:
+def explain_out_of_memory(config: Config, batch: Any) -> Iterator[None]:
     """Turn memory that ran out over a micro-batch, or some of one shape in any order, into an error that says what to
     do."""
     try:

@@ -18,7 +18,7 @@ from headway.core.faults import FAULTS_VARIABLE
 from headway.core.foreign import read_json_lines
 from headway.core.format import counted
 from headway.core.scratch import scratch_folder
-from headway.supervisor.commands import failed, place, refuse_as_worker, running, stoppable, train_command
+from headway.supervisor.commands import check_not_a_worker, failed, place, running, stoppable, train_command
 
 #: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
 Hashes = list[tuple[int, dict[str, str]]]
@@ -75,7 +75,7 @@ def verify(config: Config, steps: int, other_workers: int | None = None) -> Verd
         HeadwayError: a training did not go as the check needs it: to its last step, on so many workers, killed, resumed
             from a checkpoint. It has the exit code of that training.
     """
-    refuse_as_worker("verify")
+    check_not_a_worker("verify")
     if config.determinism == "off":
         raise ConfigError(
             "determinism 'off' promises nothing that could be verified",

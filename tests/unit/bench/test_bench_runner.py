@@ -17,7 +17,7 @@ from headway.bench.blocks import block
 from headway.bench.collect import collect
 from headway.bench.launchers import launch_command, run_command
 from headway.bench.results import CELLS, CellResult, Status, read_results
-from headway.bench.runner import DISCARDED, EARLIER, LOGS, Wishes, open_matrix, run_matrix, stoppable, to_do
+from headway.bench.runner import DISCARDED, EARLIER, LOGS, MeasureOptions, open_matrix, run_matrix, stoppable, to_do
 from headway.bench.suite import Suite, load_suite
 from headway.bench.worker import Spec
 from headway.core.errors import ConfigError, HeadwayError, Preempted
@@ -27,7 +27,7 @@ from support_bench import measurement
 
 SUITE = "strategy: [ddp, zero1]\nworkers: 2\nmodel: 1m\nsequence_length: 32\nrepeats: 2\n"
 
-MISSING_ONLY = Wishes()
+MISSING_ONLY = MeasureOptions()
 
 
 class Workers:
@@ -66,8 +66,8 @@ def suite(tmp_path: Path) -> Callable[..., Suite]:
     return lambda *overrides: load_suite(str(tmp_path / "own.yaml"), overrides)
 
 
-def run(suite: Suite, folder: Path, wishes: Wishes = MISSING_ONLY) -> dict[str, CellResult]:
-    results = run_matrix(open_matrix(suite, folder, wishes=wishes))
+def run(suite: Suite, folder: Path, measure_options: MeasureOptions = MISSING_ONLY) -> dict[str, CellResult]:
+    results = run_matrix(open_matrix(suite, folder, measure_options=measure_options))
     return {result.cell.strategy: result for result in results}
 
 
@@ -95,7 +95,7 @@ def test_cells_take_turns_and_a_stopped_matrix_goes_on(
     assert workers.measured == []
     run(suite("repeats=3"), tmp_path / "out")
     assert workers.measured == ["ddp.3", "zero1.3"], "more repeats are added to those that are there"
-    run(suite(), tmp_path / "out", Wishes(again=True))
+    run(suite(), tmp_path / "out", MeasureOptions(again=True))
     assert len(workers.measured) == 2 + 4
 
 
@@ -178,7 +178,7 @@ def test_what_does_not_come_out_is_a_result_with_its_reason(
     assert read_results(tmp_path / "collected") == read_results(tmp_path), "logs alone say all of it"
     workers.answer = lambda spec: (0, told(spec, "ok"))
     assert run(suite(), tmp_path)["zero1"].status == status, "a failure is a result too"
-    assert run(suite(), tmp_path, Wishes(failed_again=True))["zero1"].status == "ok"
+    assert run(suite(), tmp_path, MeasureOptions(failed_again=True))["zero1"].status == "ok"
 
 
 def test_retries_try_again_but_not_what_is_refused(
@@ -300,7 +300,7 @@ def test_what_is_measured_anew_does_not_come_back_when_that_is_stopped(
     workers.answer = stop_at_second
     workers.measured.clear()
     with pytest.raises(KeyboardInterrupt):
-        run(suite(), tmp_path, Wishes(again=True))
+        run(suite(), tmp_path, MeasureOptions(again=True))
     workers.answer = lambda spec: (0, told(spec, "ok"))
     workers.measured.clear()
     begun = time.time()
@@ -321,7 +321,7 @@ def test_failures_that_are_measured_anew_do_not_come_back(
 
     workers.answer = stop
     with pytest.raises(KeyboardInterrupt):
-        run(suite(), tmp_path, Wishes(failed_again=True))
+        run(suite(), tmp_path, MeasureOptions(failed_again=True))
     assert [cell.cell.strategy for _, cell in to_do(open_matrix(suite(), tmp_path))] == ["ddp", "ddp"]
 
 
@@ -339,7 +339,7 @@ def test_what_is_measured_anew_is_not_collected_with_what_is_new(
 
     workers.answer = stop_at_second
     with pytest.raises(KeyboardInterrupt):
-        run(one_cell, tmp_path / "out", Wishes(again=True))
+        run(one_cell, tmp_path / "out", MeasureOptions(again=True))
     for source, target in ((tmp_path / "out", "folder"), (tmp_path / "out" / LOGS, "logs")):
         collect([str(source)], tmp_path / target)
         (cell,) = read_results(tmp_path / target)
@@ -361,7 +361,7 @@ def test_a_repeat_that_does_not_come_out_ends_no_cell_and_is_measured_anew_alone
     run(one_cell, tmp_path)
     assert workers.measured == [], "a failure is a result too"
     workers.answer = lambda spec: (0, told(spec, "ok"))
-    after = run(one_cell, tmp_path, Wishes(failed_again=True))["ddp"]
+    after = run(one_cell, tmp_path, MeasureOptions(failed_again=True))["ddp"]
     assert workers.measured == [f"ddp.{flake}"] and len(after.measured) == 3
     assert {repeat.started for repeat in before.repeats if repeat.measured} < {r.started for r in after.repeats}
     (discarded,) = read_results(tmp_path, DISCARDED)

@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.checkpoint.discovery import bring, newest_of_tiers
+from headway.checkpoint.discovery import bring, find_latest
 from headway.checkpoint.format import sealing
 from headway.checkpoint.format.manifest import Manifest, tensor_bytes
 from headway.checkpoint.format.sealing import CHUNK_BYTES, content_size, seal_bytes, sealed_size, unseal, unseal_bytes
@@ -263,7 +263,7 @@ def test_what_is_encrypted_here_is_sent_as_it_is(sealed: CheckpointStore, tmp_pa
     assert all((there / name).read_bytes() == path.read_bytes() for name, path in sent.items())
     new = CheckpointStore(tmp_path / "new" / "checkpoints")
     new.directory.mkdir(parents=True)
-    found = newest_of_tiers(new, lambda: tier)
+    found = find_latest(new, lambda: tier)
     assert (
         found is not None and equal(new.load(found), make_state(3)) and names(found.path) == names(sealed.info(3).path)
     )
@@ -290,7 +290,7 @@ def test_a_remote_checkpoint_that_is_encrypted(tmp_path: Path, monkeypatch: pyte
     assert not any(b"model.embedding" in path.read_bytes() for path in there)
     new = CheckpointStore(tmp_path / "new" / "checkpoints")
     new.directory.mkdir(parents=True)
-    found = newest_of_tiers(new, lambda: tier)
+    found = find_latest(new, lambda: tier)
     assert found is not None and equal(new.load(found), make_state(3))
     assert [f.manifest.step for f in remote_manifests(f"{remote['url']}/tiny")] == [3]
     ended = RemoteTier.find(place_of({**remote, "encrypt": False}, "tiny"), run).take(run, 2)
@@ -347,7 +347,7 @@ def test_with_another_key_nothing_remote_is_passed_over_or_withdrawn(
     tier = RemoteTier(RemoteTier.find(place_of(remote, "tiny"), run).objects, read_claim(run), identity)
     store = CheckpointStore(run / "checkpoints")
     for look in (
-        partial(newest_of_tiers, store, lambda: tier),
+        partial(find_latest, store, lambda: tier),
         partial(tier.publish, run / "checkpoints" / "step-00000002", journal_of(run, 2)),
         partial(claim_tier, RemoteConfig.model_validate(remote), 2, RunIdentity(run, None, run.name)),
         partial(remote_manifests, f"{remote['url']}/tiny"),
@@ -368,7 +368,7 @@ def test_where_the_key_fits_what_cannot_be_decrypted_is_damaged(
     path = tmp_path / "remote/tiny/run-001/step-00000003/manifest.json.sealed"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     said: list[str] = []
-    found = newest_of_tiers(CheckpointStore(tmp_path / "new" / "checkpoints"), lambda: tier, said.append)
+    found = find_latest(CheckpointStore(tmp_path / "new" / "checkpoints"), lambda: tier, said.append)
     assert found is not None and found.step == 2 and "step-00000003: manifest.json cannot be decrypted" in said[0]
     assert claim_tier(RemoteConfig.model_validate(remote), 2, RunIdentity(run, None, run.name)).publish(
         run / "checkpoints" / "step-00000003", journal_of(run, 3)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.discovery import newest_of_tiers
-from headway.checkpoint.index import FILE_NAME, REMOTE, Registry
-from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.discovery import find_latest
+from headway.checkpoint.index import FILE_NAME, REMOTE, CheckpointIndex
+from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.remote.acquire import claim_tier, find_tier, is_sent, settle_identity
 from headway.checkpoint.remote.objects import Objects, UnreachableError
 from headway.checkpoint.remote.ownership import RESTARTED_FILE
@@ -70,7 +70,7 @@ def test_another_run_of_the_same_name_leaves_it_alone(mine: Config, tmp_path: Pa
     before = contents(tmp_path / "remote")
     store = CheckpointStore(Path(other.run_directory) / "checkpoints")
     with pytest.raises(ConfigError, match="made with another config: they are another run's"):
-        newest_of_tiers(store, partial(claim, other))
+        find_latest(store, partial(claim, other))
     assert contents(tmp_path / "remote") == before
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(mine))
     assert tier.steps() == [3, 6, 9]
@@ -80,7 +80,7 @@ def test_another_run_that_could_not_ask_at_its_start_sends_nothing(mine: Config,
     other = config_of(tmp_path / "other", f"file://{tmp_path}/remote", 12, keep=1)
     before = contents(tmp_path / "remote")
     told: list[tuple[int, float | None]] = []
-    after_save = AfterSave(AfterSave.settings(other, 1), lambda *upload: told.append(upload))
+    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(other, 1), lambda *upload: told.append(upload))
     save(other, 10, after_save)
     after_save.close(30)
     assert set(told) == {(10, None)} and contents(tmp_path / "remote") == before
@@ -131,7 +131,7 @@ def test_an_upload_that_failed_is_made_up_for_by_the_next_checkpoint(
         return publish(tier, *arguments)
 
     monkeypatch.setattr(RemoteTier, "publish", answer)
-    after_save = AfterSave(AfterSave.settings(config, 1))
+    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
     save(config, 1, after_save)
     assert after_save.wait(LONG)
     failing[0] = False
@@ -158,12 +158,12 @@ def test_what_was_on_its_way_when_the_run_went_back_pushes_out_nothing(
         return publish(tier, folder, *arguments)
 
     monkeypatch.setattr(RemoteTier, "publish", slowly)
-    after_save = AfterSave(AfterSave.settings(config, 1))
+    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
     save(config, 4, after_save)
     assert after_save.wait(LONG)
     save(config, 8, after_save)
     assert begun.wait(LONG)
-    after_save.went_back(4, [[5, 7]])
+    after_save.rolled_back(4, [[5, 7]])
     going_on.set()
     assert after_save.wait(LONG)
     tier = find_tier(RemoteConfig(url=f"file://{tmp_path}/remote"), run_identity(config))
@@ -194,7 +194,7 @@ def test_what_is_not_uploaded_since_another_attempt_has_the_tier_is_said_each_ti
     """It may be long before the end: the metrics tell of each, and the end of the last."""
     told: list[tuple[int, float | None]] = []
     longer = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 13)
-    after_save = AfterSave(AfterSave.settings(longer, 1), lambda *upload: told.append(upload))
+    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(longer, 1), lambda *upload: told.append(upload))
     save(longer, 10, after_save)
     assert after_save.wait(LONG) and told[-1] == (10, told[-1][1]) and told[-1][1] is not None
     claim(longer, 2)
@@ -214,7 +214,7 @@ def test_where_the_index_cannot_be_used_the_store_tells_what_was_sent(mine: Conf
     assert remote is not None
     (run / FILE_NAME).mkdir()
     manifest = CheckpointStore(run / "checkpoints", keep=9).info(9).manifest
-    assert not Registry(run).add(manifest, REMOTE, "x") and Registry(run).entries() == []
+    assert not CheckpointIndex(run).add(manifest, REMOTE, "x") and CheckpointIndex(run).entries() == []
     assert is_sent(remote, run_identity(mine), manifest, patience_seconds=0)
     assert not is_sent(
         remote, run_identity(mine), manifest.model_copy(update={"state_sha256": "another"}), patience_seconds=0
@@ -224,7 +224,7 @@ def test_where_the_index_cannot_be_used_the_store_tells_what_was_sent(mine: Conf
         "nobody knows, so it is sent, which tells why"
     )
     (run / FILE_NAME).rmdir()
-    Registry(run).add(manifest, REMOTE, f"{remote.url}/tiny/run-001/step-00000009")
+    CheckpointIndex(run).add(manifest, REMOTE, f"{remote.url}/tiny/run-001/step-00000009")
     assert is_sent(remote, run_identity(mine), manifest, patience_seconds=0), "by the index: the store is not asked"
 
 
@@ -255,7 +255,7 @@ def test_all_that_is_brought_is_flushed_before_it_has_its_name(
     monkeypatch.setattr(os, "fsync", note)
     store = CheckpointStore(tmp_path / "back" / "checkpoints")
     store.directory.mkdir(parents=True)
-    found = newest_of_tiers(store, partial(claim, mine, 2))
+    found = find_latest(store, partial(claim, mine, 2))
     assert found is not None and {"manifest.json", *found.manifest.files} <= flushed
 
 
@@ -277,14 +277,14 @@ def test_a_full_disk_here_is_no_damage_there(
         save(back, here)
     store, said = CheckpointStore(Path(back.run_directory) / "checkpoints"), []
     with pytest.raises(CheckpointError, match="step 9 cannot be put here: No space left on device"):
-        newest_of_tiers(store, partial(claim, back), said.append)
+        find_latest(store, partial(claim, back), said.append)
     assert said == [] and [folder.name for folder in store.folders()] == ([] if here is None else ["step-00000001"])
 
 
 def test_a_start_that_was_sent_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "remote").mkdir()
     config = config_of(tmp_path / "mine", f"file://{tmp_path}/remote", 99, every="50 steps")
-    after_save = AfterSave(AfterSave.settings(config, 1))
+    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
     for step in (0, 2, 3):
         save(config, step, after_save)
         assert after_save.wait(LONG)
@@ -326,7 +326,7 @@ def test_a_folder_that_is_not_mounted_is_no_empty_tier(mine: Config, tmp_path: P
     store = CheckpointStore(Path(elsewhere.run_directory) / "checkpoints")
     remote.rename(away)
     with pytest.raises(CheckpointError, match=f"cannot be asked for: .* there is no folder {remote}"):
-        newest_of_tiers(store, partial(claim, elsewhere))
+        find_latest(store, partial(claim, elsewhere))
     assert not remote.exists()
     remote.mkdir()  # the place where it is mounted
     with pytest.raises(UnreachableError, match="what this run has sent there is gone"):
@@ -334,5 +334,5 @@ def test_a_folder_that_is_not_mounted_is_no_empty_tier(mine: Config, tmp_path: P
     assert not list(remote.iterdir())
     remote.rmdir()
     away.rename(remote)
-    found = newest_of_tiers(store, partial(claim, elsewhere))
+    found = find_latest(store, partial(claim, elsewhere))
     assert found is not None and found.step == 9

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from headway.checkpoint import index
 from headway.checkpoint.contents import crossed, latest_evaluation, step_context, step_metrics
-from headway.checkpoint.index import Registry, on_network
+from headway.checkpoint.index import CheckpointIndex, on_network
 from headway.checkpoint.lineage import Origin
-from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.remote.acquire import claim_tier
 from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
@@ -86,12 +86,12 @@ def test_what_a_run_has_passed_over_pushes_out_nothing(tmp_path: Path, resumed: 
     assert config.checkpoint.remote is not None
     tier = claim_tier(config.checkpoint.remote, 1, RunIdentity(tmp_path / "run", None, "run"))
     directory = tmp_path / "run" / "checkpoints"
-    after: AfterSave | None = None
+    after: CheckpointMaintainer | None = None
     left = {}
     saves = [(5, 1, 0), (10, 1, 0), (20, 1, 0), *((step, *resumed) for step in (13, 16, 21)), (23, 3, 21)]
     for step, attempt, start in saves:
         if after is None or step == 13:
-            after = AfterSave(AfterSave.settings(config, 1))
+            after = CheckpointMaintainer(CheckpointMaintainer.settings(config, 1))
         store = CheckpointStore(directory, after_save=after)
         parent = {"step": start} if start else None
         store.save(step, make_state(step), {"step": step}, {"attempt": attempt, "parent": parent})
@@ -131,10 +131,10 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
     remote = config.checkpoint.remote
     assert remote is not None
     claimed = claim_tier(remote, 1, RunIdentity(tmp_path / "tiny", None, "tiny"))
-    settings = {**AfterSave.settings(config.resolved(), 1), "run": str(tmp_path / "tiny")}
-    store = CheckpointStore(tmp_path / "tiny" / "checkpoints", after_save=AfterSave(settings))
+    settings = {**CheckpointMaintainer.settings(config.resolved(), 1), "run": str(tmp_path / "tiny")}
+    store = CheckpointStore(tmp_path / "tiny" / "checkpoints", after_save=CheckpointMaintainer(settings))
     save(store, 4)
-    assert isinstance(store.after_save, AfterSave)
+    assert isinstance(store.after_save, CheckpointMaintainer)
     store.after_save.close(30)
     assert [manifest.step for manifest in claimed.manifests()] == [4]
 
@@ -210,7 +210,7 @@ def test_the_highest_are_kept_here_and_in_the_remote_tier(tmp_path: Path) -> Non
     run.mkdir()
     (tmp_path / "remote").mkdir()
     tier = claim_tier(config.checkpoint.remote, 1, RunIdentity(run, None, run.name))
-    after = AfterSave(json.loads(json.dumps(AfterSave.settings(config, 1))))
+    after = CheckpointMaintainer(json.loads(json.dumps(CheckpointMaintainer.settings(config, 1))))
     store = CheckpointStore(run / "checkpoints", after_save=after)
     for step, accuracy in enumerate([0.3, 0.9, 0.1, 0.5], start=1):
         with (run / "metrics.jsonl").open("a") as file:
@@ -246,7 +246,7 @@ def test_a_clock_that_was_ahead_does_not_put_off_what_is_due() -> None:
 
 def settings(run: Path, **checkpoint: Any) -> dict[str, Any]:
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=9), checkpoint=checkpoint)
-    return json.loads(json.dumps(AfterSave.settings(config, 1)))
+    return json.loads(json.dumps(CheckpointMaintainer.settings(config, 1)))
 
 
 def test_rules_survive_the_way_to_another_process(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_rules_survive_the_way_to_another_process(tmp_path: Path) -> None:
 def test_full_and_light_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 3\n")
     (tmp_path / "run.json").write_text('{"command": "x"}')
-    after = AfterSave(settings(tmp_path, full_every="4 steps"))
+    after = CheckpointMaintainer(settings(tmp_path, full_every="4 steps"))
     contexts = {step: after.context(step) for step in (1, 3, 5, 6, 9)}
     assert [context["kind"] for context in contexts.values()] == ["full", "light", "full", "light", "full"]
     assert contexts[5]["config"] == "seed: 3\n" and contexts[5]["run"] == {"command": "x"}
@@ -284,7 +284,7 @@ def test_nothing_that_goes_wrong_after_a_save_ends_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pruner, "__call__", lambda self, manifest: 1 / 0)
-    after = AfterSave(settings(tmp_path, remote={"url": "nonsense://nowhere"}))
+    after = CheckpointMaintainer(settings(tmp_path, remote={"url": "nonsense://nowhere"}))
     save(CheckpointStore(tmp_path / "checkpoints", after_save=after), 1)
     after.close(30)
     said = capsys.readouterr().err
@@ -299,7 +299,7 @@ def test_the_process_that_writes_loads_neither_torch_nor_the_config() -> None:
 
 
 def test_the_registry_is_an_index_that_can_be_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store, index = CheckpointStore(tmp_path / "checkpoints"), Registry(tmp_path)
+    store, index = CheckpointStore(tmp_path / "checkpoints"), CheckpointIndex(tmp_path)
     manifests = [save(store, step) for step in (1, 2)]
     for manifest in manifests:
         assert index.add(manifest, "local", str(store.directory / f"step-{manifest.step:08d}"))
@@ -318,12 +318,12 @@ def test_the_registry_is_an_index_that_can_be_lost(tmp_path: Path, capsys: pytes
     with sqlite3.connect(index.path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     said: list[str] = []
-    nowhere = Registry(tmp_path / "no" / "such", said.append)
+    nowhere = CheckpointIndex(tmp_path / "no" / "such", said.append)
     assert not nowhere.add(manifests[0], "local", "x") and not nowhere.forget("local", 1) and len(said) == 1
 
 
 def test_what_a_live_run_does_while_its_checkpoints_are_listed_stays_in_the_index(tmp_path: Path) -> None:
-    store, index = CheckpointStore(tmp_path / "checkpoints", keep=9), Registry(tmp_path)
+    store, index = CheckpointStore(tmp_path / "checkpoints", keep=9), CheckpointIndex(tmp_path)
     found = [(save(store, step), f"step-{step}") for step in (1, 2)]
     index.rebuild(found)
     index.add(save(store, 3), "local", "of the run")
@@ -340,7 +340,7 @@ def test_what_a_live_run_does_while_its_checkpoints_are_listed_stays_in_the_inde
 
 def _add_many(run: str, manifests: list[Any]) -> None:
     for manifest in manifests:
-        assert Registry(Path(run)).add(manifest, "local", "x")
+        assert CheckpointIndex(Path(run)).add(manifest, "local", "x")
 
 
 def test_several_processes_write_to_the_registry_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,7 @@ def test_several_processes_write_to_the_registry_at_once(tmp_path: Path, monkeyp
     for writer in writers:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    assert [entry.step for entry in Registry(tmp_path).entries()] == list(range(1, 25))
+    assert [entry.step for entry in CheckpointIndex(tmp_path).entries()] == list(range(1, 25))
 
 
 def test_network_file_systems_are_told_from_others(tmp_path: Path) -> None:

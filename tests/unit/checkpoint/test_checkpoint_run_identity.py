@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoint.discovery import bring_earlier, newest_of_tiers
+from headway.checkpoint.discovery import bring_earlier, find_latest
 from headway.checkpoint.format.manifest import step_name
-from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.remote.acquire import claim_tier, find_tier, is_sent
 from headway.checkpoint.remote.ownership import FencedError, OtherRunError, read_claim
 from headway.checkpoint.remote.tier import CLAIM, RemoteTier, SupersededError, journal_of
@@ -63,7 +63,7 @@ def send(tier: RemoteTier, config: Config, step: int) -> bool:
 
 def newest(config: Config, said: list[str] | None = None) -> CheckpointInfo | None:
     store = CheckpointStore(run_of(config) / "checkpoints")
-    return newest_of_tiers(store, partial(claim, config, 2), (said if said is not None else []).append)
+    return find_latest(store, partial(claim, config, 2), (said if said is not None else []).append)
 
 
 def place(tmp_path: Path, generation: int = 1) -> Path:
@@ -190,7 +190,7 @@ def test_an_empty_directory_continues_the_run_of_its_config_and_data(tmp_path: P
             claim(elsewhere, data="d2")
         tier.assert_owner()
         return
-    found = newest_of_tiers(CheckpointStore(run_of(elsewhere) / "checkpoints"), partial(claim, elsewhere, data="d1"))
+    found = find_latest(CheckpointStore(run_of(elsewhere) / "checkpoints"), partial(claim, elsewhere, data="d1"))
     assert found is not None and found.step == 2
     assert read_run_id(run_of(elsewhere)) == mine == json.loads((run_of(elsewhere) / "run.json").read_text())["id"]
     with pytest.raises(FencedError):
@@ -254,7 +254,7 @@ def test_what_an_older_attempt_saved_does_not_replace_what_a_newer_one_published
     assert contents(place(tmp_path) / "step-00000009") == before
     other = make_run(tmp_path / "other")
     store = CheckpointStore(run_of(other) / "checkpoints")
-    found = newest_of_tiers(store, partial(claim, other))
+    found = find_latest(store, partial(claim, other))
     assert found is not None and equal(store.load(found), make_state(2))
     save(other, 9, state=5, **{CLAIM: 4})
     (run_of(other) / "checkpoints" / "step-00000009").exists()
@@ -382,7 +382,7 @@ def test_the_end_of_an_attempt_that_lost_the_place_says_so(
     a: Config, b: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[tuple[int, float | None]] = []
-    after_save = AfterSave(AfterSave.settings(a, 1), lambda *upload: told.append(upload))
+    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(a, 1), lambda *upload: told.append(upload))
     assert after_save.wait(30) and told[0][0] == 2 and told[0][1] is not None
     for path in place(tmp_path).rglob("*.json"):
         path.unlink()
@@ -408,7 +408,7 @@ def test_what_a_newer_upload_made_up_for_is_not_lost(tmp_path: Path) -> None:
     assert send(second, two, 4)
     save(one, 4, state=1, **{CLAIM: 1})
     claim(one, 2)
-    after_save = AfterSave(AfterSave.settings(one, 2))
+    after_save = CheckpointMaintainer(CheckpointMaintainer.settings(one, 2))
     assert after_save.wait(30)
     after_save(save(one, 6, **{CLAIM: 3}).manifest)
     after_save.close(30)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from headway.checkpoint.format import sealing
-from headway.checkpoint.format.file_layout import Elements, Piece, plan_images
+from headway.checkpoint.format.file_layout import Elements, Piece, plan_files
 from headway.checkpoint.format.manifest import hash_tensors
 from headway.checkpoint.format.reading import files_of
 from headway.checkpoint.save.publish import Part, Publisher, write_part
-from headway.checkpoint.save.save_plan import share_out
+from headway.checkpoint.save.save_plan import assign_writers
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.core.files import write_json
@@ -47,11 +47,11 @@ CUTS = {
 
 def save(store: CheckpointStore, workers: list[dict[str, Block]], key: bytes | None = None) -> None:
     """As several writing processes do it, one after the other."""
-    shares = share_out([pieces(blocks) for blocks in workers])
+    shares = assign_writers([pieces(blocks) for blocks in workers])
     with store.saving(1, "test", 0) as folder:
         parts = []
         for rank, (mine, blocks) in enumerate(zip(shares, workers, strict=True)):
-            images = plan_images(mine, rank, 2**20)
+            images = plan_files(mine, rank, 2**20)
 
             def elements(piece: Piece, blocks: dict[str, Block] = blocks) -> memoryview:
                 return memoryview(blocks[piece.name].local.contiguous().reshape(-1).view(torch.uint8).numpy())
@@ -71,7 +71,7 @@ def test_what_was_lost_while_it_was_made_is_not_published(tmp_path: Path, loss: 
     ):
         piece = Piece.of("a", Block.whole(WHOLE))
         part = write_part(
-            folder, plan_images([piece], 0, 2**20), Elements(lambda _: memoryview(WHOLE.numpy().tobytes()))
+            folder, plan_files([piece], 0, 2**20), Elements(lambda _: memoryview(WHOLE.numpy().tobytes()))
         )
         (shard,) = folder.glob("*.safetensors")
         if loss == "moved":
@@ -122,21 +122,21 @@ def test_only_the_files_that_are_needed_are_read(tmp_path: Path) -> None:
 
 def test_everything_is_written_once_and_about_equally_much_by_each() -> None:
     same = {f"w{i}": Block.whole(torch.zeros(64, 16)) for i in range(20)}
-    shares = share_out([pieces(same) for _ in range(4)])
+    shares = assign_writers([pieces(same) for _ in range(4)])
     assert Counter(piece.name for share in shares for piece in share) == Counter(list(same))
     assert [len(share) for share in shares] == [5, 5, 5, 5]
 
 
 def test_who_has_all_of_a_tensor_writes_it_alone() -> None:
     part, whole = box(WHOLE, (0, 0), (3, 4)), Block.whole(WHOLE)
-    shares = share_out([pieces({"w": part}), pieces({"w": whole})])
+    shares = assign_writers([pieces({"w": part}), pieces({"w": whole})])
     assert [[piece.size for piece in share] for share in shares] == [[], [(6, 4)]]
 
 
 def test_empty_parts_are_nobodys_and_empty_tensors_are_kept() -> None:
     empty = Block(torch.zeros(0, 4), (6, 0), SHAPE)
     nothing = Block.whole(torch.zeros(0, 4))
-    shares: list[list[Any]] = share_out([pieces({"w": Block.whole(WHOLE)}), pieces({"w": empty, "n": nothing})])
+    shares: list[list[Any]] = assign_writers([pieces({"w": Block.whole(WHOLE)}), pieces({"w": empty, "n": nothing})])
     assert [[piece.name for piece in share] for share in shares] == [["w"], ["n"]]
 
 

@@ -92,7 +92,7 @@ def load_on(
     def work(rank: int) -> None:
         here.rank = rank
         try:
-            verify_across_hosts.refuse_other_bytes(infos[rank], blocks(make_state()), rank, gather)
+            verify_across_hosts.check_same_on_all_hosts(infos[rank], blocks(make_state()), rank, gather)
         except CorruptionError as error:
             refused[rank] = error.what
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoint.format.file_layout import Elements, Image, Piece, plan_images
+from headway.checkpoint.format.file_layout import Elements, Piece, ShardFile, plan_files
 from headway.checkpoint.save import staging
-from headway.checkpoint.save.staging import Slot, StagedImages
+from headway.checkpoint.save.staging import Slot, StagedFiles
 from headway.core.types import Block
 
 
@@ -37,7 +37,7 @@ class Cuda:
 
 def test_memory_that_cannot_be_kept_in_its_place_costs_speed_only(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, state = Cuda(), {"weight": Block.whole(torch.arange(6.0))}
-    images = plan_images([Piece.of(name, block) for name, block in state.items()], 0, 2**20)
+    images = plan_files([Piece.of(name, block) for name, block in state.items()], 0, 2**20)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=cuda.cudaHostRegister))
     monkeypatch.setattr(torch, "zeros", cuda.kernel)
     slot = Slot()
@@ -88,30 +88,30 @@ def blocks() -> dict[str, Block]:
 
 
 @pytest.fixture
-def staged(blocks: dict[str, Block]) -> Iterator[Callable[[], tuple[Image, StagedImages]]]:
+def staged(blocks: dict[str, Block]) -> Iterator[Callable[[], tuple[ShardFile, StagedFiles]]]:
     """Their one file, as it waits to be written."""
     slot = Slot()
 
-    def stage() -> tuple[Image, StagedImages]:
-        images = plan_images([Piece.of(name, block) for name, block in blocks.items()], 0, 2**20)
+    def stage() -> tuple[ShardFile, StagedFiles]:
+        images = plan_files([Piece.of(name, block) for name, block in blocks.items()], 0, 2**20)
         slot.prepare(images, pinned=False)
         slot.fill(blocks)
-        return images[0], StagedImages(slot.descriptor, images)
+        return images[0], StagedFiles(slot.descriptor, images)
 
     yield stage
     slot.close()
 
 
-Staged = Callable[[], tuple[Image, StagedImages]]
+Staged = Callable[[], tuple[ShardFile, StagedFiles]]
 
 
-def _copied(to: Path, source: StagedImages | Elements, image: Image) -> bytes:
+def _copied(to: Path, source: StagedFiles | Elements, image: ShardFile) -> bytes:
     with to.open("wb", buffering=0) as file:
         source.copy(image, file.fileno())
     return to.read_bytes()
 
 
-def _expected(folder: Path, staged: tuple[Image, StagedImages]) -> bytes:
+def _expected(folder: Path, staged: tuple[ShardFile, StagedFiles]) -> bytes:
     return _copied(folder / "expected", Elements(staged[1].elements), staged[0])
 
 

@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from headway.checkpoint.format.file_layout import Piece, plan_images
+from headway.checkpoint.format.file_layout import Piece, plan_files
 from headway.checkpoint.format.manifest import MANIFEST, Manifest, Slice, hash_tensors
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
@@ -49,10 +49,10 @@ def test_files_are_what_the_safetensors_library_reads(store: CheckpointStore) ->
 def test_large_tensors_get_files_of_their_own() -> None:
     sizes = {"a": 10, "b": 100, "c": 5, "d": 5, "e": 1}
     pieces = [Piece(name, "F32", (size,), (0,), (size,)) for name, size in sizes.items()]
-    images = plan_images(pieces, rank=2, max_bytes=40)
+    images = plan_files(pieces, rank=2, max_bytes=40)
     assert [[piece.name for piece in image.pieces] for image in images] == [["a"], ["b"], ["c", "d"], ["e"]]
     assert [image.file for image in images][:2] == ["shard-00002.safetensors", "shard-00002-001.safetensors"]
-    assert plan_images([], rank=0, max_bytes=40) == []
+    assert plan_files([], rank=0, max_bytes=40) == []
 
 
 def test_tensors_that_share_memory_are_saved_each(store: CheckpointStore) -> None:

@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.save import memory_snapshot, writer_locks, writer_process
 from headway.checkpoint.save.fence import OWNER_FILE, Fence, Fenced, Owner
 from headway.checkpoint.save.memory_snapshot import HeldStates
@@ -104,7 +104,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_store(
     remote = {"url": f"file://{tmp_path}/remote"}
     run = settings.directory.parent
     config = Config(name=run.name, runs=run.parent, train=TrainConfig(steps=1), checkpoint={"remote": remote})
-    writer = CheckpointWriter(replace(settings, after_save=AfterSave.settings(config, 1)))
+    writer = CheckpointWriter(replace(settings, after_save=CheckpointMaintainer.settings(config, 1)))
     submit(writer, 1)
     writer.wait()
     assert not list(tmp_path.glob("remote/**/manifest.json"))
@@ -371,7 +371,7 @@ def test_what_the_process_logs_is_in_its_workers_log(tmp_path: Path) -> None:
     config = Config(name="tiny", runs=tmp_path, train=TrainConfig(steps=1), checkpoint={"remote": remote})
     directory = tmp_path / "tiny" / "checkpoints"
     with console.log_to(tmp_path / "log"):
-        writer = CheckpointWriter(WriterSettings(directory, after_save=AfterSave.settings(config, 1)))
+        writer = CheckpointWriter(WriterSettings(directory, after_save=CheckpointMaintainer.settings(config, 1)))
         submit(writer, 1)
         writer.close()
     assert "step 1 is at file://" in (tmp_path / "log").read_text()
@@ -479,7 +479,9 @@ def test_nobody_waits_for_an_upload_as_for_a_checkpoint(tmp_path: Path) -> None:
     config = Config(name="tiny", runs=tmp_path, train=TrainConfig(steps=9), checkpoint={"remote": remote})
     run = tmp_path / "tiny"
     run.mkdir()
-    settings = WriterSettings(run / "checkpoints", fence=owned(run), after_save=AfterSave.settings(config, 1))
+    settings = WriterSettings(
+        run / "checkpoints", fence=owned(run), after_save=CheckpointMaintainer.settings(config, 1)
+    )
     writer = CheckpointWriter(settings)
     submit(writer, 1)
     assert writer._process is not None
@@ -589,7 +591,7 @@ def test_notes_of_processes_that_are_gone_are_read_but_not_waited_for(
         (tmp_path / ".held-attempt-1-00001.json").write_text(json.dumps(noted))
     states, found = HeldStates(tmp_path, 0, 2, has_ended=lambda rank: True), list[int]()
     states.hold({"descriptor": 5, "step": 3, "tag": "attempt-1"})
-    states.rescue(-1, lambda order: found.append(order["step"]))
+    states.flush_snapshot(-1, lambda order: found.append(order["step"]))
     assert found == written
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoint.format.file_layout import Elements, Piece, plan_images
+from headway.checkpoint.format.file_layout import Elements, Piece, plan_files
 from headway.checkpoint.save import memory_snapshot, publish, writer_client, writer_locks, writer_process
 from headway.checkpoint.save.fence import Fence, Owner
 from headway.checkpoint.save.memory_snapshot import HeldStates
@@ -239,7 +239,7 @@ def test_it_is_told_again_and_again_that_cut_tensors_are_read(
             offset = (16 * rank, 0) if axis == 0 else (0, 16 * rank)
             piece, data = Piece.of("a", Block(half, offset, (32, 32))), half.contiguous().numpy().tobytes()
             source = Elements(lambda _, data=data: memoryview(data))  # type: ignore[misc]
-            parts.append(write_part(folder, plan_images([piece], rank, 2**20), source, key=key))
+            parts.append(write_part(folder, plan_files([piece], rank, 2**20), source, key=key))
         return publisher.finish(folder, parts, {"step": 1}, {}, advance)
 
     calls: list[int] = []
@@ -263,7 +263,7 @@ def test_a_process_that_finishes_a_checkpoint_says_that_it_gets_on(
 
     monkeypatch.setattr(Publisher, "finish", look)
     process = writer_process.WriteProcess({**settings.record(), "lock": None}, open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    monkeypatch.setattr(writer_process, "StagedImages", lambda *_: None)
+    monkeypatch.setattr(writer_process, "StagedFiles", lambda *_: None)
     process.write({"step": 1, "pieces": [], "tag": "a", "cursor": {"step": 1}, "context": {}, "descriptor": 0})
     assert given == [process._get_on]
 
@@ -292,13 +292,13 @@ def test_that_a_part_will_not_come_is_told_with_its_reason_or_without_never_with
 # Neighbours that are late
 
 
-def rescue(folder: Path, rank: int, late_seconds: float = 0.0, **knows: Any) -> list[int]:
+def flush_snapshot(folder: Path, rank: int, late_seconds: float = 0.0, **knows: Any) -> list[int]:
     """The steps that one of two processes writes, both of which hold the same one."""
     written = list[int]()
     states = HeldStates(folder, rank, 2, **knows)
     states.hold({"descriptor": 1, "step": 110, "tag": "attempt-1"})
     time.sleep(late_seconds)
-    states.rescue(-1, lambda order: written.append(order["step"]))
+    states.flush_snapshot(-1, lambda order: written.append(order["step"]))
     return written
 
 
@@ -306,7 +306,8 @@ def test_a_process_that_lives_is_waited_for_however_late_it_is(tmp_path: Path, m
     monkeypatch.setattr(memory_snapshot, "_MEETING_SECONDS", 0.2)
     with ThreadPoolExecutor(2) as pool:
         found = [
-            pool.submit(rescue, tmp_path, rank, late, has_ended=lambda _: False) for rank, late in ((0, 1.0), (1, 0))
+            pool.submit(flush_snapshot, tmp_path, rank, late, has_ended=lambda _: False)
+            for rank, late in ((0, 1.0), (1, 0))
         ]
         assert [future.result() for future in found] == [[110], [110]]
 
@@ -316,12 +317,12 @@ def test_of_which_that_is_not_known_or_which_is_gone_is_not(
     knows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_snapshot, "_MEETING_SECONDS", 0.2)
-    assert rescue(tmp_path, 1, **knows) == []
+    assert flush_snapshot(tmp_path, 1, **knows) == []
 
 
 def test_the_patience_with_a_process_that_lives_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_snapshot, "_MEETING_SECONDS", 1e6)
-    assert rescue(tmp_path, 1, has_ended=lambda rank: False, patience_seconds=0.2) == []
+    assert flush_snapshot(tmp_path, 1, has_ended=lambda rank: False, patience_seconds=0.2) == []
 
 
 @pytest.mark.parametrize("made_anew", [False, True])
@@ -344,7 +345,7 @@ def test_nobody_is_waited_for_in_a_folder_that_was_moved_away(tmp_path: Path, ma
         shutil.rmtree(tmp_path / "elsewhere", ignore_errors=True)
         states[rank] = HeldStates(folder, rank, 2, move_away)
         states[rank].hold({"descriptor": 1, "step": 110, "tag": "attempt-1"})
-        states[rank].rescue(-1, lambda order: pytest.fail("nobody else has it"))
+        states[rank].flush_snapshot(-1, lambda order: pytest.fail("nobody else has it"))
 
 
 @pytest.mark.parametrize(("fails", "rescued"), [(True, {0: 18, 1: 18}), (False, {})])
@@ -363,7 +364,7 @@ def test_a_save_that_failed_for_the_first_worker_hides_no_state_that_all_hold(
     def write_part_of(process: Any, order: Any, *_: Any) -> None:
         written[1] = order["step"]
 
-    monkeypatch.setattr(writer_process, "StagedImages", lambda *_: None)
+    monkeypatch.setattr(writer_process, "StagedFiles", lambda *_: None)
     monkeypatch.setattr(writer_process.WriteProcess, "_publish", publish_unless_it_fails)
     monkeypatch.setattr(writer_process.WriteProcess, "_contribute", write_part_of)
     record = {**replace(settings, workers=2).record(), "lock": None}
@@ -376,7 +377,7 @@ def test_a_save_that_failed_for_the_first_worker_hides_no_state_that_all_hold(
         process.obey({**order, "kind": "write", "step": 20, "descriptor": 2})
     written.clear()
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda process: process.rescue(), processes))
+        list(pool.map(lambda process: process.flush_snapshot(), processes))
     assert written == rescued
 
 

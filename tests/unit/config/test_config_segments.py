@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.checkpoint.after_save import AfterSave, _batches
+from headway.checkpoint.after_save import CheckpointMaintainer, _batches
 from headway.config import Batches, Config, Interval
 from headway.config.segments import Segment, batches_of, begin, first_difference, up_to
 from headway.launch.attempt import counted_for
@@ -50,7 +50,7 @@ def test_all_agrees_with_a_loop_over_steps(parts: list[tuple[int, int, int]], to
     interval = Interval(every, "tokens")
     due = [step for step in range(1, 140) if found.train.batches.is_due(interval, step)]
     assert due == [step for step in range(1, 140) if before[step] // every > before[step - 1] // every]
-    sent = _batches(AfterSave.settings(found, 1))
+    sent = _batches(CheckpointMaintainer.settings(found, 1))
     assert [sent.tokens_before(step) for step in range(140)] == before
     schedule = found.schedule.model_copy(update={"name": "linear", "warmup": 0.0, "min_ratio": 0.0, "unit": "tokens"})
     scheduled = found.model_copy(update={"schedule": schedule})

@@ -90,10 +90,10 @@ def test_a_command_that_torchrun_has_started(on_gpus: pytest.MonkeyPatch) -> Non
 def test_without_such_groups_python_ends_the_process(on_gpus: pytest.MonkeyPatch) -> None:
     on_gpus.setattr(process_exit, "has_gpu_groups", lambda: False)
     with pytest.raises(SystemExit, match="4"):
-        process_exit.leave(4)
+        process_exit.exit_process(4)
 
 
-@pytest.mark.parametrize("reason", ["all_clear", "threads_stay", None])
+@pytest.mark.parametrize("reason", ["allow_fast_exit", "keep_gloo_threads", None])
 def test_all_that_is_registered_is_done_before_a_process_ends_without_being_taken_apart(reason: str | None) -> None:
     program = (
         "import atexit, os, threading, time\n"

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from headway.core.errors import HeadwayError, Preempted
-from headway.core.signals import STOPPING, handled, held, reset
+from headway.core.signals import STOP_SIGNALS, defer_signals, handled, reset
 from headway.training.clock import StopSignals
 
 
@@ -20,13 +20,13 @@ def came() -> Iterator[list[int]]:
     """What reaches the handler that was there before."""
     numbers: list[int] = []
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under `nohup`
-    with handled(STOPPING, lambda number, frame: numbers.append(number)):
+    with handled(STOP_SIGNALS, lambda number, frame: numbers.append(number)):
         yield numbers
     signal.signal(signal.SIGHUP, before)
 
 
 def test_signals_are_held_until_the_end_of_the_block(came: list[int]) -> None:
-    with held():
+    with defer_signals():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)
         assert not came
@@ -34,7 +34,7 @@ def test_signals_are_held_until_the_end_of_the_block(came: list[int]) -> None:
 
 
 def test_a_held_signal_comes_after_an_error_too(came: list[int]) -> None:
-    with pytest.raises(ValueError, match="no"), held():
+    with pytest.raises(ValueError, match="no"), defer_signals():
         signal.raise_signal(signal.SIGINT)
         raise ValueError("no")
     assert came == [signal.SIGINT]
@@ -52,7 +52,7 @@ def test_another_thread_leaves_signals_as_they_are() -> None:
     given: list[object] = []
 
     def work() -> None:
-        with handled(STOPPING, lambda number, frame: None) as before, held():
+        with handled(STOP_SIGNALS, lambda number, frame: None) as before, defer_signals():
             given.append(before)
 
     thread = threading.Thread(target=work)
@@ -62,10 +62,10 @@ def test_another_thread_leaves_signals_as_they_are() -> None:
 
 
 def test_a_copy_finds_signals_as_a_program_would() -> None:
-    with handled(STOPPING, lambda number, frame: None):
+    with handled(STOP_SIGNALS, lambda number, frame: None):
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
-            reset(STOPPING)
+            reset(STOP_SIGNALS)
             found = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
             assert found == [signal.SIG_DFL, signal.default_int_handler, signal.SIG_IGN]
             signal.signal(signal.SIGHUP, lambda number, frame: None)

@@ -12,7 +12,7 @@ import pytest
 
 from headway.core import console, timeout_writer
 from headway.core.errors import CheckpointError
-from headway.core.timeout_writer import PatientLog, Patiently
+from headway.core.timeout_writer import PatientLog, TimeoutWriter
 from headway.core.waiting import wait_until
 from headway.telemetry import metrics as metrics_module
 from headway.telemetry.metrics import MetricsLog, read_metrics
@@ -55,7 +55,7 @@ def threads() -> set[threading.Thread]:
 
 def test_what_hangs_is_waited_for_once(hurried: Callable[[float], None]) -> None:
     hurried(0.05)
-    goes, calls, patiently = threading.Event(), [], Patiently()
+    goes, calls, patiently = threading.Event(), [], TimeoutWriter()
 
     def act() -> None:
         calls.append(1)
@@ -73,7 +73,7 @@ def test_what_hangs_is_waited_for_once(hurried: Callable[[float], None]) -> None
 
 def test_what_is_begun_is_not_waited_for_but_what_was_begun_before(hurried: Callable[[float], None]) -> None:
     hurried(10)
-    goes, done, patiently = threading.Event(), [], Patiently()
+    goes, done, patiently = threading.Event(), [], TimeoutWriter()
     assert patiently.begin(lambda: goes.wait(LONG) and done.append(1)) and not done
     threading.Timer(0.2, goes.set).start()
     assert patiently.begin(lambda: done.append(2)) and done[0] == 1, "this one has been waited for"
@@ -83,7 +83,7 @@ def test_what_is_begun_is_not_waited_for_but_what_was_begun_before(hurried: Call
 
 def test_what_is_begun_behind_what_hangs_is_waited_for_once(hurried: Callable[[float], None]) -> None:
     hurried(0.05)
-    goes, calls, patiently = threading.Event(), [], Patiently()
+    goes, calls, patiently = threading.Event(), [], TimeoutWriter()
 
     def act() -> None:
         calls.append(1)
@@ -101,13 +101,13 @@ def test_an_error_of_the_disk_is_passed_over() -> None:
     def fail() -> None:
         raise OSError("broken")
 
-    patiently = Patiently()
+    patiently = TimeoutWriter()
     assert patiently(fail) and patiently(lambda: None) and patiently.end(fail)
 
 
 def test_a_copy_of_the_process_has_a_thread_of_its_own(hurried: Callable[[float], None]) -> None:
     hurried(10)
-    goes, patiently = threading.Event(), Patiently()
+    goes, patiently = threading.Event(), TimeoutWriter()
     assert patiently(lambda: None) and patiently.begin(lambda: goes.wait(LONG))
     copy = os.fork()
     if copy == 0:

@@ -78,10 +78,10 @@ def test_round_trip_is_exact(name: str, tmp_path: Path) -> None:
     config, state = import_model(tmp_path / "out")
     # How a router is balanced is a matter of training, which a checkpoint does not tell; nor does one without dense
     # layers tell their width.
-    untold: dict[str, Any] = {"balance_loss": None, "balance_bias_rate": None}
+    pending_signals: dict[str, Any] = {"balance_loss": None, "balance_bias_rate": None}
     if not config.dense_layers:
-        untold["ffn_dim"] = config.expert_ffn_dim
-    assert config == model.config.model_copy(update=untold)
+        pending_signals["ffn_dim"] = config.expert_ffn_dim
+    assert config == model.config.model_copy(update=pending_signals)
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
     assert torch.equal(logits(load(tmp_path / "out")), logits(model))

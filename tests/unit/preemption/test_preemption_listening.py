@@ -16,7 +16,7 @@ from headway.core.errors import HeadwayError, Preempted
 from headway.core.signals import handled
 from headway.preemption import listening
 from headway.session import session
-from headway.session.attempt import ATTEMPT_VARIABLE, Wishes
+from headway.session.attempt import ATTEMPT_VARIABLE, RunOptions
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -38,7 +38,7 @@ def test_the_first_worker_of_a_local_agent_listens(
     monkeypatch.setattr(session.Attempt, "join", lambda *_: joined)
     world: Any = SimpleNamespace(is_first=first)
     task: Any = None
-    with session._joined_attempt(Config(), task, world, Wishes(), session.own_attempt) as attempt:
+    with session._joined_attempt(Config(), task, world, RunOptions(), session.attempt_scope) as attempt:
         assert attempt is joined and heard == [tmp_path] * first
     assert heard == []
 
@@ -82,7 +82,7 @@ def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeyp
     opened: list[bool] = []
     alerts, world = SimpleNamespace(open_file=lambda: opened.append(True)), SimpleNamespace(mesh=None, rank=0)
     monkeypatch.setattr(session, "join_workers", lambda *_: part("workers", world))
-    monkeypatch.setattr(session, "refuse_uncut_models", lambda *_: None)
+    monkeypatch.setattr(session, "check_model_is_cut", lambda *_: None)
     monkeypatch.setattr(session, "_is_finished", lambda *_: False)
     monkeypatch.setattr(session, "alerting", lambda *_: part("alerts", alerts))
     monkeypatch.setattr(session, "_joined_attempt", lambda *_: part("answer", None))
@@ -95,5 +95,5 @@ def test_no_command_that_tells_is_waited_for_before_a_notice_is_answered(monkeyp
     monkeypatch.setattr(session, "_train", train)
     task: Any = None
     with pytest.raises(Preempted):
-        session.run_in_this_process(Config(), lambda *_: task, Wishes())
+        session.run_in_this_process(Config(), lambda *_: task, RunOptions())
     assert ends == ["log", "answer", "alerts", "workers"]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from headway.checkpoint import transfer
 from headway.checkpoint.format.folders import discard
-from headway.checkpoint.index import Registry
+from headway.checkpoint.index import CheckpointIndex
 from headway.checkpoint.remote.acquire import claim_tier
 from headway.checkpoint.remote.tier import RemoteTier, journal_of
 from headway.checkpoint.retention import Rules
@@ -82,7 +82,7 @@ def test_going_back_sets_later_steps_aside_everywhere(run: RunDirectory, tmp_pat
     start = what_to_do(run, CheckpointStore(run.checkpoints)).checkpoint
     assert start is not None and start.step == 2
     assert [record["outcome"] for record in run.attempt_records()] == ["finished", "restored"]
-    assert {entry.step for entry in Registry(run.path).entries()} == {1, 2}
+    assert {entry.step for entry in CheckpointIndex(run.path).entries()} == {1, 2}
     (listed,) = list_runs(run.path.parent)
     assert summarize(open_run(run.path)).step == listed.step == 2
     attempt = run.begin_attempt("headway train")
@@ -344,7 +344,7 @@ def test_a_damaged_checkpoint_stays_when_none_comes_in_its_place(
 
 
 def test_list_shows_both_tiers(run: RunDirectory) -> None:
-    registry = Registry(run.path)
+    registry = CheckpointIndex(run.path)
     registry.add(CheckpointStore(run.checkpoints).info(3).manifest, "remote", "file:///x")
     listed, _ = invoke("list", run.path)
     assert [[place["tier"] for place in entry["places"]] for entry in listed] == [["local"]] * 2 + [

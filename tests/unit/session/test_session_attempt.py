@@ -20,13 +20,13 @@ from headway.config import Config, MeshShape, TrainConfig, identity, load_config
 from headway.core.errors import ConfigError, DataError, Preempted
 from headway.core.files import fingerprint
 from headway.core.signals import handled
-from headway.data.in_use import refuse_in_use
+from headway.data.in_use import check_not_in_use
 from headway.parallel.world import World
 from headway.runs.run_directory import RunDirectory
 from headway.session import attempt as attempts
 from headway.session.assemble import _updates
-from headway.session.attempt import Wishes, own_attempt, preemptible
-from headway.session.session import _refuse_other_run, _spent_usd
+from headway.session.attempt import RunOptions, attempt_scope, preemptible
+from headway.session.session import _check_same_run, _spent_usd
 from headway.supervisor import supervisor
 from headway.telemetry.record import open_run
 from headway.training.clock import StopSignals
@@ -44,7 +44,7 @@ def test_a_signal_while_an_attempt_begins_is_its_end(
 
     monkeypatch.setattr(attempts, "provenance", interrupted)
     config = load_config(tiny())
-    with pytest.raises(Preempted, match="SIGTERM"), preemptible(), own_attempt(config, {}, {}, Wishes()):
+    with pytest.raises(Preempted, match="SIGTERM"), preemptible(), attempt_scope(config, {}, {}, RunOptions()):
         pytest.fail("the attempt goes on")
     record = json.loads((config.run_directory / "attempts/001/attempt.json").read_text())
     assert (record["outcome"], record["exit_code"]) == ("preempted", 75)
@@ -73,18 +73,18 @@ def test_a_runs_store_stays_in_its_place_between_attempts_too(
 
     def look(*_: Any, **__: Any) -> None:
         with pytest.raises(DataError, match="a training reads this token store"):
-            refuse_in_use(config.data.store)
+            check_not_in_use(config.data.store)
         raise Preempted("seen")
 
     monkeypatch.setattr(*((supervisor, "supervise") if supervised else (api, "_train")), look)
     with pytest.raises(Preempted, match="seen"):
         train(config, own_process=True)
-    refuse_in_use(config.data.store)
+    check_not_in_use(config.data.store)
 
 
 def test_ctrl_c_is_no_crash(tiny: Callable[..., Path]) -> None:
     config = load_config(tiny())
-    with pytest.raises(KeyboardInterrupt), own_attempt(config, {}, {}, Wishes()) as attempt:
+    with pytest.raises(KeyboardInterrupt), attempt_scope(config, {}, {}, RunOptions()) as attempt:
         raise KeyboardInterrupt
     record = json.loads((attempt.directory / "attempt.json").read_text())
     assert (record["outcome"], record["exit_code"]) == ("interrupted", 130)
@@ -111,13 +111,13 @@ def test_a_finished_run_gets_no_further_attempt(tiny: Callable[..., Path], capfd
 
 def test_a_config_is_replaced_as_long_as_no_step_was_done(tiny: Callable[..., Path]) -> None:
     wrong, right = load_config(tiny(seed=4)), load_config(tiny(seed=5))
-    with pytest.raises(ConfigError, match="too small"), own_attempt(wrong, {}, {}, Wishes()):
+    with pytest.raises(ConfigError, match="too small"), attempt_scope(wrong, {}, {}, RunOptions()):
         raise ConfigError("too small")
-    with own_attempt(right, {}, {}, Wishes()):
+    with attempt_scope(right, {}, {}, RunOptions()):
         pass
     assert load_resolved(right.run_directory / "config.yaml").seed == 5
     (right.run_directory / "metrics.jsonl").write_text('{"step": 1, "attempt": 2, "train/loss": 1.0}\n')
-    with pytest.raises(ConfigError, match="seed was 5 and is now 4"), own_attempt(wrong, {}, {}, Wishes()):
+    with pytest.raises(ConfigError, match="seed was 5 and is now 4"), attempt_scope(wrong, {}, {}, RunOptions()):
         pass
 
 
@@ -140,15 +140,15 @@ def test_a_remote_checkpoint_of_another_config_is_not_gone_on_from(tmp_path: Pat
     ours = fingerprint(identity(config))
     manifest = save(CheckpointStore(tmp_path), 1)
     with pytest.raises(ConfigError, match="made with another config"):
-        _refuse_other_run(config, manifest, "s3://x")
-    _refuse_other_run(config, manifest.model_copy(update={"context": {"identity": ours}}), "s3://x")
+        _check_same_run(config, manifest, "s3://x")
+    _check_same_run(config, manifest.model_copy(update={"context": {"identity": ours}}), "s3://x")
 
 
 def test_a_restarted_run_is_marked_as_one_for_the_remote_tier(tmp_path: Path) -> None:
     overrides = [f"runs={tmp_path}", f"checkpoint.remote.url=file://{tmp_path}/remote"]
     config = override(Config(train=TrainConfig(steps=1)).resolved(), overrides)
     for restart in (False, True):
-        with own_attempt(config, {}, {}, Wishes(restart=restart)):
+        with attempt_scope(config, {}, {}, RunOptions(restart=restart)):
             assert (config.run_directory / ".restarted").exists() is restart
 
 
@@ -158,18 +158,18 @@ def test_an_attempt_begins_when_nobody_writes_for_the_one_before(
     config, waited = override(Config(train=TrainConfig(steps=1)).resolved(), [f"runs={tmp_path}"]), []
     monkeypatch.setattr(attempts, "wait_for_orphaned_writers", lambda run: waited.append((run, list(run.glob("*")))))
     for restart in (False, True):  # what is moved aside gets no checkpoint any more
-        with own_attempt(config, {}, {}, Wishes(restart=restart)):
+        with attempt_scope(config, {}, {}, RunOptions(restart=restart)):
             assert waited == [(config.run_directory, [])]
 
 
 def test_each_attempt_costs_what_its_machines_did(tiny: Callable[..., Path]) -> None:
     """A run that goes on where an hour costs another price; the start of an attempt is paid for too."""
     config = load_config(tiny(), ["telemetry.usd_per_hour=2"])
-    with own_attempt(config, {}, {}, Wishes()) as first:
+    with attempt_scope(config, {}, {}, RunOptions()) as first:
         pass
     record = json.loads((first.directory / "attempt.json").read_bytes())
     (first.directory / "attempt.json").write_text(json.dumps({**record, "seconds": 3600.0}))
-    with own_attempt(override(config, ["telemetry.usd_per_hour=10"]), {}, {}, Wishes()) as second:
+    with attempt_scope(override(config, ["telemetry.usd_per_hour=10"]), {}, {}, RunOptions()) as second:
         record = json.loads((second.directory / "attempt.json").read_bytes())
         (second.directory / "attempt.json").write_text(json.dumps({**record, "started": time.time() - 1800}))
         run = RunDirectory(config.run_directory)
@@ -230,7 +230,7 @@ def test_a_signal_over_the_record_of_the_end_waits(
     with (
         handled((signal.SIGTERM,), lambda number, frame: came.append(number)),
         suppress(Preempted, KeyError),
-        own_attempt(config, {}, {}, Wishes()),
+        attempt_scope(config, {}, {}, RunOptions()),
     ):
         if error is not None:
             raise error

@@ -91,7 +91,7 @@ def test_blocks_of_all_sizes_are_kept_where_the_cpu_trains(
     """Elsewhere the large ones in host memory are copies of a state, which should go for good."""
     kept: list[bool] = []
     joined = SimpleNamespace(device=torch.device(device), connect_groups=lambda: None)
-    for name in ("apply_determinism", "apply_nccl_profile", "assert_same_profile", "refuse_unavailable"):
+    for name in ("apply_determinism", "apply_nccl_profile", "assert_same_profile", "check_available"):
         workers.setattr(join, name, lambda *_: None)
     workers.setattr(join, "keep_freed_memory", lambda *, of_all_sizes: kept.append(of_all_sizes))
     workers.setattr(join, "open_world", lambda *_: nullcontext(joined))
@@ -113,6 +113,6 @@ def test_nccl_connects_workers_only_when_they_are_known_to_reach_each_other(work
         workers.setattr(join, name, lambda *_, **__: None)
     workers.setattr(join, "open_world", lambda *_: nullcontext(Joined()))
     workers.setattr(join, "assert_same_profile", lambda *_: order.append("compared"))
-    workers.setattr(join, "refuse_unavailable", lambda *_: order.append("looked at"))
+    workers.setattr(join, "check_available", lambda *_: order.append("looked at"))
     with join.join_workers(Config(), MeshShape(dp_shard=2)):
         assert order == ["compared", "looked at", "connected"]

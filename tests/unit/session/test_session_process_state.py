@@ -17,7 +17,7 @@ from torch.utils import deterministic
 import headway
 from headway.config import load_config
 from headway.core.errors import ConfigError
-from headway.session.process_state import left_as_it_was
+from headway.session.process_state import restore_process_state
 
 #: What PyTorch's compiler and DeepSpeed set for themselves when they are loaded, and pytest for every test.
 _OF_LIBRARIES = ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "PYTEST_CURRENT_TEST")
@@ -90,7 +90,7 @@ def test_nor_does_one_that_an_error_ends_on_gpus(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append("waited for the others"))
     monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
-    with pytest.raises(ConfigError, match="enough"), left_as_it_was():
+    with pytest.raises(ConfigError, match="enough"), restore_process_state():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
         raise ConfigError("enough")
     assert ended == ["aborted"] and not dist.is_initialized()

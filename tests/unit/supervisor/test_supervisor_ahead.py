@@ -12,7 +12,7 @@ import pytest
 
 from headway.config import Config
 from headway.core.errors import Preempted
-from headway.session.attempt import Wishes
+from headway.session.attempt import RunOptions
 from headway.supervisor import supervisor
 from headway.supervisor.attempt_client import has_data
 from waits import LONG
@@ -72,7 +72,7 @@ def test_what_cannot_be_loaded_ahead_ends_no_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(supervisor, "load_ahead", fail)
     monkeypatch.setattr(supervisor, "has_data", lambda config: True)
     config = Config.model_validate({"train": {"steps": 1}})
-    one = supervisor._Supervisor(config, Wishes(), own_process=True)
+    one = supervisor._Supervisor(config, RunOptions(), own_process=True)
     one._signals += signals
     with pytest.raises(Preempted) if signals else nullcontext():
         one._load_ahead()
@@ -87,14 +87,14 @@ def test_who_watches_over_the_loading_is_gone_when_it_is_done() -> None:
         "import faulthandler, threading, time\n"
         "from headway.config import Config\n"
         "from headway.supervisor import supervisor\n"
-        "from headway.session.attempt import Wishes\n"
+        "from headway.session.attempt import RunOptions\n"
         "from headway.supervisor.processes import has_one_thread\n"
         "end = threading.Thread(target=time.sleep, args=(0.1,)).start\n"
         "faulthandler.cancel_dump_traceback_later = end\n"
         "faulthandler.dump_traceback_later = lambda *_, **__: None\n"
         "supervisor.load_ahead, supervisor.has_data = lambda config: None, lambda config: True\n"
         "config = Config.model_validate({'train': {'steps': 1}})\n"
-        "supervisor._Supervisor(config, Wishes(), own_process=True)._load_ahead()\n"
+        "supervisor._Supervisor(config, RunOptions(), own_process=True)._load_ahead()\n"
         "assert has_one_thread()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG)
@@ -108,4 +108,4 @@ def test_only_a_process_of_our_own_is_filled(
     monkeypatch.setattr(supervisor, "has_data", lambda config: True)
     monkeypatch.setattr(supervisor, "load_ahead", pytest.fail)
     config = Config.model_validate({"train": {"steps": 1}, "supervise": settings})
-    supervisor._Supervisor(config, Wishes(), own_process)._load_ahead()
+    supervisor._Supervisor(config, RunOptions(), own_process)._load_ahead()

@@ -25,23 +25,23 @@ from headway.core.heartbeat import Heartbeat, Phase
 from headway.core.process_table import DEAD, ProcessState, has_one_thread, process_state
 from headway.core.waiting import wait_until
 from headway.runs.ownership import OwnerLock
-from headway.session.attempt import Wishes
+from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_monitor, log, supervisor, worker_status
-from headway.supervisor.attempt_monitor import WatchedAttempt
+from headway.supervisor.attempt_monitor import AttemptMonitor
 from headway.supervisor.restart_policy import Budget, Ending
 from headway.supervisor.watchdog import Finding
-from headway.supervisor.worker_pool import Crew
+from headway.supervisor.worker_pool import WorkerPool
 from waits import LONG
 
 
 @pytest.fixture
-def attempt(tiny: Callable[..., Path]) -> WatchedAttempt:
+def attempt(tiny: Callable[..., Path]) -> AttemptMonitor:
     config = load_config(tiny())
-    return WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+    return AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
 
 
 def test_a_disk_that_is_full_when_the_next_attempt_begins_is_told(
-    attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch
+    attempt: AttemptMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/disk/config.yaml")
@@ -55,7 +55,7 @@ def test_a_disk_that_is_full_when_the_next_attempt_begins_is_told(
 
 
 def test_a_record_of_the_surroundings_that_cannot_be_copied_is_left_out(
-    attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch
+    attempt: AttemptMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -74,18 +74,18 @@ def test_what_alerts_need_is_open_when_the_attempt_has_begun(
     """To open it at the first alert would wait for the disk that is told of."""
     config, seen = load_config(tiny(telemetry={"alert": "true"})), []
 
-    class Begun(WatchedAttempt):
+    class Begun(AttemptMonitor):
         def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
             seen.append(self.begin(lock).run.joinpath("alerts.log").exists())
             return Ending("finished", "finished", 0)
 
-    monkeypatch.setattr(supervisor, "WatchedAttempt", Begun)
-    supervisor.supervise(config, Wishes(), own_process=False)
+    monkeypatch.setattr(supervisor, "AttemptMonitor", Begun)
+    supervisor.supervise(config, RunOptions(), own_process=False)
     assert seen == [True]
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: WatchedAttempt, own: bool) -> None:
+def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: AttemptMonitor, own: bool) -> None:
     """Two kills would have the same stack, and look like a bug."""
     record = attempt.begin(None)
     Heartbeat(record.directory / "heartbeat-0").beat(Phase.START, 0)
@@ -99,7 +99,7 @@ def test_the_stack_of_a_warning_is_not_that_of_a_later_death(attempt: WatchedAtt
 
 
 def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
-    attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    attempt: AttemptMonitor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pipe that nobody reads waits when it is opened, as a file on such a disk does."""
     monkeypatch.setattr(log, "_SECONDS", 0.05)
@@ -129,7 +129,7 @@ def test_a_log_whose_disk_hangs_keeps_no_signal_from_workers(
 
 @pytest.mark.parametrize("phase", [Phase.DATA, Phase.CHECKPOINT, Phase.END])
 def test_who_may_wait_for_its_disk_is_asked_for_no_stack(
-    attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch, phase: Phase
+    attempt: AttemptMonitor, monkeypatch: pytest.MonkeyPatch, phase: Phase
 ) -> None:
     """It would wait for it in a signal handler, and give up no write that hangs."""
     asked: list[int] = []
@@ -144,11 +144,11 @@ def test_who_may_wait_for_its_disk_is_asked_for_no_stack(
 
 def test_the_watchdog_knows_how_long_workers_wait_for_each_other(tiny: Callable[..., Path]) -> None:
     config = load_config(tiny(), ["parallel.timeout_seconds=50", "supervise.hang_seconds=7"])
-    dog = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)._watchdog
+    dog = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)._watchdog
     assert (dog.timeout_seconds, dog.config.hang_seconds) == (50, 7)
 
 
-def test_a_heartbeat_that_cannot_be_opened_is_told(attempt: WatchedAttempt) -> None:
+def test_a_heartbeat_that_cannot_be_opened_is_told(attempt: AttemptMonitor) -> None:
     folder = attempt.begin(None).directory
     assert attempt._workers.not_begun(900.0, folder).what == "worker 0 did not begin within 900 s"
     (folder / "heartbeat-0").symlink_to(folder / "nowhere")
@@ -162,7 +162,7 @@ def test_who_outlives_a_death_leaves_its_stack_before_it_is_killed(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
     folder = attempt.begin(None).directory
     script = (
         "import os, pathlib, sys, time\n"
@@ -206,7 +206,7 @@ def test_a_death_is_said_within_a_second_and_its_attempt_over_within_two(
     """By a clock that goes on where the supervisor waits, and nowhere else: this is its own part, however busy the
     machine is."""
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
     folder, now, told, killed = attempt.begin(None).directory, time.monotonic(), list[float](), list[float]()
     died = now + 10.0 + after
     for rank in (0, 1):
@@ -240,7 +240,7 @@ def test_workers_that_have_begun_since_the_last_look_hear_a_signal_too(
 ) -> None:
     """They were taken for none, and killed with their agent: copies of it are at their steps within a look."""
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [signal.SIGTERM], own_process=False)
+    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [signal.SIGTERM], own_process=False)
     folder = attempt.begin(None).directory
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
@@ -256,7 +256,7 @@ def test_an_agent_without_workers_has_nothing_to_save(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [signal.SIGTERM], own_process=False)
+    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [signal.SIGTERM], own_process=False)
     attempt.begin(None)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda *told: sent.append(told))
@@ -268,7 +268,7 @@ def test_an_agent_without_workers_has_nothing_to_save(
 def test_an_agent_whose_workers_are_gone_tells_why(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """They have saved for one signal when another comes."""
     config = load_config(tiny(), ["parallel.workers=2"])
-    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [signal.SIGTERM], own_process=False)
+    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [signal.SIGTERM], own_process=False)
     Heartbeat(attempt.begin(None).directory / "heartbeat-0").beat(Phase.END, 1)
     monkeypatch.setattr("headway.supervisor.worker_status.process_state", lambda _: None)
     sent: list[tuple[int, int]] = []
@@ -278,7 +278,7 @@ def test_an_agent_whose_workers_are_gone_tells_why(tiny: Callable[..., Path], mo
     assert sent == []
 
 
-def test_a_second_ctrl_c_ends_workers_at_once(attempt: WatchedAttempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_ends_workers_at_once(attempt: AttemptMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the worker is in, and however it ends then."""
     monkeypatch.setattr(attempt_monitor, "_GIVE_UP_SECONDS", 0.2)
     attempt._signals.append(signal.SIGINT)
@@ -309,7 +309,7 @@ def test_a_slow_worker_is_answered_as_the_config_says(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     config = load_config(tiny(supervise={"slow_worker": answer}))
-    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
     Heartbeat(attempt.begin(None).directory / "heartbeat-0").beat(Phase.COMPUTE, 1)
     monkeypatch.setattr(attempt_monitor, "ask_for_stacks", lambda *_, **__: None)
     findings = [Finding("slow", 0, "takes 3 s for its part of a step", suspects=(0,))]
@@ -337,7 +337,7 @@ TOLD = {"rank": 0, "type": "DataError", "step": None, "exit_code": 3, "what": "n
     ],
 )
 def test_zero_alone_is_no_success(
-    attempt: WatchedAttempt, messages: list[dict[str, Any]], kind: str, code: int
+    attempt: AttemptMonitor, messages: list[dict[str, Any]], kind: str, code: int
 ) -> None:
     """It is what Python makes of any end of a child where SIGCHLD is ignored."""
     leader: Any = SimpleNamespace(code=0)

@@ -97,9 +97,11 @@ def test_a_worker_that_does_not_end_is_killed(
 
 
 def test_reasons_are_read_from_memory(workers: Callable[..., list[dict[str, object]]]) -> None:
-    leave = f"open(os.environ[{SPARE_VARIABLE!r}], 'a').write(json.dumps({{'rank': int(rank), 'what': 'no room'}}))"
+    exit_process = (
+        f"open(os.environ[{SPARE_VARIABLE!r}], 'a').write(json.dumps({{'rank': int(rank), 'what': 'no room'}}))"
+    )
     with pytest.raises(WorkersFailed) as failed:
-        workers(f"{leave}; sys.exit(4)", "time.sleep(600)")
+        workers(f"{exit_process}; sys.exit(4)", "time.sleep(600)")
     assert failed.value.records == [{"rank": 0, "what": "no room"}]
 
 
@@ -139,8 +141,8 @@ except WorkersStopped as stopped:
 def test_a_signal_to_the_starter_reaches_the_workers(tmp_path: Path, number: signal.Signals) -> None:
     """Also where the end of a child cannot be known by inheritance."""
     (tmp_path / "ordered_module.py").write_text(_MODULE)
-    leave = "(Path(sys.argv[1], 'took-' + os.environ['RANK']).touch(), sys.exit(0))"
-    took = f"signal.signal({int(number)}, lambda *_: {leave})"
+    exit_process = "(Path(sys.argv[1], 'took-' + os.environ['RANK']).touch(), sys.exit(0))"
+    took = f"signal.signal({int(number)}, lambda *_: {exit_process})"
     for rank in range(2):
         (tmp_path / f"order-{rank}").write_text(f"{took}; Path(sys.argv[1], 'ready-' + rank).touch(); time.sleep(600)")
     starter = subprocess.Popen(

@@ -15,11 +15,11 @@ from headway.config import Config
 from headway.core.errors import INTERRUPTED, DataError, Preempted
 from headway.core.preemption_board import SIGNAL_KEY, Notice, post
 from headway.runs.ownership import OwnerLock
-from headway.session.attempt import Wishes, WorkerDied
+from headway.session.attempt import RunOptions, WorkerDied
 from headway.supervisor import supervisor
-from headway.supervisor.attempt_monitor import WatchedAttempt
+from headway.supervisor.attempt_monitor import AttemptMonitor
 from headway.supervisor.restart_policy import Decision, Ending
-from headway.supervisor.worker_pool import Crew
+from headway.supervisor.worker_pool import WorkerPool
 
 DIED = Ending("died", "worker 2 died (signal 9)", 1, rank=2, step=7, signal=9)
 CRASHED = Ending("error", "worker 2 crashed", 1, rank=2, step=7, error="ValueError", frames=("a.py:1 f",))
@@ -52,7 +52,7 @@ class Played:
         }
         sizes, concluded = self.sizes, self.concluded
 
-        class Attempt(WatchedAttempt):
+        class Attempt(AttemptMonitor):
             def make(self, restarts: int, lock: OwnerLock | None) -> Ending:
                 if self.record is None:
                     self.begin(lock)
@@ -67,9 +67,11 @@ class Played:
                 super().conclude(ending, decision)
                 concluded()
 
-        self._patch.setattr(supervisor, "WatchedAttempt", Attempt)
-        self._patch.setattr(supervisor, "Crew", lambda config, devices: Crew(config, devices, lambda: self.now))
-        supervisor.supervise(Config.model_validate(values), Wishes(restart=restart), own_process=False)
+        self._patch.setattr(supervisor, "AttemptMonitor", Attempt)
+        self._patch.setattr(
+            supervisor, "WorkerPool", lambda config, devices: WorkerPool(config, devices, lambda: self.now)
+        )
+        supervisor.supervise(Config.model_validate(values), RunOptions(restart=restart), own_process=False)
         assert not left, "every attempt was made"
 
     def saves(self, step: int, ending: Ending, seconds: float = 0.0) -> Callable[[], Ending]:

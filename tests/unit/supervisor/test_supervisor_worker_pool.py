@@ -10,7 +10,7 @@ import pytest
 from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.supervisor.restart_policy import Ending
-from headway.supervisor.worker_pool import Crew, allowed_sizes
+from headway.supervisor.worker_pool import WorkerPool, allowed_sizes
 
 DIED = Ending("died", "worker 2 died (signal 9)", 1, rank=2, step=7, signal=9)
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_kept_is_refused(workers: str, determinism: str, message:
 
 def test_a_worker_that_fails_twice_without_progress_is_left_out() -> None:
     now = [0.0]
-    crew = Crew(config("1:8"), "3,4,5,6,7,8,9,10", lambda: now[0])
+    crew = WorkerPool(config("1:8"), "3,4,5,6,7,8,9,10", lambda: now[0])
     assert not crew.lose(DIED, 4)
     assert not crew.lose(DIED, 5), "there was progress"
     assert not crew.lose(replace(DIED, rank=1), 5), "it was another one"
@@ -65,9 +65,9 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def grown(now: list[float]) -> Crew:
+def grown(now: list[float]) -> WorkerPool:
     """All workers again, at 60 s, from step 6."""
-    crew = Crew(config("1:8"), "3,4,5,6,7,8,9,10", lambda: now[0])
+    crew = WorkerPool(config("1:8"), "3,4,5,6,7,8,9,10", lambda: now[0])
     assert [bool(crew.lose(DIED, 5)) for _ in range(2)] == [False, True]
     now[0] = 60.0
     assert crew.may_grow
@@ -78,7 +78,7 @@ def grown(now: list[float]) -> Crew:
 
 @pytest.mark.parametrize("ending", [DIED, replace(DIED, rank=None), replace(DIED, rank=0), replace(DIED, kind="slow")])
 def test_all_workers_in_vain_are_as_few_as_before_and_tried_half_as_often(
-    grown: Crew, now: list[float], ending: Ending
+    grown: WorkerPool, now: list[float], ending: Ending
 ) -> None:
     for wait in (120.0, 240.0):
         assert grown.lose(ending, 6) == "8 workers were tried again in vain; the run goes on with 4 workers"
@@ -90,7 +90,7 @@ def test_all_workers_in_vain_are_as_few_as_before_and_tried_half_as_often(
         grown.grow(6)
 
 
-def test_after_all_workers_got_on_the_next_loss_is_as_the_first(grown: Crew, now: list[float]) -> None:
+def test_after_all_workers_got_on_the_next_loss_is_as_the_first(grown: WorkerPool, now: list[float]) -> None:
     assert grown.lose(DIED, 6) is not None
     now[0] += 120.0
     grown.grow(6)
@@ -110,20 +110,20 @@ def test_after_all_workers_got_on_the_next_loss_is_as_the_first(grown: Crew, now
         Ending("finished", "finished", 0),
     ],
 )
-def test_what_says_nothing_of_workers_takes_none_away(grown: Crew, ending: Ending) -> None:
+def test_what_says_nothing_of_workers_takes_none_away(grown: WorkerPool, ending: Ending) -> None:
     assert grown.lose(ending, 6) is None and grown.size == 8
     assert grown.lose(DIED, 6) is not None, "they have still to show that they get on"
 
 
 def test_without_a_range_nobody_is_left_out() -> None:
-    crew = Crew(config(8))
+    crew = WorkerPool(config(8))
     assert [crew.lose(DIED, 5) for _ in range(4)] == [None] * 4 and crew.size == 8
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_run_that_was_to_see_no_gpu_sees_none_with_fewer_workers_either(hidden: str, rank: int) -> None:
-    crew, died = Crew(config("1:8"), hidden), replace(DIED, rank=rank)
+    crew, died = WorkerPool(config("1:8"), hidden), replace(DIED, rank=rank)
     assert not crew.lose(died, 4)
     assert crew.lose(died, 4)
     assert crew.devices in (None, "")

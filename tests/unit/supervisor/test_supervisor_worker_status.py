@@ -19,11 +19,11 @@ from headway.core.console import alert_with
 from headway.core.heartbeat import Heartbeat, Phase
 from headway.core.process_table import children_of, what_it_does
 from headway.core.waiting import wait_until
-from headway.session.attempt import Wishes
+from headway.session.attempt import RunOptions
 from headway.supervisor import attempt_monitor
-from headway.supervisor.attempt_monitor import WatchedAttempt
+from headway.supervisor.attempt_monitor import AttemptMonitor
 from headway.supervisor.watchdog import Watchdog
-from headway.supervisor.worker_pool import Crew
+from headway.supervisor.worker_pool import WorkerPool
 from headway.supervisor.worker_status import WorkersSeen
 from waits import LONG
 
@@ -68,7 +68,7 @@ def test_a_hang_before_the_first_sign_of_life_is_named_once_with_what_the_proces
     assert Watchdog(SuperviseConfig(hang_seconds=90.0)).start_patience_seconds == 90.0
     monkeypatch.setattr(Watchdog, "start_patience_seconds", 1.0)
     config = load_config(tiny(), [f"parallel.workers={workers}"])
-    attempt = WatchedAttempt(config, Wishes(), Crew(config, None), [], own_process=False)
+    attempt = AttemptMonitor(config, RunOptions(), WorkerPool(config, None), [], own_process=False)
     if begun:
         folder = attempt.begin(None).directory
         if workers > 1:  # this one is well

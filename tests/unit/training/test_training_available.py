@@ -15,7 +15,7 @@ from headway.core.errors import ConfigError
 from headway.core.machine import Machine
 from headway.session import join, preview
 from headway.training import available
-from headway.training.available import refuse_unavailable, unused_gpus
+from headway.training.available import check_available, unused_gpus
 from headway.training.determinism import determinism_restored
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -103,10 +103,10 @@ def test_compiling_for_gpus_needs_a_compiler(
     if headers:
         (tmp_path / "Python.h").touch()
     if lacking is None:
-        refuse_unavailable(config(compile=True), GPU)
+        check_available(config(compile=True), GPU)
         return
     with pytest.raises(ConfigError, match=lacking) as error:
-        refuse_unavailable(config(compile=True), GPU)
+        check_available(config(compile=True), GPU)
     assert "train.compile=false" in (error.value.fix or "")
     for compiles, device in ((True, CPU), (False, GPU), ("auto", GPU)):
-        refuse_unavailable(config(compile=compiles), device)
+        check_available(config(compile=compiles), device)

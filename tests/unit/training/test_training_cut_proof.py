@@ -10,7 +10,7 @@ from torch import nn
 
 from headway.config import Config
 from headway.core.errors import ConfigError
-from headway.training.cut_proof import refuse_cuts_that_show
+from headway.training.cut_proof import check_shard_invariance
 from headway.training.optimizer import build_optimizer
 from headway.training.optimizer.whole_vectors import WholeVectorAdamW
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_adamw_of_elastic_runs_passes(threads: int) -> None:
     before = torch.get_num_threads()
-    refuse_cuts_that_show(partial(build_optimizer, Config.model_validate({}).optimizer, elastic=True), CPU, threads)
+    check_shard_invariance(partial(build_optimizer, Config.model_validate({}).optimizer, elastic=True), CPU, threads)
     assert torch.get_num_threads() == before
 
 
@@ -41,7 +41,7 @@ def test_an_optimizer_whose_bits_depend_on_cuts_is_refused() -> None:
         return TailSensitive(model.parameters(), lr=0.1)
 
     with pytest.raises(ConfigError, match="where a matrix is cut") as error:
-        refuse_cuts_that_show(build, CPU, 1)
+        check_shard_invariance(build, CPU, 1)
     assert "zero1" in error.value.fix
 
 

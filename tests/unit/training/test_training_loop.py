@@ -268,9 +268,9 @@ def test_the_peak_of_a_gpu_is_of_training_only(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", events.append)
     monkeypatch.setattr(loop, "Prefetcher", Feed)
-    monkeypatch.setattr(loop, "Stopwatch", lambda job, feed: None)
+    monkeypatch.setattr(loop, "StepMetrics", lambda job, feed: None)
     monkeypatch.setattr(loop, "SaveClock", SimpleNamespace(of=lambda job: None))
-    monkeypatch.setattr(loop, "_observed", observed)
+    monkeypatch.setattr(loop, "_run_callbacks", observed)
     world = SimpleNamespace(size=1, data_rank=0, mesh=SimpleNamespace(data=1), device=torch.device(device))
     with pytest.raises(KeyError):
         loop.train_loop(job_of(world))
@@ -298,7 +298,7 @@ def test_what_is_held_is_written_at_any_end_that_leaves_it_worth_it(
     writer = MagicMock()
     config = SimpleNamespace(checkpoint=SimpleNamespace(memory_every=memory_every))
     job: Any = SimpleNamespace(config=config, callbacks=(), writer=writer)
-    with pytest.raises(end) if end else nullcontext(), loop._observed(job, lambda: False):
+    with pytest.raises(end) if end else nullcontext(), loop._run_callbacks(job, lambda: False):
         if end is not None:
             raise end("why")
     assert writer.close.call_args.kwargs["write_held"] is written

@@ -17,8 +17,8 @@ from headway.config import Config
 from headway.config.schema import OptimizerConfig
 from headway.core.eight_bit import block_size
 from headway.core.errors import ConfigError
-from headway.training.available import refuse_unavailable, slow_precision
-from headway.training.cut_proof import refuse_cuts_that_show
+from headway.training.available import check_available, slow_precision
+from headway.training.cut_proof import check_shard_invariance
 from headway.training.optimizer import build_optimizer, materialize, muon, set_learning_rate, update
 from headway.training.optimizer.adafactor import ShardedAdafactor
 from headway.training.optimizer.eager import eager
@@ -160,7 +160,7 @@ def test_lion_has_betas_of_its_own_unless_told() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_lion_does_not_depend_on_cuts_here(threads: int) -> None:
     config = optimizer_config("lion")
-    refuse_cuts_that_show(lambda model, device: build_optimizer(config, model, device), CPU, threads)
+    check_shard_invariance(lambda model, device: build_optimizer(config, model, device), CPU, threads)
 
 
 def test_moments_in_8_bits_are_plain_tensors_of_a_quarter_of_the_size() -> None:
@@ -319,13 +319,13 @@ def test_a_missing_library_is_said_before_there_is_a_run(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, dict[str, object]], what: str
 ) -> None:
     monkeypatch.setattr("headway.training.available.find_spec", lambda name: None)
-    monkeypatch.setattr("headway.training.available.refuse_missing", lambda *_: None)
+    monkeypatch.setattr("headway.training.available.check_present", lambda *_: None)
     train = {"steps": 1, **values.get("train", {})}
     config = Config.model_validate({**values, "train": train}).resolved()
     with pytest.raises(ConfigError, match=f"{what}' needs torchao") as error:
-        refuse_unavailable(config, CPU)
+        check_available(config, CPU)
     assert "pip install 'headway[torchao]'" in error.value.fix
-    refuse_unavailable(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU)
+    check_available(Config.model_validate({"train": {"steps": 1}}).resolved(), CPU)
 
 
 def test_bf16_that_a_cpu_would_emulate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

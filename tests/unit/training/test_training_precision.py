@@ -20,7 +20,7 @@ from headway.training.determinism import determinism_restored
 from headway.training.health import Decision
 from headway.training.loss_scale import FIRST, GROWTH_INTERVAL, LEAST, MOST, begin_scaling, update_scale
 from headway.training.optimizer import build_optimizer
-from headway.training.precision import apply_precision, autocast, convert_to_fp8, refuse_missing
+from headway.training.precision import apply_precision, autocast, check_present, convert_to_fp8
 from headway.training.state import Cursor, TrainState
 from headway.training.step import StepResult, train_step
 from headway.training.task import Objective, Task
@@ -47,10 +47,10 @@ def test_a_precision_that_the_device_lacks_is_refused(
     precision: str, device: torch.device, capability: tuple[int, int] | None, nearest: str | None
 ) -> None:
     if nearest is None:
-        refuse_missing(precision, device, capability)
+        check_present(precision, device, capability)
         return
     with pytest.raises(ConfigError, match="compute capability") as error:
-        refuse_missing(precision, device, capability)
+        check_present(precision, device, capability)
     assert error.value.fix == f"train.precision={nearest}"
 
 

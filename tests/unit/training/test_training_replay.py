@@ -15,7 +15,7 @@ from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training.fit import LiveBytes
 from headway.training.optimizer import build_optimizer
-from headway.training.replay import checksum, odd_ones
+from headway.training.replay import checksum, outliers
 from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import Objective, Task
@@ -82,9 +82,9 @@ def test_a_checksum_takes_little_memory_beside_its_tensor(monkeypatch: pytest.Mo
 
 
 def test_who_differs_is_told_by_the_majority() -> None:
-    assert odd_ones({0: 7, 1: 7, 2: 7}) == [] == odd_ones({3: 1})
-    assert odd_ones({0: 7, 1: 8, 2: 7}) == [1]
-    assert odd_ones({0: 7, 1: 8}) == [0, 1], "of two nobody knows which"
+    assert outliers({0: 7, 1: 7, 2: 7}) == [] == outliers({3: 1})
+    assert outliers({0: 7, 1: 8, 2: 7}) == [1]
+    assert outliers({0: 7, 1: 8}) == [0, 1], "of two nobody knows which"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from headway.training.optimizer import (
     set_learning_rate,
 )
 from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
-from headway.training.step import _place_in_row, exact_sum, train_step
+from headway.training.step import _rng_coordinates, exact_sum, train_step
 from headway.training.task import Objective, Task, to_device
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
@@ -229,13 +229,13 @@ def test_workers_with_other_positions_of_a_row_draw_other_masks() -> None:
     mesh = MeshShape(dp_shard=2, cp=2, tp=2)
     workers = [World(rank, 8, rank, torch.device("cpu"), mesh) for rank in range(8)]
     model = nn.Linear(1, 1)
-    assert {_place_in_row(model, worker) for worker in workers} == {()}, "what all have whole has the same mask"
+    assert {_rng_coordinates(model, worker) for worker in workers} == {()}, "what all have whole has the same mask"
     model.draws_by_position = True  # type: ignore[assignment]
-    places = [_place_in_row(model, worker) for worker in workers]
+    places = [_rng_coordinates(model, worker) for worker in workers]
     assert len(set(places)) == 4
     assert all((places[a] == places[b]) == (a % 4 == b % 4) for a in range(8) for b in range(8))
     # A worker that has whole rows draws what one alone does, so that lanes may go to any worker.
-    assert _place_in_row(model, World(1, 2, 1, torch.device("cpu"), MeshShape(dp_shard=2))) == ()
+    assert _rng_coordinates(model, World(1, 2, 1, torch.device("cpu"), MeshShape(dp_shard=2))) == ()
     assert Decoder.draws_by_position
 
 

@@ -18,14 +18,14 @@ from headway.core.errors import ConfigError
 from headway.core.machine import Machine
 from headway.parallel.strategy import Strategy, make_strategy
 from headway.parallel.world import World
-from headway.session.grid import settle_micro_batch
+from headway.session.grid import choose_micro_batch
 from headway.training import fit
 from headway.training.fit import LiveBytes, largest_that_fits
 from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import train_step
 from headway.training.task import Objective, Task
-from headway.training.trial import is_out_of_memory, largest_micro_batch, out_of_memory_told, trial_step
+from headway.training.trial import explain_out_of_memory, is_out_of_memory, largest_micro_batch, trial_step
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)
@@ -232,7 +232,7 @@ def settle(c: Config, start: Any = None, recut: bool = True) -> tuple[LaneGrid, 
     if not recut:
         task.recut = None
     info: CheckpointInfo | None = start
-    return settle_micro_batch(c, task, state, strategy, WORLD, grid, info), task
+    return choose_micro_batch(c, task, state, strategy, WORLD, grid, info), task
 
 
 def test_auto_cuts_the_same_rows_into_micro_batches_that_fit(limit: Callable[[int], None]) -> None:
@@ -294,5 +294,8 @@ def test_a_gpu_is_not_filled_with_what_others_have_of_it(monkeypatch: pytest.Mon
 
 
 def test_batches_of_any_form_can_fail() -> None:
-    with pytest.raises(ConfigError, match="3 x 2"), out_of_memory_told(config(), (torch.ones(()), [torch.ones(3, 2)])):  # type: ignore[arg-type]
+    with (
+        pytest.raises(ConfigError, match="3 x 2"),
+        explain_out_of_memory(config(), (torch.ones(()), [torch.ones(3, 2)])),
+    ):  # type: ignore[arg-type]
         raise MemoryError("none left")

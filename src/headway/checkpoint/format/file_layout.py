@@ -70,7 +70,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Image:
+class ShardFile:
     """One file, byte for byte, but for the tensors' elements."""
 
     file: str
@@ -85,7 +85,7 @@ class Image:
         return len(self.preamble) + sum(piece.nbytes for piece in self.pieces)
 
 
-def plan_images(pieces: Sequence[Piece], rank: int, max_bytes: int) -> list[Image]:
+def plan_files(pieces: Sequence[Piece], rank: int, max_bytes: int) -> list[ShardFile]:
     """The files of one worker, in the order of tensor names; a tensor larger than `max_bytes` gets one of its own."""
     files: list[list[Piece]] = []
     room = 0
@@ -96,10 +96,10 @@ def plan_images(pieces: Sequence[Piece], rank: int, max_bytes: int) -> list[Imag
         files[-1].append(piece)
         room -= piece.nbytes
     names = (f"shard-{rank:05d}{f'-{i:03d}' if i else ''}.safetensors" for i in range(len(files)))
-    return [_image(name, members) for name, members in zip(names, files, strict=True)]
+    return [_shard_file(name, members) for name, members in zip(names, files, strict=True)]
 
 
-def _image(file: str, pieces: Sequence[Piece]) -> Image:
+def _shard_file(file: str, pieces: Sequence[Piece]) -> ShardFile:
     # Wide elements first, as the library does, so that every tensor is aligned when the file is mapped.
     ordered = sorted(pieces, key=lambda piece: (-ITEM_BYTES[piece.dtype], piece.name))
     header: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def _image(file: str, pieces: Sequence[Piece]) -> Image:
     text = json.dumps(header, separators=(",", ":")).encode()
     # The format allows spaces. A copy to what is not aligned to a line of the cache takes a quarter longer.
     text += b" " * (-(8 + len(text)) % 64)
-    return Image(file, len(text).to_bytes(8, "little") + text, tuple(ordered))
+    return ShardFile(file, len(text).to_bytes(8, "little") + text, tuple(ordered))
 
 
 class Source(Protocol):
@@ -120,7 +120,7 @@ class Source(Protocol):
         """Those of a piece."""
         ...
 
-    def copy(self, image: Image, descriptor: int) -> None:
+    def copy(self, image: ShardFile, descriptor: int) -> None:
         """Write a whole file."""
         ...
 
@@ -131,7 +131,7 @@ class Elements:
 
     elements: Callable[[Piece], memoryview]
 
-    def copy(self, image: Image, descriptor: int) -> None:
+    def copy(self, image: ShardFile, descriptor: int) -> None:
         """Write a whole file, a piece after the other."""
         for view in (memoryview(image.preamble), *map(self.elements, image.pieces)):
             left = view.cast("B")
@@ -139,8 +139,8 @@ class Elements:
                 left = left[os.write(descriptor, left[:_WRITE_BYTES]) :]
 
 
-def write_image(
-    folder: Path, image: Image, source: Source, pool: Executor, key: bytes | None = None
+def write_file(
+    folder: Path, image: ShardFile, source: Source, pool: Executor, key: bytes | None = None
 ) -> tuple[str, FileEntry, dict[str, str]]:
     """Write one file and flush it to disk.
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.manifest import Manifest
-from headway.checkpoint.index import REMOTE, Registry
+from headway.checkpoint.index import REMOTE, CheckpointIndex
 from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import OtherRunError, PlaceOwner, other_run, read_claim
-from headway.checkpoint.remote.tier import RemoteTier, refuse_other_run
+from headway.checkpoint.remote.tier import RemoteTier, check_same_run
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RunIdentity, run_record
 from headway.core.errors import ConfigError, HeadwayError
 
@@ -57,7 +57,7 @@ def _is_sent_by_index(remote: RemoteConfig, run: Path, manifest: Manifest) -> bo
     tier = f"{remote.url.rstrip('/')}/{run.resolve().name}/"
     return any(
         place.tier == REMOTE and place.place.startswith(tier)
-        for entry in Registry(run).entries()
+        for entry in CheckpointIndex(run).entries()
         if (entry.step, entry.state_sha256) == (manifest.step, manifest.state_sha256)
         for place in entry.places
     )
@@ -103,7 +103,7 @@ def settle_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
         made_by = run_record(found.context.get(OF_RUN))
         if relation == "other" and made_by is not None:
             if owner is not None:
-                refuse_other_run(tier.url, identity, found)
+                check_same_run(tier.url, identity, found)
             configs, data = frozenset({found.context.get(IDENTITY)}), found.context.get("data")
             identity = _as_owner(tier, identity, PlaceOwner(made_by, configs, data, "as its newest checkpoint says"))
         elif relation == "unknown" and owner is None:

@@ -37,7 +37,7 @@ def names_there(manifest: Manifest) -> set[str]:
     return {name for file in manifest.files for name in (sent_name(manifest, file), file)}
 
 
-def strangers(names: Iterable[str], manifest: Manifest) -> list[str]:
+def unexpected_objects(names: Iterable[str], manifest: Manifest) -> list[str]:
     """Of what lies in the folder of a checkpoint that was sent, the files that are not its own."""
     own = {sent_name(manifest, file).removesuffix(SEALED) for file in manifest.files} | {MANIFEST}
     return [name for name in names if name.removesuffix(SEALED) not in own]

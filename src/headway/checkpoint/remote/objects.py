@@ -291,7 +291,7 @@ class Objects:
         until, wait = time.monotonic() + self.patience_seconds, _FIRST_WAIT_SECONDS
         while True:
             try:
-                self._refuse_unmounted()
+                self._check_mounted()
                 answer = ask()
                 break
             except (HeadwayError, TooLargeError):
@@ -311,7 +311,7 @@ class Objects:
             notice(f"{self.url} answers again")
         return answer
 
-    def _refuse_unmounted(self) -> None:
+    def _check_mounted(self) -> None:
         if self._around is not None and not self._around.is_dir():
             raise ConnectionError(f"there is no folder {self._around}; mount it, or make it if it is to be a new one")
 

@@ -227,11 +227,11 @@ class Claims:
             made_by = None if faster is None else run_record(faster.run)
             if made_by is not None and identity.id is not None and made_by["id"] != identity.id:
                 raise other_run(self._objects.url, made_by)
-        self._refuse_overwriting(claim_name(number))
+        self._check_not_overwriting(claim_name(number))
         self.write_hint(claim)
         return claim
 
-    def _refuse_overwriting(self, name: str) -> None:
+    def _check_not_overwriting(self, name: str) -> None:
         """Try to make an object that is there once more: a store that does as if it were not there says so of claims
         too, and each attempt would take itself for the only one."""
         if self._objects.local or not self._objects.create(name, b"{}"):
@@ -293,7 +293,7 @@ class Claims:
             raise self._lost(claim, hint.get("run"), by, by)
 
     def _make_again(self, claim: Claim, identity: RunIdentity) -> None:
-        refuse_emptied_mount(self._objects, "this attempt")
+        check_mount_not_emptied(self._objects, "this attempt")
         self.settle_owner(identity)
         others = (self.at(number) for number in {*self._listed(), self.last()})
         for other in others:
@@ -323,7 +323,7 @@ class Claims:
         )
 
 
-def refuse_emptied_mount(objects: Objects, who: str, fix: str = "if it was emptied on purpose, start again") -> None:
+def check_mount_not_emptied(objects: Objects, who: str, fix: str = "if it was emptied on purpose, start again") -> None:
     """Refuse a folder of a mounted file system in which nothing is left: its file system is probably not mounted.
 
     Raises:

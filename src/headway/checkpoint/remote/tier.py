@@ -30,7 +30,7 @@ from pathlib import Path
 from headway.checkpoint.format.file_hash import is_as_written
 from headway.checkpoint.format.manifest import MANIFEST, Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.format.sealing import SEALED, VARIABLE, Undecipherable
-from headway.checkpoint.remote.files import Journal, names_there, sent_name, strangers
+from headway.checkpoint.remote.files import Journal, names_there, sent_name, unexpected_objects
 from headway.checkpoint.remote.objects import NoAnswer, Objects
 from headway.checkpoint.remote.ownership import (
     NEWEST,
@@ -40,11 +40,11 @@ from headway.checkpoint.remote.ownership import (
     FencedError,
     OtherRunError,
     PlaceOwner,
+    check_mount_not_emptied,
     claim_name,
     highest,
     other_run,
     read_claim,
-    refuse_emptied_mount,
 )
 from headway.checkpoint.remote.sealed_objects import SealedObjects
 from headway.checkpoint.run_identity import (
@@ -153,7 +153,9 @@ class RemoteTier:
         known = read_claim(run)
         known = known if known is not None and known.url == self.url else None
         if known is not None:
-            refuse_emptied_mount(self.objects, "this run", f"if it was removed on purpose, remove {run / CLAIM_FILE}")
+            check_mount_not_emptied(
+                self.objects, "this run", f"if it was removed on purpose, remove {run / CLAIM_FILE}"
+            )
         identity = identity or RunIdentity(run, read_run_id(run), run.resolve().name)
         claim = self.claims.make(identity, attempt, max(self._newest_claim, 0 if known is None else known.number))
         identity.keep()
@@ -181,14 +183,14 @@ class RemoteTier:
         """Say whether a checkpoint is of the run that reads or writes here; a person's it always is."""
         return "own" if self.identity is None else self.identity.relation(manifest)
 
-    def refuse_other_run(self, manifest: Manifest) -> None:
+    def check_same_run(self, manifest: Manifest) -> None:
         """Refuse a checkpoint that another run has made.
 
         Raises:
             OtherRunError: it is one.
         """
         if self.identity is not None:
-            refuse_other_run(self.url, self.identity, manifest)
+            check_same_run(self.url, self.identity, manifest)
 
     def own_manifests(self) -> list[Manifest]:
         """All manifests of this run that can be read, by rising step."""
@@ -351,7 +353,7 @@ class RemoteTier:
         be as large as the checkpoint, and would stay as long."""
         folder = self.objects.at(step_name(manifest.step))
         try:
-            for name in strangers(folder.folders(), manifest):
+            for name in unexpected_objects(folder.folders(), manifest):
                 self._remove(folder, name)
         except (FencedError, OtherRunError):
             raise
@@ -382,17 +384,17 @@ class RemoteTier:
         except CheckpointError as error:
             why = error.what
         if there is not None:
-            self.refuse_other_run(there)
+            self.check_same_run(there)
             if there.state_sha256 == manifest.state_sha256:
                 return True
-            self._refuse_to_replace(there, manifest)
+            self._check_may_replace(there, manifest)
             why = "it holds another state"
         folder = self.objects.at(step_name(manifest.step))
         warning(f"replacing {folder.url}: {why}")
         self._remove(folder, MANIFEST)
         return False
 
-    def _refuse_to_replace(self, there: Manifest, manifest: Manifest) -> None:
+    def _check_may_replace(self, there: Manifest, manifest: Manifest) -> None:
         """Refuse to put a state in the place of another one of the same step that it does not supersede."""
         where = self.objects.url_of(step_name(there.step))
         if self.relation_of(there) == "unknown":
@@ -423,7 +425,7 @@ class RemoteTier:
         except CheckpointError:
             known = None
         if known is not None:
-            self.refuse_other_run(known)
+            self.check_same_run(known)
         self._remove(folder, MANIFEST)
         fault_point("upload.discard")
         # By name what a listing may not show yet, by the listing what the manifest does not name.
@@ -440,7 +442,7 @@ class RemoteTier:
         if content is None:
             return False
         with suppress(ValueError):  # a damaged one is out of the way then, too
-            self.refuse_other_run(Manifest.parse(content))
+            self.check_same_run(Manifest.parse(content))
         folder.write(_ASIDE, content)
         self._remove(folder, MANIFEST)
         return True
@@ -450,7 +452,7 @@ class RemoteTier:
         self.claims.write_hint(self.claim, step)
 
 
-def refuse_other_run(url: str, identity: RunIdentity, manifest: Manifest) -> None:
+def check_same_run(url: str, identity: RunIdentity, manifest: Manifest) -> None:
     """Refuse a remote checkpoint that another run has made.
 
     Args:

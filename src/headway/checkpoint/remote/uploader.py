@@ -101,7 +101,7 @@ class Uploader:
         sent = self.newest_sent  # asked for after what is on its way, which may get there meanwhile
         return step in pinned or (sent is not None and sent >= step)
 
-    def went_back(self, step: int) -> None:
+    def rolled_back(self, step: int) -> None:
         """Count what was sent of later steps, or is being sent, as not there: the run does them again."""
         with self._condition:
             if self._waiting is not None and self._waiting.manifest.step > step:

@@ -51,11 +51,11 @@ class HeldStates:
         """A state is whole in its slot."""
         self._orders[order["descriptor"]] = order
 
-    def let_go(self, descriptor: int) -> None:
+    def release_snapshot(self, descriptor: int) -> None:
         """The slot is about to be overwritten."""
         self._orders.pop(descriptor, None)
 
-    def rescue(self, newest_saved: int, write: Callable[[Order], None]) -> None:
+    def flush_snapshot(self, newest_saved: int, write: Callable[[Order], None]) -> None:
         """The worker is dead: write the newest state that all have, if it is newer than what was saved.
 
         Args:

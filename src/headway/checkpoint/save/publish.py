@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.format.file_layout import Image, Piece, Source, write_image
+from headway.checkpoint.format.file_layout import Piece, ShardFile, Source, write_file
 from headway.checkpoint.format.folders import REPLACED, TEMPORARY, discard, remove
 from headway.checkpoint.format.manifest import (
     ITEM_BYTES,
@@ -75,7 +75,7 @@ class Part:
 
 def write_part(
     folder: Path,
-    images: Iterable[Image],
+    images: Iterable[ShardFile],
     source: Source,
     advance: Callable[[], None] = lambda: None,
     key: bytes | None = None,
@@ -96,7 +96,7 @@ def write_part(
     pieces: list[WrittenPiece] = []
     with ThreadPoolExecutor(usable_cores()) as pool:
         for image in images:
-            name, entry, hashes = write_image(folder, image, source, pool, key)
+            name, entry, hashes = write_file(folder, image, source, pool, key)
             files[name] = entry
             advance()
             begin = len(image.preamble)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import WriteItem
 
 
-def share_out(workers: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
+def assign_writers(workers: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
     """For each worker the pieces that it writes, of those that it has.
 
     Where some have all of a tensor and others a part of it, those that have all write it; a part without elements is

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headway.checkpoint.format.file_layout import Elements, Image, Piece
+from headway.checkpoint.format.file_layout import Elements, Piece, ShardFile
 from headway.core.allocator import give_back_freed_memory
 from headway.core.errors import CheckpointError, explaining_refusals
 from headway.core.files import begin_flush
@@ -41,7 +41,7 @@ _GIVEN_BACK_BYTES = 16 * 2**20
 _DIRECT_BYTES = 16 * 2**20
 
 
-def image_offsets(images: Sequence[Image]) -> list[int]:
+def file_offsets(images: Sequence[ShardFile]) -> list[int]:
     """Where each image begins in a slot; the last number is the size of all."""
     offsets = [0]
     for image in images:
@@ -58,11 +58,11 @@ class Slot:
         else:
             with tempfile.TemporaryFile() as file:
                 self.descriptor = os.dup(file.fileno())
-        self._images: Sequence[Image] = ()
+        self._images: Sequence[ShardFile] = ()
         self._views: dict[str, torch.Tensor] = {}
         self._pinned: torch.Tensor | None = None
 
-    def prepare(self, images: Sequence[Image], pinned: bool, ahead: bool = True) -> None:
+    def prepare(self, images: Sequence[ShardFile], pinned: bool, ahead: bool = True) -> None:
         """Make room for these images, and lay out all but the elements.
 
         Args:
@@ -77,7 +77,7 @@ class Slot:
         if self._images == images:
             return
         self._release()
-        offsets = image_offsets(images)
+        offsets = file_offsets(images)
         size = max(offsets[-1], 1)
         # Limits for files hold for those in memory too; where memory is short, another attempt may have more.
         with explaining_refusals(CheckpointError, f"{format_bytes(size)} in memory, to be saved"):
@@ -171,7 +171,7 @@ def _unpin(content: torch.Tensor) -> None:
     torch.cuda.cudart().cudaHostUnregister(content.data_ptr())
 
 
-class StagedImages:
+class StagedFiles:
     """The images in a slot, for who writes them.
 
     Args:
@@ -179,11 +179,11 @@ class StagedImages:
         images: As the slot was prepared for.
     """
 
-    def __init__(self, descriptor: int, images: Sequence[Image]) -> None:
+    def __init__(self, descriptor: int, images: Sequence[ShardFile]) -> None:
         self._descriptor = descriptor
-        self._begins = {image.file: begin for image, begin in zip(images, image_offsets(images), strict=False)}
+        self._begins = {image.file: begin for image, begin in zip(images, file_offsets(images), strict=False)}
         # Closed when the last view of it goes.
-        self._content = memoryview(mmap.mmap(descriptor, max(image_offsets(images)[-1], 1), access=mmap.ACCESS_READ))
+        self._content = memoryview(mmap.mmap(descriptor, max(file_offsets(images)[-1], 1), access=mmap.ACCESS_READ))
         self._views: dict[str, memoryview] = {}
         for image in images:
             begin = self._begins[image.file] + len(image.preamble)
@@ -195,7 +195,7 @@ class StagedImages:
         """The bytes of a piece."""
         return self._views[piece.name]
 
-    def copy(self, image: Image, descriptor: int) -> None:
+    def copy(self, image: ShardFile, descriptor: int) -> None:
         """Write a whole file: from here to the disk where that can be, else within the kernel, which is twice as fast
         here as by way of this process's memory."""
         done, begin = self._write_directly(image, descriptor), self._begins[image.file]
@@ -210,7 +210,7 @@ class StagedImages:
                 raise
             Elements(self.elements).copy(image, descriptor)  # not every kernel copies from file to file
 
-    def _write_directly(self, image: Image, descriptor: int) -> int:
+    def _write_directly(self, image: ShardFile, descriptor: int) -> int:
         """Write a large file past the page cache: that saves a copy, and memory for one, which can take longer to get
         than the disk takes to write. Not one with parts of tensors, which are read again to hash the whole.
 

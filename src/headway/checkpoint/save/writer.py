@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.format.file_layout import Image, Piece, plan_images
+from headway.checkpoint.format.file_layout import Piece, ShardFile, plan_files
 from headway.checkpoint.format.folders import remove
 from headway.checkpoint.save.fence import Fenced
 from headway.checkpoint.save.outcomes import Outcome, Upload, WriterDied
 from headway.checkpoint.save.publish import Publisher
-from headway.checkpoint.save.save_plan import share_out
+from headway.checkpoint.save.save_plan import assign_writers
 from headway.checkpoint.save.staging import Slot
-from headway.checkpoint.save.writer_client import ProcessBeside, WriterSettings
+from headway.checkpoint.save.writer_client import WriterProcess, WriterSettings
 from headway.core.console import warning
 from headway.core.errors import CheckpointError
 from headway.core.faults import fault_point
@@ -48,10 +48,10 @@ class CheckpointWriter:
     def __init__(self, settings: WriterSettings, gather: Callable[[Any], Sequence[Any]] = lambda said: [said]) -> None:
         self._settings, self._gather = settings, gather
         self._slots = tuple(Slot() for _ in range(3 if settings.holds else 2))
-        self._holding: list[tuple[Slot, ProcessBeside]] = []
+        self._holding: list[tuple[Slot, WriterProcess]] = []
         self._mine: list[Piece] | None = None
         self._pieces: list[Piece] = []
-        self._images: list[Image] = []
+        self._images: list[ShardFile] = []
         self._outcomes: deque[Outcome] = deque()
         self._uploads: deque[Upload] = deque()
         self._lost: CheckpointError | None = None
@@ -63,7 +63,7 @@ class CheckpointWriter:
         self._orders = 0
         self._untold: list[dict[str, Any]] = []
         self._back: dict[str, Any] | None = None
-        self._process: ProcessBeside | None = None
+        self._process: WriterProcess | None = None
         self._ready_process()
 
     def submit(
@@ -135,12 +135,12 @@ class CheckpointWriter:
             process.tell(order)
         return time.monotonic() - start
 
-    def let_go(self) -> None:
+    def release_snapshot(self) -> None:
         """Let go of the states that are held: no death has them written."""
         for slot in self._slots:
             self._let_go(slot)
 
-    def went_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
+    def rolled_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
         """Have what comes next taken for what follows `step`: the run went back there.
 
         Args:
@@ -278,9 +278,9 @@ class CheckpointWriter:
         if any(changed):
             self._mine = mine
             everyone = self._gather([piece.record() for piece in mine])
-            shares = share_out([[Piece.parse(record) for record in worker] for worker in everyone])
+            shares = assign_writers([[Piece.parse(record) for record in worker] for worker in everyone])
             self._pieces = shares[self._settings.rank]
-            self._images = plan_images(self._pieces, self._settings.rank, self._settings.max_shard_bytes)
+            self._images = plan_files(self._pieces, self._settings.rank, self._settings.max_shard_bytes)
         return any(lacking)
 
     def _wait_for_slots(self) -> None:
@@ -345,7 +345,7 @@ class CheckpointWriter:
             process.kill()
             self._ended(process, f"the disk seems to hang (no progress for {format_seconds(seconds)})", hangs=True)
 
-    def _ready_process(self) -> ProcessBeside:
+    def _ready_process(self) -> WriterProcess:
         """The process, or a new one when it is gone.
 
         Raises:
@@ -356,7 +356,7 @@ class CheckpointWriter:
             if self._process is not None:  # a fault that was ordered for the first one is not for its successor
                 environment.pop("HEADWAY_FAULTS", None)
             descriptors = [slot.descriptor for slot in self._slots]
-            self._process = ProcessBeside(
+            self._process = WriterProcess(
                 self._settings,
                 descriptors,
                 environment,
@@ -371,7 +371,7 @@ class CheckpointWriter:
             self._process.tell(self._untold.pop(0))
         return self._process
 
-    def _process_or_why(self) -> ProcessBeside | str:
+    def _process_or_why(self) -> WriterProcess | str:
         """The same, or why there is none: training goes on without."""
         try:
             return self._ready_process()
@@ -389,7 +389,7 @@ class CheckpointWriter:
             self._outcomes.append(outcome)
             self._changed.notify_all()
 
-    def _ended(self, process: ProcessBeside, how: str, hangs: bool = False) -> None:
+    def _ended(self, process: WriterProcess, how: str, hangs: bool = False) -> None:
         """A process is gone, and with it what it was writing; what it had not begun is for its successor.
 
         Args:
@@ -437,4 +437,4 @@ class _Ordered:
 
     order: Mapping[str, Any]
     slot: Slot
-    process: ProcessBeside
+    process: WriterProcess

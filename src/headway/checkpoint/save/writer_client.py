@@ -42,7 +42,7 @@ class WriterSettings:
     max_shard_bytes: int = 2 * 1024**3
     """Size of a file, roughly; a larger tensor gets one of its own."""
     after_save: Mapping[str, Any] | None = None
-    """What `AfterSave` has to know; when not given, the newest `keep` are kept, and that is all."""
+    """What `CheckpointMaintainer` has to know; when not given, the newest `keep` are kept, and that is all."""
     sign: bool = False
     """Sign manifests with the key of the environment."""
     encrypt: bool = False
@@ -53,7 +53,7 @@ class WriterSettings:
         return {**vars(self), "directory": str(self.directory), "fence": self.fence and self.fence.record()}
 
 
-class ProcessBeside:
+class WriterProcess:
     """The process beside this worker, and the thread that takes its answers.
 
     Raises:
@@ -68,7 +68,7 @@ class ProcessBeside:
         settle: Callable[[Outcome], None],
         uploaded: Callable[[Upload], None],
         lost: Callable[[CheckpointError], None],
-        at_end: Callable[[ProcessBeside, str], None],
+        at_end: Callable[[WriterProcess, str], None],
     ) -> None:
         self.ended = False
         self.heard_seconds = time.monotonic()

@@ -19,23 +19,23 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from headway.checkpoint.format.file_layout import Image, Piece, plan_images
+from headway.checkpoint.format.file_layout import Piece, ShardFile, plan_files
 from headway.checkpoint.format.folders import pruning
 from headway.checkpoint.format.manifest import Manifest
 from headway.checkpoint.format.sealing import key_to_encrypt_with
 from headway.checkpoint.format.signing import key_to_sign_with
-from headway.checkpoint.post_save import AfterSave
+from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.save.fence import Fence, Fenced, OwnerUnknown
 from headway.checkpoint.save.memory_snapshot import HeldStates, Order
 from headway.checkpoint.save.publish import Part, write_part
-from headway.checkpoint.save.staging import StagedImages, image_offsets
+from headway.checkpoint.save.staging import StagedFiles, file_offsets
 from headway.checkpoint.save.writer_locks import writer_has_ended, writer_is_here
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
 from headway.core.errors import CheckpointError, HeadwayError, fix_for
 from headway.core.files import is_there, write_json
 from headway.core.foreign import LISTING_BYTES, read_json, read_text
-from headway.core.signals import STOPPING
+from headway.core.signals import STOP_SIGNALS
 
 #: How often the first worker's process looks for what the others have written, and the least time between two words to
 #: the worker that this process gets on.
@@ -63,7 +63,7 @@ class WriteProcess:
         self._answers, self._worker = answers, os.getppid()
         self._told_seconds = 0.0
         self._telling = threading.Lock()  # what follows a save has threads of its own
-        self._after_save = AfterSave(follows, self._tell_upload) if follows else None
+        self._after_save = CheckpointMaintainer(follows, self._tell_upload) if follows else None
         self._store = CheckpointStore(
             Path(settings["directory"]),
             settings["keep"],
@@ -114,10 +114,10 @@ class WriteProcess:
         """Write this worker's part of a state; of the first worker also wait for the others and publish."""
         step, start = order["step"], time.monotonic()
         pieces = [Piece.parse(piece) for piece in order["pieces"]]
-        images = plan_images(pieces, self._rank, self._max_shard_bytes)
-        nbytes = image_offsets(images)[-1]
+        images = plan_files(pieces, self._rank, self._max_shard_bytes)
+        nbytes = file_offsets(images)[-1]
         try:
-            staged, manifest = StagedImages(order["descriptor"], images), None
+            staged, manifest = StagedFiles(order["descriptor"], images), None
             if self._rank == 0:
                 manifest = self._publish(order, images, staged, nbytes)
             else:
@@ -133,7 +133,7 @@ class WriteProcess:
             if manifest:
                 self._store.after_save(manifest)
 
-    def _publish(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages, nbytes: int) -> Manifest:
+    def _publish(self, order: Mapping[str, Any], images: list[ShardFile], staged: StagedFiles, nbytes: int) -> Manifest:
         step, cursor = order["step"], order["cursor"]
         with self._store.saving(step, order["tag"], nbytes) as folder:
             mine = write_part(folder, images, staged, self._get_on, self._key)
@@ -152,16 +152,16 @@ class WriteProcess:
         elif kind == "hold":
             self._held.hold(order)
         elif kind == "let go":
-            self._held.let_go(order["descriptor"])
+            self._held.release_snapshot(order["descriptor"])
         elif kind == "went back":
             self._newest_saved = min(self._newest_saved, order["step"])
             if self._after_save is not None:
-                self._after_save.went_back(order["step"], order["left_out"])
+                self._after_save.rolled_back(order["step"], order["left_out"])
         return kind != "end"
 
-    def rescue(self) -> None:
+    def flush_snapshot(self) -> None:
         """The worker is gone without having said that it ends."""
-        self._held.rescue(self._newest_saved, self.write)
+        self._held.flush_snapshot(self._newest_saved, self.write)
 
     def close(self) -> None:
         """Let what follows saves come to its end. Nobody needs to wait for that: it is here what there is to save."""
@@ -174,7 +174,7 @@ class WriteProcess:
             if lost is not None:
                 self.tell("lost", what=lost.what, where=lost.where, fix=lost.fix)
 
-    def _contribute(self, order: Mapping[str, Any], images: list[Image], staged: StagedImages) -> None:
+    def _contribute(self, order: Mapping[str, Any], images: list[ShardFile], staged: StagedFiles) -> None:
         """Write beside the first worker's files, and leave a note of what was written."""
         folder = self._store.publisher.folder(order["step"], order["tag"])
         self._wait_for(folder, 0, "the first worker's folder did not come", order=order)
@@ -299,7 +299,7 @@ def _read(lines: IO[str], orders: queue.SimpleQueue[Order | None], given_up: set
 
 def main() -> None:
     """Read orders until there are no more."""
-    for number in STOPPING:  # they are for the worker, which says when it is over
+    for number in STOP_SIGNALS:  # they are for the worker, which says when it is over
         signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # on the CPU, training comes first
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
@@ -312,7 +312,7 @@ def main() -> None:
     orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, orders, process.given_up), daemon=True).start()
     if all(process.obey(order) for order in iter(orders.get, None) if order is not None):
-        process.rescue()
+        process.flush_snapshot()
     process.close()
 
 

@@ -132,7 +132,7 @@ def _are_wider(beginning: bytes) -> bool:
     return len(halves) >= _TELLING and bool(halves[:, 0].any()) and not halves[:, 1].any()
 
 
-def refuse_no_training(sources: Sequence[ImportSource]) -> None:
+def check_something_to_train(sources: Sequence[ImportSource]) -> None:
     """Refuse when all files are for validation by their names.
 
     Raises:

@@ -20,8 +20,8 @@ from headway.core.format import format_bytes, format_count, format_seconds
 from headway.data.importing import datatrove, megatron, nanogpt
 from headway.data.importing.documents import SPLIT_RULE, Counts, DocumentWriter, ShardSeries
 from headway.data.importing.files import ImportSource, TokenFile, read_blocks, sha256
-from headway.data.in_use import refuse_in_use
-from headway.data.preparing.building import building, publish, refuse_foreign
+from headway.data.in_use import check_not_in_use
+from headway.data.preparing.building import building, check_not_foreign, publish
 from headway.data.preparing.manifest import head_json, part_json
 from headway.data.preparing.prepare import settled_bound
 from headway.data.reading.places import unicode_name
@@ -139,7 +139,7 @@ def plan_import(
         held_out = tuple(file for source in find(validation) for file in (*source.train, *source.validation))
         sources = [replace(sources[0], validation=sources[0].validation + held_out), *sources[1:]]
     if kind == "nanogpt":
-        nanogpt.refuse_no_training(sources)
+        nanogpt.check_something_to_train(sources)
     if vocabulary is None:
         vocabulary = _tokenizer(_named_tokenizer(sources), end_of_text)
     given = any(source.validation for source in sources)
@@ -255,10 +255,10 @@ def import_store(
     """
     started = time.monotonic()
     output = output.resolve() if output.is_symlink() else output
-    refuse_foreign(output)
+    check_not_foreign(output)
     if (output / MANIFEST).exists() and not force:
         raise ConfigError("there is a token store already", where=str(output), fix="--force replaces it")
-    refuse_in_use(output)
+    check_not_in_use(output)
     try:
         with building(output, resumes=False) as folder:
             manifest, counts = _build(plan, folder, shard_bytes)

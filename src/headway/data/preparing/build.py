@@ -21,7 +21,7 @@ from headway.config.units import Amount
 from headway.core.console import Progress, progress
 from headway.core.faults import fault_point
 from headway.core.files import atomic_write
-from headway.data.in_use import refuse_in_use
+from headway.data.in_use import check_not_in_use
 from headway.data.preparing.encode import SPLITS, PieceResult, PieceWorker, Recipe, Verdict, Work
 from headway.data.preparing.inputs import InputHashes, files_of
 from headway.data.preparing.records import WORK, Records, Shards, Survey, key_of
@@ -272,7 +272,7 @@ class _UnitJob:
     def submit(self, line: Pipeline) -> None:
         """Have the pieces processed."""
         if not self._builder.processed:  # from here on the store will be another one
-            refuse_in_use(self._builder._data.store, self._builder.keeps_for)
+            check_not_in_use(self._builder._data.store, self._builder.keeps_for)
         self._builder._open.add(self)
         self._builder.processed[self._outcome.key] = self._outcome.unit.bytes
         self._stay()

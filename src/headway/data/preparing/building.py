@@ -117,7 +117,7 @@ def publish(folder: Path, store: Path, keeps_for: Collection[int] = ()) -> None:
         sync_folder(store.parent)
         fault_point("data.published")
         return
-    refuse_foreign(store)
+    check_not_foreign(store)
     with _held(store):
         with replacing(store, keeps_for):
             old = _changed_places(folder, store)
@@ -191,7 +191,7 @@ def _hand_on(old: Path, store: Path) -> None:
             path.rename(store / path.name)
 
 
-def refuse_foreign(store: Path) -> None:
+def check_not_foreign(store: Path) -> None:
     """Raise a DataError when the store's place is taken by something that must not be deleted."""
     if store.exists() and not (store.is_dir() and ((store / MANIFEST).exists() or not any(store.iterdir()))):
         raise DataError(

@@ -21,9 +21,9 @@ from headway.core.cores import usable_cores
 from headway.core.errors import ConfigError, DataError, fix_for
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, plural
-from headway.data.in_use import refuse_in_use
+from headway.data.in_use import check_not_in_use
 from headway.data.preparing.build import Builder, Outcome
-from headway.data.preparing.building import building, publish, refuse_foreign
+from headway.data.preparing.building import building, check_not_foreign, publish
 from headway.data.preparing.encode import LISTED, Recipe
 from headway.data.preparing.inputs import InputHashes
 from headway.data.preparing.manifest import inputs_json, manifest_json
@@ -144,12 +144,12 @@ def prepare(
     started = time.monotonic()
     # Renaming must happen beside the folder itself, not beside a link to it.
     path = data.store.resolve() if data.store.is_symlink() else data.store
-    refuse_foreign(path)
-    _refuse_other_origin(data, path, force)
+    check_not_foreign(path)
+    _check_same_origin(data, path, force)
     uses = uses_of(path)
     keeps_for = {use.pid for use in uses}
     if force:
-        refuse_in_use(path, keeps_for)  # otherwise it may turn out that nothing has changed
+        check_not_in_use(path, keeps_for)  # otherwise it may turn out that nothing has changed
     steps = _described_steps(data)
     sources = find_sources(data.sources, iterables, data.max_document_bytes)
     _warn_of_empty_files(sources)
@@ -206,7 +206,7 @@ def _begin_hashing(hashes: InputHashes, data: DataConfig, sources: Sequence[Sour
         hashes.begin(lambda: next(units_of(0, first, data.shard_bytes), None))
 
 
-def _refuse_other_origin(data: DataConfig, path: Path, force: bool) -> None:
+def _check_same_origin(data: DataConfig, path: Path, force: bool) -> None:
     """Refuse to put text in the place of tokens that came another way."""
     if data.remote is not None:
         raise ConfigError(

@@ -131,12 +131,12 @@ def check_fields(present: Sequence[str], field: str, template: str | None, where
         DataError: one is missing, or nobody knows which column it is.
     """
     for wanted in wanted_fields(field, template):
-        refuse_shared_name(wanted, present, where)
+        check_unique_name(wanted, present, where)
         if wanted not in present:
             raise missing_field(wanted, present, where)
 
 
-def refuse_shared_name(wanted: str, present: Sequence[str], where: str) -> None:
+def check_unique_name(wanted: str, present: Sequence[str], where: str) -> None:
     """Raise a DataError when several columns have the wanted name."""
     count = present.count(wanted)
     if count > 1:

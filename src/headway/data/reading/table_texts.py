@@ -20,7 +20,7 @@ from headway.data.reading.compression import is_damage
 from headway.data.reading.documents import UNPACKED, BadDocument, Batch, TooLargeError, too_large
 from headway.data.reading.json_lines import damaged
 from headway.data.reading.places import Place
-from headway.data.reading.records import BadRecordError, missing_field, refuse_shared_name, text_getter, wanted_fields
+from headway.data.reading.records import BadRecordError, check_unique_name, missing_field, text_getter, wanted_fields
 
 # Rows that become texts at once: little enough for memory when documents are long.
 ROWS, BATCH_BYTES = 1024, 2**20
@@ -117,19 +117,19 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
 def _type_of(schema: Any, column: str, where: str) -> Any:
     import pyarrow as arrow
 
-    refuse_shared_name(column, schema.names, where)
+    check_unique_name(column, schema.names, where)
     if column in schema.names:
         return schema.field(column).type
     head, *tail = column.split(".")
     if head not in schema.names:
         raise missing_field(column, schema.names, where)
-    refuse_shared_name(head, schema.names, where)
+    check_unique_name(head, schema.names, where)
     kind = schema.field(head).type
     for name in tail:
         names = [part.name for part in kind] if arrow.types.is_struct(kind) else []
         if name not in names:
             raise missing_field(column, [*schema.names, *(f"{head}.{there}" for there in names)], where)
-        refuse_shared_name(name, names, where)
+        check_unique_name(name, names, where)
         kind, head = kind.field(name).type, f"{head}.{name}"
     return kind
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from headway.core.console import notice
 from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import spec as specs
+from headway.data.tokenizing.edge_case_texts import edge_case_texts, shortened
 from headway.data.tokenizing.library import LibraryPanic, UnencodableTextError, panics_as_errors
-from headway.data.tokenizing.odd_texts import odd_texts, shortened
 from headway.data.tokenizing.preload import begin_loading, take_loaded, take_reference
 from headway.data.tokenizing.tokenizer import Tokenizer, not_unicode
 
@@ -256,14 +256,14 @@ def choose_encoder(
         ConfigError: the wanted one does not exist or is not installed.
         DataError: the wanted one is not exact, or makes a special token of text; the message shows the first text.
     """
-    texts = odd_texts([tokenizer.end_of_text, *tokenizer.special_tokens, *tokenizer.added_tokens])
+    texts = edge_case_texts([tokenizer.end_of_text, *tokenizer.special_tokens, *tokenizer.added_tokens])
     texts += [2 * name for name in tokenizer.byte_names]
     if wanted == REFERENCE:
         try:
             encoded = _Reference(tokenizer, special_tokens_in_text).encode(texts)
         except UnencodableTextError as error:
             return _for_some_texts(tokenizer, wanted, texts, special_tokens_in_text, error)
-        _refuse_special(tokenizer, texts, encoded, special_tokens_in_text)
+        _check_no_special_tokens(tokenizer, texts, encoded, special_tokens_in_text)
         return REFERENCE
     begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
     texts += shortened(sample)
@@ -274,7 +274,7 @@ def choose_encoder(
             chosen = _exact(tokenizer, wanted, texts, expected, special_tokens_in_text, threads)
         except UnencodableTextError as error:
             return _for_some_texts(tokenizer, wanted, texts, special_tokens_in_text, error)
-    _refuse_special(tokenizer, texts, expected.result(), special_tokens_in_text)
+    _check_no_special_tokens(tokenizer, texts, expected.result(), special_tokens_in_text)
     return chosen
 
 
@@ -293,12 +293,12 @@ def _for_some_texts(
     if wanted not in ("auto", REFERENCE):
         raise error
     encoded = np.concatenate([ids for _, ids, _ in usable]), np.concatenate([lengths for _, _, lengths in usable])
-    _refuse_special(tokenizer, [text for text, _, _ in usable], encoded, special_tokens_in_text)
+    _check_no_special_tokens(tokenizer, [text for text, _, _ in usable], encoded, special_tokens_in_text)
     notice(f"encoding with `tokenizers`, at about a twentieth of the speed: not every text can be: {error.what}")
     return REFERENCE
 
 
-def _refuse_special(
+def _check_no_special_tokens(
     tokenizer: Tokenizer, texts: Sequence[str], encoded: tuple[NDArray[Any], NDArray[np.int64]], asked_for: bool
 ) -> None:
     """See that texts which spell out special tokens and names of bytes have not become those.
@@ -339,7 +339,7 @@ def _expected(
             names = tokenizer.names(special_tokens_in_text)
             answer = beside.ask(tokenizer.content_for(special_tokens_in_text), texts, names.values())
             if answer is not None:
-                tokenizer.refuse_gaps(answer.numbers, names)
+                tokenizer.check_no_gaps(answer.numbers, names)
                 return _flat([np.array(ids, tokenizer.dtype) for ids in answer.ids], tokenizer.dtype)
     return _Reference(tokenizer, special_tokens_in_text).encode(texts)
 

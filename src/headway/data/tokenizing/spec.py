@@ -84,7 +84,7 @@ def vocabulary(spec: dict[str, Any]) -> dict[str, int]:
     return ids | {token["content"]: token["id"] for token in added_tokens(spec)}
 
 
-def refuse_shared_ids(ids: Mapping[str, int], where: str) -> None:
+def check_unique_ids(ids: Mapping[str, int], where: str) -> None:
     """See that every token has an id of its own: one that stands for ordinary text too would end a document, or begin a
     chat, in the middle of a text.
 

@@ -21,7 +21,7 @@ from headway.core.files import sha256_bytes
 from headway.core.foreign import parse_json
 from headway.data.tokenizing.patterns import PATTERNS, from_tiktoken, pre_tokenizer
 from headway.data.tokenizing.settings_files import TokenizerSettings
-from headway.data.tokenizing.spec import END_OF_TEXT, refuse_shared_ids
+from headway.data.tokenizing.spec import END_OF_TEXT, check_unique_ids
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _SPACES_BEHIND_BREAK = re.compile(rb"\s*[\r\n]\s*[^\S\r\n]")
@@ -203,7 +203,7 @@ def _tokenizer_json(
         # It would take the id of what a word of ordinary text is.
         raise _twice(token, ids[token], special[token], where)
     ids |= special
-    refuse_shared_ids(ids, where)
+    check_unique_ids(ids, where)
     spec = {
         "version": "1.0",
         "truncation": None,

@@ -68,7 +68,7 @@ class Tokenizer:
             spec, content = self._completed(spec, content)
             self.content, self.fingerprint = content, sha256_bytes(content)
             ids, named = specs.vocabulary(spec), self.settings.named()
-            specs.refuse_shared_ids(ids, where)
+            specs.check_unique_ids(ids, where)
             self.vocab_size = max(ids.values(), default=-1) + 1
             end_of_text = self.settings.role("eos_token") or end_of_text
             self.end_of_text = specs.end_of_text(ids, end_of_text, where)
@@ -198,7 +198,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"not a tokenizer: {error}", where=self.where, fix="give a tokenizer.json") from None
         names = self.names(special_tokens_in_text)
-        self.refuse_gaps(numbers_of(backend, names.values()), names)
+        self.check_no_gaps(numbers_of(backend, names.values()), names)
         return backend
 
     def names(self, special_tokens_in_text: bool) -> dict[str, str]:
@@ -206,7 +206,7 @@ class Tokenizer:
         hidden = {} if special_tokens_in_text else self.special_in_text.hidden
         return {token: hidden.get(token, token) for token in (*self.special_tokens, *self.added_tokens)}
 
-    def refuse_gaps(self, numbers: Mapping[str, int | None], names: Mapping[str, str]) -> None:
+    def check_no_gaps(self, numbers: Mapping[str, int | None], names: Mapping[str, str]) -> None:
         """See that the library has the ids for special and added tokens that the file has.
 
         Args:

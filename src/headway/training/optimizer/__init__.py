@@ -1,6 +1,6 @@
 """Optimizers: how they are built from a config, and their state as named tensors."""
 
-from headway.training.optimizer.build import build_optimizer, hidden_matrices, refuse_offload
+from headway.training.optimizer.build import build_optimizer, check_offload, hidden_matrices
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.state import (
     materialize,
@@ -17,7 +17,7 @@ __all__ = [
     "hidden_matrices",
     "materialize",
     "optimizer_tensors",
-    "refuse_offload",
+    "check_offload",
     "scales_while_updating",
     "set_learning_rate",
     "update",

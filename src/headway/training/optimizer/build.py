@@ -52,18 +52,18 @@ def build_optimizer(
             a device that is the host itself.
     """
     trainable = [p for p in model.parameters() if p.requires_grad and updates(p)]
-    _refuse_shards(config, trainable)
+    _check_shards(config, trainable)
     keep_compiler_out()
     hidden = {id(p) for p in hidden_matrices(model)}
-    order = _Order(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
+    order = OptimizerSpec(config, device, elastic, products, trainable, [id(p) in hidden for p in trainable])
     if not config.offload:
         return _BUILDERS[config.name](order)
-    refuse_offload(device)
+    check_offload(device)
     build = _BUILDERS[config.name]
     return HostOffload(trainable, lambda copies: build(replace(order, parameters=copies, device=_HOST)), _HOST)
 
 
-def refuse_offload(device: torch.device) -> None:
+def check_offload(device: torch.device) -> None:
     """Moments can leave a GPU for the host, and nothing else."""
     if device.type != "cuda":
         raise ConfigError(
@@ -74,7 +74,7 @@ def refuse_offload(device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class _Order:
+class OptimizerSpec:
     """What is to be built."""
 
     config: OptimizerConfig
@@ -96,7 +96,7 @@ class _Order:
             group["params"].append(p)
         return list(groups.values())
 
-    def only(self, hidden: bool) -> _Order:
+    def only(self, hidden: bool) -> OptimizerSpec:
         """The same for the parameters that are hidden matrices, or for those that are not."""
         kept = [p for p, yes in zip(self.parameters, self.is_hidden, strict=True) if yes == hidden]
         return replace(self, parameters=kept, is_hidden=[hidden] * len(kept))
@@ -114,7 +114,7 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in matrices if p is not output]
 
 
-def _refuse_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> None:
+def _check_shards(config: OptimizerConfig, parameters: Sequence[nn.Parameter]) -> None:
     """The same as `config.mesh` refuses, for whoever shards a model in another way."""
     from headway.config.mesh import needs_whole_rows
 
@@ -127,7 +127,7 @@ def _cuts_rows(p: DTensor) -> bool:
     return any(getattr(placement, "dim", 0) != 0 for placement in p.placements)
 
 
-def _adamw(order: _Order) -> Optimizer:
+def _adamw(order: OptimizerSpec) -> Optimizer:
     config = order.config
     if order.device.type == "cpu" and order.elastic:
         return WholeVectorAdamW(order.groups(), config.learning_rate, config.betas, config.eps)
@@ -142,7 +142,7 @@ def _adamw(order: _Order) -> Optimizer:
     )
 
 
-def _muon(order: _Order) -> Optimizer:
+def _muon(order: OptimizerSpec) -> Optimizer:
     config, hidden, rest = order.config, order.only(hidden=True), order.only(hidden=False)
     parts = [_adamw(rest)] if rest.parameters else []
     if hidden.parameters:
@@ -161,22 +161,22 @@ def _muon(order: _Order) -> Optimizer:
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 
-def _lion(order: _Order) -> Optimizer:
+def _lion(order: OptimizerSpec) -> Optimizer:
     return Lion(order.groups(), lr=order.config.learning_rate, betas=order.config.betas)
 
 
-def _adafactor(order: _Order) -> Optimizer:
+def _adafactor(order: OptimizerSpec) -> Optimizer:
     # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
     # (Shazeer & Stern 2018, algorithm 4).
     cut = any(is_dtensor(p) for p in order.parameters)
     return (ShardedAdafactor if cut else eager(torch.optim.Adafactor))(order.groups(), lr=order.config.learning_rate)
 
 
-def _adamw8bit(order: _Order) -> Optimizer:
+def _adamw8bit(order: OptimizerSpec) -> Optimizer:
     return eight_bit_adamw(order.config, order.groups(), order.device)
 
 
-_BUILDERS: dict[str, Callable[[_Order], Optimizer]] = {
+_BUILDERS: dict[str, Callable[[OptimizerSpec], Optimizer]] = {
     "adamw": _adamw,
     "muon": _muon,
     "lion": _lion,

@@ -19,7 +19,7 @@ from headway.config.data import DataConfig
 from headway.core.errors import DataError
 from headway.core.waiting import wait_until
 from headway.data import in_use as in_use_module
-from headway.data.in_use import in_use, refuse_in_use, replacing
+from headway.data.in_use import check_not_in_use, in_use, replacing
 from headway.data.pinned import keep_manifest, pinned
 from headway.data.preparing import build, building
 from headway.data.preparing.prepare import prepare
@@ -68,7 +68,7 @@ def test_a_training_that_began_meanwhile_keeps_its_store_and_the_work_is_kept(
 ) -> None:
     before = TokenStore.open(more.store)
     with monkeypatch.context() as patch:
-        patch.setattr(build, "refuse_in_use", lambda store, keeps_for: None)
+        patch.setattr(build, "check_not_in_use", lambda store, keeps_for: None)
         with in_use(more.store), pytest.raises(DataError, match=READS):
             prepare(more, workers=1)
     assert TokenStore.open(more.store).fingerprint == before.fingerprint and before.verify() == []
@@ -85,10 +85,10 @@ def test_a_reader_that_is_killed_leaves_nothing_behind(more: DataConfig) -> None
     with subprocess.Popen([sys.executable, "-c", hold, str(more.store)], stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None and reader.stdout.readline() == b"\n"
         with pytest.raises(DataError, match=READS):
-            refuse_in_use(more.store)
+            check_not_in_use(more.store)
         reader.kill()
         reader.wait()
-        refuse_in_use(more.store)
+        check_not_in_use(more.store)
 
 
 def test_a_copy_of_the_reader_goes_on_reading(more: DataConfig) -> None:
@@ -105,13 +105,13 @@ def test_a_copy_of_the_reader_goes_on_reading(more: DataConfig) -> None:
         process = int(reader.stdout.readline())
         reader.wait()
         with pytest.raises(DataError, match=READS):
-            refuse_in_use(more.store)
+            check_not_in_use(more.store)
         os.kill(process, signal.SIGKILL)
         reader.stdout.read()  # until nobody has it open
 
     def released() -> bool:
         with suppress(DataError):
-            refuse_in_use(more.store)
+            check_not_in_use(more.store)
             return True
         return False
 
@@ -149,7 +149,7 @@ def test_who_comes_while_it_is_replaced_has_the_new_one(more: DataConfig, monkey
             readers[0].join(0.01)
         assert fingerprints == [made.fingerprint]
         with pytest.raises(DataError, match=READS):
-            refuse_in_use(more.store)
+            check_not_in_use(more.store)
     finally:
         ends.set()
         readers[0].join()
@@ -177,7 +177,7 @@ def test_where_nothing_tells_files_apart_nobody_waits_for_ever(
     with monkeypatch.context() as patch:
         patch.setattr(os.path, "samestat", lambda one, other: False)
         with in_use(more.store):
-            refuse_in_use(more.store)
+            check_not_in_use(more.store)
     assert not prepare(more, workers=1).up_to_date
 
 
@@ -192,13 +192,13 @@ def test_a_store_of_which_one_may_only_read_is_held_too(more: DataConfig, monkey
 
     monkeypatch.setattr(in_use_module.os, "open", open_to_read)
     with in_use(more.store), pytest.raises(DataError, match=READS):
-        refuse_in_use(more.store)
-    refuse_in_use(more.store)
+        check_not_in_use(more.store)
+    check_not_in_use(more.store)
 
 
 def test_where_there_is_no_store_nothing_is_in_use(tmp_path: Path) -> None:
     with in_use(tmp_path / "none"):
-        refuse_in_use(tmp_path / "none")
+        check_not_in_use(tmp_path / "none")
 
 
 def test_what_is_held_is_the_manifest_without_a_look_at_numpy() -> None:

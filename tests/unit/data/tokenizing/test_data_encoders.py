@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from headway.data.tokenizing.edge_case_texts import edge_case_texts, shortened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import encoders
 from headway.data.tokenizing import spec as tokenizer_spec
 from headway.data.tokenizing.encoders import REFERENCE, choose_encoder, open_encoder
-from headway.data.tokenizing.odd_texts import odd_texts, shortened
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_on
 
@@ -37,7 +37,7 @@ def text() -> str:
 
 @pytest.fixture(scope="module", params=["headway", "gpt2", "llama3", "qwen2", "o200k", "tekken"])
 def trained(request: pytest.FixtureRequest, text: str) -> Tokenizer:
-    return train_on([text, *odd_texts()], 700, request.param)
+    return train_on([text, *edge_case_texts()], 700, request.param)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def ids_of(name: str, tokenizer: Tokenizer, texts: list[str], **options: Any) ->
 
 @pytest.mark.parametrize("name", ["fastokens", REFERENCE])
 def test_odd_texts_have_the_ids_of_the_reference(trained: Tokenizer, text: str, name: str) -> None:
-    texts = [*odd_texts(trained.special_tokens), text]
+    texts = [*edge_case_texts(trained.special_tokens), text]
     assert ids_of(name, trained, texts) == trained.encode_batch(texts)
 
 
@@ -253,4 +253,4 @@ def test_comparing_takes_bounded_time() -> None:
 
 @pytest.mark.parametrize("code", [0x10570, 0x11F04, 0x2EBF0, 0xA7DA, 0x10940])
 def test_odd_texts_hold_letters_that_tables_may_lack(code: int) -> None:
-    assert any(chr(code) in text for text in odd_texts())
+    assert any(chr(code) in text for text in edge_case_texts())

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+from headway.data.tokenizing.edge_case_texts import edge_case_texts
 
 from headway.core.errors import DataError
 from headway.data.tokenizing import encoders, preload, reference_process
 from headway.data.tokenizing.compact import compact
 from headway.data.tokenizing.encoders import choose_encoder
-from headway.data.tokenizing.odd_texts import odd_texts
 from headway.data.tokenizing.reference_process import ReferenceProcess
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_on
@@ -46,7 +46,7 @@ def _is_gone(process: ReferenceProcess) -> bool:
 
 
 def test_it_says_what_the_reference_would(tokenizer: Tokenizer) -> None:
-    texts = [*odd_texts([tokenizer.end_of_text]), f"said {tokenizer.end_of_text} as text"]
+    texts = [*edge_case_texts([tokenizer.end_of_text]), f"said {tokenizer.end_of_text} as text"]
     process = _begun(tokenizer.where)
     answer = process.ask(tokenizer.content, texts, [tokenizer.end_of_text, "no such token"])
     assert answer is not None and _is_gone(process)

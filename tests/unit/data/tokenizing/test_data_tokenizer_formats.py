@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.data.tokenizing.edge_case_texts import edge_case_texts
 
 from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import spec as tokenizer_spec
 from headway.data.tokenizing.encoders import choose_encoder
-from headway.data.tokenizing.odd_texts import odd_texts
 from headway.data.tokenizing.patterns import PATTERNS
 from headway.data.tokenizing.tiktoken_files import byte_letters
 from headway.data.tokenizing.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def random_texts(count: int, seed: int = 0) -> list[str]:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    return [*odd_texts(["<s>", "[INST]", "<|endoftext|>"]), *source_texts(), *random_texts(2000)]
+    return [*edge_case_texts(["<s>", "[INST]", "<|endoftext|>"]), *source_texts(), *random_texts(2000)]
 
 
 def differing(tokenizer: Tokenizer, reference: Callable[[str], Sequence[int]], texts: list[str]) -> list[str]:

@@ -56,7 +56,7 @@ _ODD = [
 ]
 
 
-def odd_texts(added: Iterable[str] = ()) -> list[str]:
+def edge_case_texts(added: Iterable[str] = ()) -> list[str]:
     """White space, digits of all kinds, scripts, marks, long runs, and the vocabulary's own special tokens spelled out.
 
     Args:
