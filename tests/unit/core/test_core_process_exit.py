@@ -101,11 +101,11 @@ def test_all_that_is_registered_is_done_before_a_process_ends_without_being_take
         "class Told:\n"
         "    def __del__(self): os.write(1, b'taken apart ')\n"
         "told = Told()\n"
-        "atexit.register(leaving.end)\n"
+        "atexit.register(process_exit.end)\n"
         "atexit.register(lambda: print('registered', end=' '))\n"
         "threading.Thread(target=lambda: (time.sleep(0.2), print('thread', end=' '))).start()\n"
-        f"{f'leaving.{reason}()' if reason else 'pass'}\n"
-        "leaving.leave(7)"
+        f"{f'process_exit.{reason}()' if reason else 'pass'}\n"
+        "process_exit.exit_process(7)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 7, result.stderr

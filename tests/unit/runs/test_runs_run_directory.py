@@ -24,7 +24,6 @@ from headway.runs import ownership
 from headway.runs.ledger import Ledger
 from headway.runs.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.runs.run_directory import Attempt, RunDirectory, command_line, what_to_do
-from headway.supervisor import processes
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training.recorders import Recorder
 from states import names, save
@@ -166,8 +165,8 @@ def test_a_writer_that_does_not_get_on_is_not_waited_for_for_ever(
     run: RunDirectory, orphan: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die(run.begin_attempt("x"))
-    monkeypatch.setattr(processes, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(processes, "_LOOKS", 3)
+    monkeypatch.setattr(process_table, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(process_table, "_LOOKS", 3)
     orphan("idle")
     wait_for_orphaned_writers(run.path)
 

@@ -6,7 +6,6 @@ import os
 
 import pytest
 
-from headway.core import process_table
 from headway.core.process_table import DEAD, ProcessState
 from headway.supervisor import processes
 from headway.supervisor.processes import end_all
@@ -32,9 +31,8 @@ def test_a_worker_with_a_session_of_its_own_is_waited_for_when_its_parent_is_dea
     looks, killed = iter(table), list[int]()
     monkeypatch.setattr(processes, "LINUX", True)
     monkeypatch.setattr(processes, "all_processes", lambda: next(looks))
-    monkeypatch.setattr(
-        processes, "_command", lambda pid: process_table.FINISHES_ITS_WORK if pid == WRITER else "python"
-    )
+    monkeypatch.setattr(processes, "finishes_its_work", lambda pid: pid == WRITER)
+    monkeypatch.setattr(processes, "arguments_of", lambda pid: ["python"])
     monkeypatch.setattr(os, "kill", lambda pid, signal: killed.append(pid))
     assert end_all([LEADER], unfinished=lambda: True) == []
     assert killed == [LEADER, WORKER, WORKER, CHILD]
