@@ -17,24 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from headway.checkpoint.folders import checkpoint_folders
-from headway.checkpoint.format import MANIFEST, Manifest, read_manifest, state_hash, step_name
-from headway.checkpoint.left_out import LEFT_OUT, is_outdated
+from headway.checkpoint.format.folders import checkpoint_folders
+from headway.checkpoint.format.manifest import MANIFEST, Manifest, read_manifest, state_hash, step_name
 from headway.checkpoint.lineage import PARENT, parent_record
-from headway.checkpoint.outcomes import Outcome
+from headway.checkpoint.save.outcomes import Outcome
+from headway.checkpoint.skipped_ranges import LEFT_OUT, is_outdated
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Config, LaneGrid, load_resolved
 from headway.config.segments import SEGMENTS
 from headway.data.feeding.feed import TokenFeed
 from headway.data.pinned import keep_manifest, open_run_store
 from headway.data.store import TokenStore
-from headway.launch.attempt import RunOptions, prepare_run_directory, newest_manifest, write_config
-from headway.launch.changes import StoreData, settle_segments
-from headway.supervise.ledger import Ledger
-from headway.supervise.ledger_keeper import LedgerKeeper
-from headway.supervise.ledger_proof import LedgerProof, prove
-from headway.supervise.rewind import decided, decided_for
-from headway.supervise.run_directory import RunDirectory
+from headway.runs.ledger import Ledger
+from headway.runs.ledger_callback import LedgerKeeper
+from headway.runs.ledger_proof import LedgerProof, prove
+from headway.runs.rewind import decided, decided_for
+from headway.runs.run_directory import RunDirectory
+from headway.session.attempt import RunOptions, newest_manifest, prepare_run_directory, write_config
+from headway.session.changes import StoreData, settle_segments
 from headway.telemetry.record import open_run
 from headway.training.health import Decision
 

@@ -39,7 +39,7 @@ from headway.core.errors import (
 from headway.core.files import atomic_write, fingerprint, write_json
 from headway.core.launched import world_size_from_environment
 from headway.core.secrets import redact
-from headway.core.signals import TERMINATION_SIGNALS, handled, defer_signals, pending_signals
+from headway.core.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
 from headway.preemption import watching_for
 from headway.preemption.listening import holding
 from headway.runs.ledger import Ledger

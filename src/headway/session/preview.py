@@ -17,8 +17,8 @@ from headway.parallel.world import pick_device
 from headway.session.attempt import (
     RunOptions,
     check_keys_present,
-    check_run,
     check_remote_usable,
+    check_run,
 )
 from headway.session.changes import StoreData, settle_segments
 from headway.session.completed import completed

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint import objects as objects_module
-from headway.checkpoint import sealed_objects
-from headway.checkpoint.objects import RECORD_BYTES, Objects
-from headway.checkpoint.remote import RemoteTier
-from headway.checkpoint.remote_claim import NEWEST, RUN_FILE, claim_name
-from headway.checkpoint.sealed_objects import SealedObjects
-from headway.checkpoint.sealing import SEALED
+from headway.checkpoint.format.sealing import SEALED
+from headway.checkpoint.remote import objects as objects_module
+from headway.checkpoint.remote import sealed_objects
+from headway.checkpoint.remote.objects import RECORD_BYTES, Objects
+from headway.checkpoint.remote.ownership import NEWEST, RUN_FILE, claim_name
+from headway.checkpoint.remote.sealed_objects import SealedObjects
+from headway.checkpoint.remote.tier import RemoteTier
 from headway.core.errors import CheckpointError
 from headway.core.foreign import LISTING_BYTES
 from local_server import LocalServer

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.checkpoint.after_save import CheckpointMaintainer, _batches
+from headway.checkpoint.post_save import CheckpointMaintainer, _batches
 from headway.config import Batches, Config, Interval
 from headway.config.segments import Segment, batches_of, begin, first_difference, up_to
-from headway.launch.attempt import counted_for
+from headway.session.attempt import counted_for
 from headway.training.schedule import learning_rate
 
 PART = st.tuples(st.integers(1, 20), st.integers(1, 12), st.sampled_from([1, 4, 16]))

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import support_untrained
 from headway.config import Config, load_resolved
 from headway.core.errors import ConfigError, DataError
-from headway.launch import attempt, changes
-from headway.supervise import ledger_proof
+from headway.runs import ledger_proof
+from headway.session import attempt, changes
 from support_untrained import LONGEST, Untrained
 
 CHANGE = st.fixed_dictionaries(

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headway.data.tokenizing.edge_case_texts import edge_case_texts, shortened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import encoders
 from headway.data.tokenizing import spec as tokenizer_spec
+from headway.data.tokenizing.edge_case_texts import edge_case_texts, shortened
 from headway.data.tokenizing.encoders import REFERENCE, choose_encoder, open_encoder
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.data.tokenizing.train import train_on

@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-from headway.data.tokenizing.edge_case_texts import edge_case_texts
 
 from headway.core.errors import DataError
 from headway.data.tokenizing import encoders, preload, reference_process
 from headway.data.tokenizing.compact import compact
+from headway.data.tokenizing.edge_case_texts import edge_case_texts
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.reference_process import ReferenceProcess
 from headway.data.tokenizing.tokenizer import Tokenizer

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headway.data.tokenizing.edge_case_texts import edge_case_texts
 
 from headway.core.errors import ConfigError, DataError
 from headway.data.tokenizing import spec as tokenizer_spec
+from headway.data.tokenizing.edge_case_texts import edge_case_texts
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.tokenizing.patterns import PATTERNS
 from headway.data.tokenizing.tiktoken_files import byte_letters
