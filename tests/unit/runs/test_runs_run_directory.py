@@ -322,11 +322,11 @@ def test_a_file_system_that_is_read_only_is_called_so(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY | os.ST_NOSUID))
     with pytest.raises(CheckpointError, match="cannot be used: Read-only file system") as refused:
-        RunDirectory(tmp_path / "run").refuse_unusable()
+        RunDirectory(tmp_path / "run").check_usable()
     assert "mount it for writing" in str(refused.value.fix)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=0))
     with pytest.raises(CheckpointError, match="cannot be used: Permission denied"):
-        RunDirectory(tmp_path / "run").refuse_unusable()
+        RunDirectory(tmp_path / "run").check_usable()
 
 
 def test_a_file_system_without_locks(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
