@@ -189,10 +189,10 @@ class Untrained:
         ledger = Ledger(self.run.ledger_path)
         self._discard_outdated(decided(ledger))
         start = self._newest_good(10**9)
-        left_out, _ = decided_for(config.segments, ledger, start)
+        skipped_ranges, _ = decided_for(config.segments, ledger, start)
         feed = TokenFeed.of(config, LaneGrid(1, 1, 1), open_run_store(config))
         cursor = SimpleNamespace(step=start.step if start else 0)
-        state = SimpleNamespace(cursor=cursor, left_out=left_out)
+        state = SimpleNamespace(cursor=cursor, skipped_ranges=skipped_ranges)
         task = SimpleNamespace(feed=feed, fingerprints=fingerprints)
         job: Any = SimpleNamespace(config=config, task=task, state=state, total_steps=config.train.steps)
         keeper = LedgerKeeper(ledger, self._attempt, self.run.checkpoints)
@@ -208,10 +208,10 @@ class Untrained:
                 first = max(0, step + 1 - rollback[1])
                 target = self._newest_good(first)
                 rollback = None
-                if target is not None and not _is_left_out(state.left_out, step):
+                if target is not None and not _is_left_out(state.skipped_ranges, step):
                     keeper.on_decision(job, Decision(step, "rollback", "a spike", first, target.step))
-                    state.left_out = (*state.left_out, (first, step + 1))
-                    self._discard_outdated(state.left_out)
+                    state.skipped_ranges = (*state.skipped_ranges, (first, step + 1))
+                    self._discard_outdated(state.skipped_ranges)
                     parent, cursor.step = target.manifest, target.step
                     self.used = {s: rows for s, rows in self.used.items() if s < cursor.step}
                     continue
@@ -237,7 +237,7 @@ class Untrained:
     def _do(self, step: int, feed: TokenFeed, job: Any) -> None:
         rows = rows_of(feed, step)
         assert self._planned.setdefault(step, rows) == rows, f"step {step} has other rows than it had before"
-        out = _is_left_out(job.state.left_out, step)
+        out = _is_left_out(job.state.skipped_ranges, step)
         self.used[step] = [] if out else rows
         record = {"train/left_out_steps": 1.0} if out else {"train/loss": 1.0}
         record = {"step": step + 1, "attempt": self._attempt, "time": time.time(), **record}
@@ -245,13 +245,13 @@ class Untrained:
             file.write(json.dumps(record) + "\n")
 
     def _save(self, step: int, job: Any, parent: Manifest | None) -> None:
-        config, left_out = job.config, [list(steps) for steps in job.state.left_out]
+        config, skipped_ranges = job.config, [list(steps) for steps in job.state.skipped_ranges]
         context = {
             "attempt": self._attempt,
             **job.task.fingerprints,
             PARENT: parent_record(parent) if parent else None,
             **({SEGMENTS: [s.model_dump(mode="json") for s in config.segments]} if config.segments else {}),
-            **({LEFT_OUT: left_out} if left_out else {}),
+            **({LEFT_OUT: skipped_ranges} if skipped_ranges else {}),
         }
         cursor = {"step": step}
         name = state_hash({}, cursor)
@@ -267,9 +267,9 @@ class Untrained:
                 return CheckpointInfo(folder, read_manifest(folder))
         return None
 
-    def _discard_outdated(self, left_out: Any) -> None:
+    def _discard_outdated(self, skipped_ranges: Any) -> None:
         for folder in checkpoint_folders(self.run.checkpoints).values():
-            if is_outdated(read_manifest(folder), left_out):
+            if is_outdated(read_manifest(folder), skipped_ranges):
                 shutil.rmtree(folder)
 
     def proof(self) -> LedgerProof:
@@ -282,7 +282,7 @@ class Untrained:
         assert proof.problems == [], proof.problems
         feed, last = TokenFeed.of(config, LaneGrid(1, 1, 1), open_run_store(config)), max(self.used) + 1
         assert sorted(self.used) == list(range(last)) and proof.steps == last
-        out = [step for step in range(last) if _is_left_out(proof.left_out, step)]
+        out = [step for step in range(last) if _is_left_out(proof.skipped_ranges, step)]
         assert [step for step in range(last) if not self.used[step]] == out
         planned = [rows_of(feed, step) for step in range(last)]  # a fresh process finds what the run had
         assert all(planned[step] == rows for step, rows in self.used.items() if rows)

@@ -178,7 +178,7 @@ def test_a_run_that_goes_on_without_its_disk_is_proven_by_what_its_checkpoint_sa
     again = headway("train", config)
     assert again.returncode == 0 and "bringing" in again.stderr, again.stderr
     proof = prove(run)
-    assert not proof.problems and proof.left_out == [(6, 8)] and proof.rows == 80
+    assert not proof.problems and proof.skipped_ranges == [(6, 8)] and proof.rows == 80
     assert [(c.first_step, c.last_step, c.attempt) for c in proof.taken_over] == [(0, 10, 1)]
     assert "but steps 0 to 9 were done elsewhere: that they were is what step-00000010 says" in proof.basis[1]
     assert "taken over: steps 0 to 9 by attempt 1" in headway("ledger", run).stdout

@@ -19,7 +19,7 @@ import torch
 
 import headway
 from headway.checkpoint.format.file_layout import Piece, plan_files
-from headway.checkpoint.save.staging import Slot
+from headway.checkpoint.save.staging import StagingBuffer
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, DataError
 from headway.core.types import Block
@@ -151,7 +151,7 @@ def test_a_state_that_is_larger_than_files_may_be_is_not_copied_in_memory_either
         block = Block.whole(torch.zeros(10_000))
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         with pytest.raises(CheckpointError, match="a file would be larger than is allowed") as refused:
-            Slot().prepare(plan_files([Piece.of("weight", block)], 0, 2**20), pinned=False)
+            StagingBuffer().prepare(plan_files([Piece.of("weight", block)], 0, 2**20), pinned=False)
         assert "in memory, to be saved" in str(refused.value.where) and "ulimit -f" in str(refused.value.fix)
 
     assert in_child(limited) == 0

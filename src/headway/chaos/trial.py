@@ -300,7 +300,7 @@ class Runs:
         """What the ledger tells of rows that were lost or repeated. What is in it is in a checkpoint: steps are taken
         back only where that is gone, or where it was decided that their rows are left out."""
         proof = prove(run)
-        taken_back = [] if disks_lost or proof.left_out else proof.rollbacks
+        taken_back = [] if disks_lost or proof.skipped_ranges else proof.rollbacks
         return [
             *(f"ledger: {problem}" for problem in proof.problems),
             *(f"ledger: steps were taken back that are in a checkpoint: {rollback.reason}" for rollback in taken_back),

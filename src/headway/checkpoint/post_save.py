@@ -53,7 +53,7 @@ class CheckpointMaintainer:
         self.run = Path(settings["run"])
         self.directory = self.run / "checkpoints"
         self._attempt, self._identity = int(settings["attempt"]), RunIdentity(self.run, **settings["identity"])
-        self._left_out = ranges_of(settings)
+        self._skipped_ranges = ranges_of(settings)
         self._last_step: int | None = settings["last_step"]
         self._full_every = Every.parse(settings["full_every"])
         self._remote: Mapping[str, Any] | None = settings["remote"]
@@ -79,21 +79,21 @@ class CheckpointMaintainer:
 
     @staticmethod
     def settings(
-        config: Config, attempt: int, left_out: Sequence[Sequence[int]] = (), data: str | None = None
+        config: Config, attempt: int, skipped_ranges: Sequence[Sequence[int]] = (), data: str | None = None
     ) -> dict[str, Any]:
         """What a process that calls this has to know of a run.
 
         Args:
             config: Resolved.
             attempt: Number of the attempt that saves.
-            left_out: The steps whose rows are left out, each range without its end.
+            skipped_ranges: The steps whose rows are left out, each range without its end.
             data: Fingerprint of the data.
         """
         checkpoint, remote = config.checkpoint, config.checkpoint.remote
         return {
             "run": str(Path(config.run_directory).absolute()),
             "attempt": attempt,
-            LEFT_OUT: [list(steps) for steps in left_out],
+            LEFT_OUT: [list(steps) for steps in skipped_ranges],
             "identity": run_identity(config, data).settings(),
             "last_step": config.train.steps,
             "tokens_per_step": [list(part) for part in config.train.batches.token_parts()],
@@ -160,9 +160,9 @@ class CheckpointMaintainer:
         self.lost = self._uploader.lost
         self._uploader = None
 
-    def rolled_back(self, step: int, left_out: Sequence[Sequence[int]]) -> None:
+    def rolled_back(self, step: int, skipped_ranges: Sequence[Sequence[int]]) -> None:
         """The run went back to a checkpoint: what was saved and sent after that counts as neither. Never raises."""
-        self._left_out = ranges_of({LEFT_OUT: left_out})
+        self._skipped_ranges = ranges_of({LEFT_OUT: skipped_ranges})
         if self._last_full is not None and self._last_full[0] > step:
             self._last_full = None
         if self._last_ordered is not None and self._last_ordered[0] > step:
@@ -230,7 +230,7 @@ class CheckpointMaintainer:
     def _sent(self, tier: RemoteTier, manifest: Manifest) -> None:
         """Index what is there now, and remove what has become too old there."""
         rules = self._remote_rules
-        if is_outdated(manifest, self._left_out):  # the run went back while it was on its way
+        if is_outdated(manifest, self._skipped_ranges):  # the run went back while it was on its way
             self._discard(tier, manifest.step)
             return
         self._withdraw_outdated(tier)
@@ -264,17 +264,17 @@ class CheckpointMaintainer:
 
         Looked for once in an attempt, and again after the run went back.
         """
-        left_out = self._left_out
-        if left_out == self._withdrawn:
+        skipped_ranges = self._skipped_ranges
+        if skipped_ranges == self._withdrawn:
             return
         done = True
         for manifest in tier.own_manifests():
-            if is_outdated(manifest, left_out):
+            if is_outdated(manifest, skipped_ranges):
                 where = tier.objects.url_of(step_name(manifest.step))
                 warning(f"removing {where}: it was made with rows that are left out now")
                 done = self._discard(tier, manifest.step) and done
         if done:
-            self._withdrawn = left_out
+            self._withdrawn = skipped_ranges
 
     def _clear_remains(self, tier: RemoteTier, newest: int) -> None:
         """Remove what lies of older checkpoints that have no manifest: an upload that failed, or was cut off before a

@@ -21,9 +21,9 @@ def ranges_of(context: Mapping[str, Any]) -> Ranges:
     return tuple((int(first), int(last)) for first, last in context.get(LEFT_OUT, ()))
 
 
-def is_outdated(manifest: Manifest, left_out: Sequence[tuple[int, int]]) -> bool:
+def is_outdated(manifest: Manifest, skipped_ranges: Sequence[tuple[int, int]]) -> bool:
     """Whether a checkpoint was made with rows which are left out by now, wherever it lies."""
     step = manifest.step
     # Of a range that a change of the run has cut off later, what counts is the part before the checkpoint.
     known = {(first, min(last, step)) for first, last in ranges_of(manifest.context)}
-    return any(first < step and (first, min(last, step)) not in known for first, last in left_out)
+    return any(first < step and (first, min(last, step)) not in known for first, last in skipped_ranges)

@@ -70,7 +70,7 @@ def _print(proof: LedgerProof) -> None:
     if proof.epochs:
         several = any(epoch.first_step for epoch in proof.epochs)
         headers = ["SOURCE", *(["FROM STEP"] if several else []), "EPOCHS", "ROWS IN PLAN", "USED", "TWICE", "SKIPPED"]
-        headers += ["LEFT OUT"] if proof.left_out else []
+        headers += ["LEFT OUT"] if proof.skipped_ranges else []
         ended = any(epoch.unused for epoch in proof.epochs)
         headers += ["NOT USED"] if ended else []
         rows = [
@@ -84,7 +84,7 @@ def _print(proof: LedgerProof) -> None:
                 f"{epoch.used:,}",
                 f"{epoch.twice:,}",
                 f"{epoch.skipped:,}",
-                *([f"{epoch.left_out:,}"] if proof.left_out else []),
+                *([f"{epoch.left_out:,}"] if proof.skipped_ranges else []),
                 *([f"{epoch.unused:,}"] if ended else []),
             ]
             for epoch in proof.epochs

@@ -95,7 +95,7 @@ class LedgerKeeper(Callback):
     def _decide_as_before(self, job: Job, step: int) -> None:
         """What only the checkpoint says to be left out was decided where this ledger is not."""
         known = decided(self._ledger)
-        for first, last in job.state.left_out:
+        for first, last in job.state.skipped_ranges:
             if (first, last) not in known:
                 self._ledger.decide(
                     self._attempt, first, last, "rollback", f"decided elsewhere, as checkpoint step-{step:08d} says"
@@ -130,7 +130,7 @@ class LedgerKeeper(Callback):
             feed, name = job.task.feed, f"step-{step:08d}"
             plan = plan_fingerprint(_fingerprints_at(job, step), feed.describe(step))
             rows = feed.rows_by_source(first, step)
-            for start, end in merged_ranges(list(job.state.left_out)):
+            for start, end in merged_ranges(list(job.state.skipped_ranges)):
                 start, end = max(start, first), min(end, step)
                 if start < end:
                     rows = {key: rows[key] - out for key, out in feed.rows_by_source(start, end).items()}

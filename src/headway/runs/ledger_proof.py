@@ -81,7 +81,7 @@ class LedgerProof:
         return sum(sum(commit.rows.values()) for commit in self.commits)
 
     @property
-    def left_out(self) -> list[tuple[int, int]]:
+    def skipped_ranges(self) -> list[tuple[int, int]]:
         """The steps whose rows are left out by decision: first one, and the one after the last."""
         return merged_ranges([(d.first_step, d.last_step) for d in self.decisions if d.action == "rollback"])
 
@@ -163,7 +163,7 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         config = load_resolved(record.path / "config.yaml")
         plan, describe = _plan(config, record, proof.commits, store)
         ranges = [(commit.first_step, commit.last_step) for commit in proof.commits]
-        counted = without(plan, _counted(plan, ranges, every_row, proof), ranges, proof.left_out)
+        counted = without(plan, _counted(plan, ranges, every_row, proof), ranges, proof.skipped_ranges)
     except (HeadwayError, IndexError) as error:
         what = error.what if isinstance(error, HeadwayError) else str(error)
         proof.problems.append(f"the rows cannot be computed anew: {what}")

@@ -44,7 +44,7 @@ class CheckpointRewinder:
     def __init__(self, store: CheckpointStore, world: World, find_tier: Callable[[], RemoteTier] | None = None) -> None:
         self._store, self._world, self._find_tier = store, world, find_tier
 
-    def target(self, step: int, left_out: Sequence[tuple[int, int]]) -> int | None:
+    def target(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> int | None:
         """Only the first worker looks, since what it finds is verified byte by byte."""
         found = None
         if self._world.is_first:
@@ -52,15 +52,15 @@ class CheckpointRewinder:
                 good = (s for s in sorted((i.step for i in self._store.list()), reverse=True) if s <= step)
                 found = next((s for s in good if self._store.verify(s).good), None)
             if found is None and self._find_tier is not None:
-                found = bring_earlier(self._store, self._find_tier, step, lambda m: not is_outdated(m, left_out))
+                found = bring_earlier(self._store, self._find_tier, step, lambda m: not is_outdated(m, skipped_ranges))
         number = self._world.broadcast_number(-1 if found is None else found)
         return number if number >= 0 else None
 
     def rewind(self, job: Job, to_step: int) -> None:
         """All workers load together, after the first one has removed what must not be found again."""
-        job.checkpoint_context[LEFT_OUT] = [list(steps) for steps in job.state.left_out]
+        job.checkpoint_context[LEFT_OUT] = [list(steps) for steps in job.state.skipped_ranges]
         if self._world.is_first:
-            discard_outdated(self._store, job.state.left_out)
+            discard_outdated(self._store, job.state.skipped_ranges)
         self._world.barrier()
         info = self._store.info(to_step, VISIBILITY_TIMEOUT)
         blocks = job.state.prepare_to_load()
@@ -70,13 +70,13 @@ class CheckpointRewinder:
         job.state.take_cursor(info.cursor)
         job.checkpoint_context[PARENT] = parent_record(info.manifest)
         begin_scaling(job.state.cursor, job.config.train.precision)  # the checkpoint may be of another precision
-        job.writer.rolled_back(to_step, job.state.left_out)
+        job.writer.rolled_back(to_step, job.state.skipped_ranges)
 
 
-def discard_outdated(store: CheckpointStore, left_out: Sequence[tuple[int, int]]) -> None:
+def discard_outdated(store: CheckpointStore, skipped_ranges: Sequence[tuple[int, int]]) -> None:
     """Remove checkpoints that were made with rows which are left out by now."""
     for info in store.list():
-        if is_outdated(info.manifest, left_out):
+        if is_outdated(info.manifest, skipped_ranges):
             warning(f"removing {info.path.name}: it was made with rows that are left out now")
             store.discard(info.step)
 
@@ -122,5 +122,5 @@ def take_decisions(
                 " these steps have other rows, and none are left out"
             )
     ranges = world.gather_json(mine)[0]
-    state.left_out = tuple((int(first), int(last)) for first, last in ranges)
+    state.skipped_ranges = tuple((int(first), int(last)) for first, last in ranges)
     return {LEFT_OUT: ranges} if ranges else {}

@@ -234,13 +234,13 @@ def _train(
             WriterSettings(
                 directory=run.checkpoints,
                 fence=attempt.fence,
-                holds=config.checkpoint.memory_every is not None,
+                memory_snapshots=config.checkpoint.memory_every is not None,
                 rank=world.rank,
                 workers=world.size,
                 patience_seconds=config.parallel.timeout_seconds,
                 stalled_seconds=config.supervise.save_seconds / 2,  # before the supervisor calls the worker hung
                 after_save=CheckpointMaintainer.settings(
-                    config, attempt.number, state.left_out, task.fingerprints.get("data")
+                    config, attempt.number, state.skipped_ranges, task.fingerprints.get("data")
                 ),
                 sign=config.checkpoint.sign,
                 encrypt=config.checkpoint.encrypt,

@@ -205,12 +205,12 @@ class Run:
         batches, step = self.batches, self.step
         if batches is None:
             return None
-        left_out = {n for first, last in self.left_out for n in range(first, min(last, step))}
-        lost = sum(batches.tokens_before(n + 1) - batches.tokens_before(n) for n in left_out)
+        skipped = {n for first, last in self.skipped_ranges for n in range(first, min(last, step))}
+        lost = sum(batches.tokens_before(n + 1) - batches.tokens_before(n) for n in skipped)
         return batches.tokens_before(step) - lost
 
     @cached_property
-    def left_out(self) -> list[tuple[int, int]]:
+    def skipped_ranges(self) -> list[tuple[int, int]]:
         """Steps whose rows are left out by decision, counted from 0: first one, and the one after the last."""
         found: list[tuple[int, int]] = []
         segments: list[Segment] = []

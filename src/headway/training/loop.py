@@ -172,19 +172,19 @@ def _forget_peak(device: torch.device) -> None:
 def _run_callbacks(job: Job, stopped: Callable[[], bool]) -> Iterator[None]:
     """Callbacks around all steps; whatever ends them, what was handed over is saved before. What is only held is, too,
     unless the end says that it is not to be gone on from, or not to be needed."""
-    write_held, started = True, list[Callback]()
+    flush_snapshot, started = True, list[Callback]()
     try:
         for callback in job.callbacks:
             callback.on_start(job)
             started.append(callback)
         yield
-        write_held = False
+        flush_snapshot = False
     except HeadwayError as error:
-        write_held = job.config.checkpoint.memory_every is not None and not isinstance(error, _DISCARD_SNAPSHOT_ON)
+        flush_snapshot = job.config.checkpoint.memory_every is not None and not isinstance(error, _DISCARD_SNAPSHOT_ON)
         raise
     finally:
         beat(Phase.END)
-        job.writer.close(write_held=write_held, hurried=stopped)
+        job.writer.close(flush_snapshot=flush_snapshot, hurried=stopped)
         _tell_outcomes(job)
         for callback in started:  # one that could not begin has nothing to end
             callback.on_end(job)
@@ -256,7 +256,7 @@ def _hold(job: Job) -> None:
     _settle_data(job, 0.0)
     _announce(job)
     state = job.state
-    stall = job.writer.hold(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
+    stall = job.writer.snapshot(state.cursor.step, state.blocks(), state.cursor_record(), job.checkpoint_context)
     for callback in job.callbacks:
         callback.on_hold(job, state.cursor.step, stall)
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class Rewinder(Protocol):
     """Brings a run back to an earlier checkpoint."""
 
-    def target(self, step: int, left_out: Sequence[tuple[int, int]]) -> int | None:
+    def target(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> int | None:
         """The newest checkpoint of `step` or before, the same on every worker; None when there is none left.
 
         Args:
-            left_out: What is left out so far, and of a checkpoint to go back to.
+            skipped_ranges: What is left out so far, and of a checkpoint to go back to.
         """
         ...
 
@@ -70,7 +70,7 @@ def rolled_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
     fault_point("rollback", decision.step + 1)
     assert job.rewinder is not None
     beat(Phase.CHECKPOINT)
-    job.state.left_out = (*job.state.left_out, (decision.first_step, decision.step + 1))
+    job.state.skipped_ranges = (*job.state.skipped_ranges, (decision.first_step, decision.step + 1))
     job.rewinder.rewind(job, decision.to_step)
     feed.rewind(job.state.cursor.step)
     return True
@@ -84,7 +84,7 @@ def _told(decision: Decision) -> str:
 
 def _planned(job: Job, decision: Decision) -> tuple[Decision, DivergedError | None]:
     """The decision with the checkpoint to go back to; or to stop, and why."""
-    limit, before = job.config.health.rollback_limit, len(job.state.left_out)
+    limit, before = job.config.health.rollback_limit, len(job.state.skipped_ranges)
     where = f"step {decision.step + 1} of {job.config.run_directory}"
     if before >= limit:
         stop = replace(decision, action="stop", first_step=decision.step)
@@ -99,7 +99,7 @@ def _planned(job: Job, decision: Decision) -> tuple[Decision, DivergedError | No
     # Before anybody knows of the decision: a state that is held may be made with the rows that it leaves out, and if
     # this worker died, it would be written and push out those to go back to.
     job.writer.release_snapshot()
-    target = None if job.rewinder is None else job.rewinder.target(decision.first_step, job.state.left_out)
+    target = None if job.rewinder is None else job.rewinder.target(decision.first_step, job.state.skipped_ranges)
     if target is None:
         stop = replace(decision, action="stop", first_step=decision.step)
         what = f"{decision.reason}; no checkpoint from before step {decision.first_step + 1} is left to go back to"

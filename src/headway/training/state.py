@@ -52,7 +52,7 @@ class TrainState:
     """What is usual for loss and gradient norm."""
     decides: bool = False
     """Updates may follow from `history`, so it is part of what must survive."""
-    left_out: tuple[tuple[int, int], ...] = ()
+    skipped_ranges: tuple[tuple[int, int], ...] = ()
     """Steps whose rows are left out by decision: first step, and the one after the last."""
 
     @property

@@ -28,7 +28,7 @@ class StateWriter(Protocol):
         """Take a state to be written; returns the seconds that training waited."""
         ...
 
-    def hold(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
+    def snapshot(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
         """Take a state to be written only if this worker dies."""
         ...
 
@@ -36,7 +36,7 @@ class StateWriter(Protocol):
         """Let go of the states that are held."""
         ...
 
-    def rolled_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
+    def rolled_back(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> None:
         """Take what comes next for what follows `step`, with the rows of those steps left out."""
         ...
 
@@ -60,7 +60,7 @@ class StateWriter(Protocol):
         """Return when all that was handed over is on disk."""
         ...
 
-    def close(self, write_held: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
+    def close(self, flush_snapshot: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
         """Finish, and let go of all resources."""
         ...
 
@@ -82,14 +82,14 @@ class NoWriter:
         """Not even the last state is kept."""
         return 0.0
 
-    def hold(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
+    def snapshot(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
         """Nothing is held."""
         return 0.0
 
     def release_snapshot(self) -> None:
         """There are none."""
 
-    def rolled_back(self, step: int, left_out: Sequence[tuple[int, int]]) -> None:
+    def rolled_back(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> None:
         """Nothing was saved."""
 
     def outcomes(self) -> list[Outcome]:
@@ -110,5 +110,5 @@ class NoWriter:
     def wait(self) -> None:
         """Nothing is under way."""
 
-    def close(self, write_held: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
+    def close(self, flush_snapshot: bool = False, hurried: Callable[[], bool] = lambda: False) -> None:
         """Nothing was opened."""

@@ -71,7 +71,7 @@ def train_step(
             nothing; the result holds for each whether any worker wished it.
         pipeline: The stages of the model that this worker has, when others have the rest.
     """
-    if is_left_out(state.left_out, state.cursor.step):
+    if is_left_out(state.skipped_ranges, state.cursor.step):
         return _leave_out(config, state, world, flags)
     beat(Phase.COMPUTE)  # also while gradients are cleared
     _counted(state.model)  # by passes that were no part of a step

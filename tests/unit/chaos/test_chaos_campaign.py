@@ -226,11 +226,11 @@ def test_what_tells_of_a_loss_is_not_the_cursor(tmp_path: Path, monkeypatch: pyt
     assert said == "the control 'moments' came out with the weights and moments of a run that has lost nothing"
 
 
-@pytest.mark.parametrize(("rollbacks", "left_out", "told"), [(1, [], True), (0, [], False), (1, [(1, 2)], False)])
+@pytest.mark.parametrize(("rollbacks", "skipped_ranges", "told"), [(1, [], True), (0, [], False), (1, [(1, 2)], False)])
 def test_where_rows_are_used_twice_the_ledger_has_to_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollbacks: int, left_out: list[tuple[int, int]], told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollbacks: int, skipped_ranges: list[tuple[int, int]], told: bool
 ) -> None:
-    proof = SimpleNamespace(problems=[], left_out=left_out, rollbacks=[Rollback(1, "why", ())] * rollbacks)
+    proof = SimpleNamespace(problems=[], skipped_ranges=skipped_ranges, rollbacks=[Rollback(1, "why", ())] * rollbacks)
     monkeypatch.setattr("headway.chaos.trial.prove", lambda run: proof)
 
     def end(run: Path) -> None:
@@ -244,7 +244,7 @@ def test_where_rows_are_used_twice_the_ledger_has_to_tell(
 
 
 def test_a_lost_disk_is_why_steps_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    proof = SimpleNamespace(problems=["a gap"], left_out=[], rollbacks=[Rollback(1, "why", ())])
+    proof = SimpleNamespace(problems=["a gap"], skipped_ranges=[], rollbacks=[Rollback(1, "why", ())])
     monkeypatch.setattr("headway.chaos.trial.prove", lambda run: proof)
     runs = Runs(tmp_path / "config.yaml", [], tmp_path, [Stage(0, 4, {})])
     assert runs._ledger_problems(tmp_path, disks_lost=1) == ["ledger: a gap"]

@@ -12,7 +12,7 @@ import pytest
 
 from headway.checkpoint import verify_across_hosts
 from headway.checkpoint.format.manifest import Manifest
-from headway.checkpoint.save.writer_process import WriteProcess
+from headway.checkpoint.save.writer_process import WriterService
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import Damage, check_file
 from headway.core.errors import CheckpointError, CorruptionError
@@ -65,7 +65,7 @@ def test_a_part_that_another_machine_has_written_is_seen_at_once(tmp_path: Path,
     more = {"encrypt": False, "max_shard_bytes": 1, "workers": 2, "patience_seconds": 60.0, "lock": None}
     note = tmp_path / "part-00001.json"
     soon(note.touch)
-    WriteProcess({**settings, **more}, io.StringIO())._wait_for(note, 1, "worker 1 has not written its part")
+    WriterService({**settings, **more}, io.StringIO())._wait_for(note, 1, "worker 1 has not written its part")
     assert note.exists()
 
 

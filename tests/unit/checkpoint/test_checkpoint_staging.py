@@ -15,7 +15,7 @@ import torch
 
 from headway.checkpoint.format.file_layout import Elements, Piece, ShardFile, plan_files
 from headway.checkpoint.save import staging
-from headway.checkpoint.save.staging import Slot, StagedFiles
+from headway.checkpoint.save.staging import StagedFiles, StagingBuffer
 from headway.core.types import Block
 
 
@@ -40,14 +40,14 @@ def test_memory_that_cannot_be_kept_in_its_place_costs_speed_only(monkeypatch: p
     images = plan_files([Piece.of(name, block) for name, block in state.items()], 0, 2**20)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=cuda.cudaHostRegister))
     monkeypatch.setattr(torch, "zeros", cuda.kernel)
-    slot = Slot()
+    buffer = StagingBuffer()
     try:
-        slot.prepare(images, pinned=True)
+        buffer.prepare(images, pinned=True)
         cuda.kernel()  # of the training, which goes on
-        slot.fill(state)
-        assert torch.equal(slot._views["weight"].view(torch.float32), torch.arange(6.0))
+        buffer.fill(state)
+        assert torch.equal(buffer._views["weight"].view(torch.float32), torch.arange(6.0))
     finally:
-        slot.close()
+        buffer.close()
 
 
 class Disk:
@@ -90,16 +90,16 @@ def blocks() -> dict[str, Block]:
 @pytest.fixture
 def staged(blocks: dict[str, Block]) -> Iterator[Callable[[], tuple[ShardFile, StagedFiles]]]:
     """Their one file, as it waits to be written."""
-    slot = Slot()
+    buffer = StagingBuffer()
 
     def stage() -> tuple[ShardFile, StagedFiles]:
         images = plan_files([Piece.of(name, block) for name, block in blocks.items()], 0, 2**20)
-        slot.prepare(images, pinned=False)
-        slot.fill(blocks)
-        return images[0], StagedFiles(slot.descriptor, images)
+        buffer.prepare(images, pinned=False)
+        buffer.fill(blocks)
+        return images[0], StagedFiles(buffer.descriptor, images)
 
     yield stage
-    slot.close()
+    buffer.close()
 
 
 Staged = Callable[[], tuple[ShardFile, StagedFiles]]

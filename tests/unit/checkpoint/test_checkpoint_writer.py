@@ -23,7 +23,7 @@ import torch
 from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.save import memory_snapshot, writer_locks, writer_process
 from headway.checkpoint.save.fence import OWNER_FILE, Fence, Fenced, Owner
-from headway.checkpoint.save.memory_snapshot import HeldStates
+from headway.checkpoint.save.memory_snapshot import MemorySnapshots
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_client import WriterSettings
 from headway.checkpoint.save.writer_locks import open_writer_lock, wait_for_writers, writer_has_ended
@@ -44,7 +44,7 @@ from waits import LONG
 def test_states_are_saved_as_they_were_when_they_were_handed_over(
     writer: CheckpointWriter, settings: WriterSettings
 ) -> None:
-    """The third has to wait until one of two slots is free; the state changes at once."""
+    """The third has to wait until one of two buffers is free; the state changes at once."""
     state = make_state(0)
     for step in (1, 2, 3, 4):
         for name, tensor in make_state(step).items():
@@ -130,7 +130,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_is_tried(
 
 
 def test_a_disk_that_hangs_holds_nothing_up(settings: WriterSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first write never comes back. The third state finds no free slot, until the first one is given up."""
+    """The first write never comes back. The third state finds no free buffer, until the first one is given up."""
     monkeypatch.setenv("HEADWAY_FAULTS", "hang@checkpoint.shard")
     writer = CheckpointWriter(replace(settings, stalled_seconds=3.0))
     for step in (1, 2, 3):
@@ -306,7 +306,7 @@ def test_the_process_ends_its_work_when_its_worker_is_gone(settings: WriterSetti
 
 
 def hold(writer: CheckpointWriter, step: int) -> None:
-    writer.hold(step, blocks(make_state(step)), {"step": step}, {"attempt": 1})
+    writer.snapshot(step, blocks(make_state(step)), {"step": step}, {"attempt": 1})
 
 
 def killed(settings: WriterSettings, act: Callable[[CheckpointWriter], None]) -> list[int]:
@@ -332,7 +332,7 @@ def owned(run: Path, attempt: int = 1) -> Fence:
 
 @pytest.fixture
 def holding(settings: WriterSettings, tmp_path: Path) -> WriterSettings:
-    return replace(settings, fence=owned(tmp_path), holds=True)
+    return replace(settings, fence=owned(tmp_path), memory_snapshots=True)
 
 
 def test_a_state_that_is_held_is_written_when_its_worker_dies(holding: WriterSettings) -> None:
@@ -396,7 +396,7 @@ def test_nobody_goes_back_to_a_checkpoint_that_is_about_to_be_removed(
 def test_what_is_saved_after_going_back_names_the_checkpoint_that_it_grew_out_of(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     manifest = save(store, 10)
-    state = MagicMock(left_out=((12, 13),))
+    state = MagicMock(skipped_ranges=((12, 13),))
     state.prepare_to_load.return_value = blocks(make_state(0))
     job = MagicMock(state=state, checkpoint_context={"parent": None})
     CheckpointRewinder(store, World(0, 1, 0, torch.device("cpu"))).rewind(job, 10)
@@ -408,7 +408,7 @@ def test_orders_stand_still_while_a_slot_is_looked_for(
     writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that hears of what is written takes them away; a dict that changes meanwhile would end training."""
-    find = CheckpointWriter._free_slot
+    find = CheckpointWriter._free_buffer
 
     def acquire(writer: CheckpointWriter) -> bool:
         got = writer._changed.acquire(blocking=False)
@@ -421,7 +421,7 @@ def test_orders_stand_still_while_a_slot_is_looked_for(
             assert not other.submit(acquire, writer).result(), "another thread gets the lock"
         return find(writer)
 
-    monkeypatch.setattr(CheckpointWriter, "_free_slot", alone)
+    monkeypatch.setattr(CheckpointWriter, "_free_buffer", alone)
     writer.get_ready(blocks(make_state(1)))
 
 
@@ -441,7 +441,7 @@ def test_what_is_held_is_let_go_at_an_orderly_end(holding: WriterSettings) -> No
     assert not holding.directory.exists()
     writer = CheckpointWriter(holding)
     hold(writer, 2)
-    writer.close(write_held=True)
+    writer.close(flush_snapshot=True)
     assert CheckpointStore(holding.directory).verify(2).good
 
 
@@ -451,8 +451,8 @@ def test_workers_that_die_write_the_newest_state_that_all_have(holding: WriterSe
             if rank == 1 and step == 3:
                 writer.get_ready(shard(make_state(step), rank))  # it is killed before it has its copy
             else:
-                writer.hold(step, shard(make_state(step), rank), {"step": step}, {"attempt": 1})
-        writer.close(write_held=True)
+                writer.snapshot(step, shard(make_state(step), rank), {"step": step}, {"attempt": 1})
+        writer.close(flush_snapshot=True)
 
     together(holding, act)
     store = CheckpointStore(holding.directory)
@@ -521,7 +521,7 @@ def test_a_part_that_grows_is_waited_for_though_the_worker_is_gone(
 ) -> None:
     monkeypatch.setattr(writer_process, "_PATIENCE_ALONE_SECONDS", 0.1)
     settings.directory.mkdir()
-    process = writer_process.WriteProcess({**settings.record(), "workers": 3, "lock": None}, io.StringIO())
+    process = writer_process.WriterService({**settings.record(), "workers": 3, "lock": None}, io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
     note = settings.directory / writer_process._note(1)
@@ -540,7 +540,7 @@ def test_a_part_whose_process_is_gone_is_not_waited_for(
     settings.directory.mkdir()
     mine = replace(settings, fence=owned(tmp_path), patience_seconds=1e6)
     record = {**mine.record(), "workers": 3, "lock": None}
-    process = writer_process.WriteProcess(record, io.StringIO())
+    process = writer_process.WriterService(record, io.StringIO())
     process._worker = -1  # somebody else is the parent now
     (settings.directory / "shard-00001.safetensors").write_bytes(b"begun")
     lock, gone = open_writer_lock(tmp_path, 1), threading.Event()
@@ -589,8 +589,8 @@ def test_notes_of_processes_that_are_gone_are_read_but_not_waited_for(
     monkeypatch.setattr(memory_snapshot, "time", without_waiting)
     if noted:
         (tmp_path / ".held-attempt-1-00001.json").write_text(json.dumps(noted))
-    states, found = HeldStates(tmp_path, 0, 2, has_ended=lambda rank: True), list[int]()
-    states.hold({"descriptor": 5, "step": 3, "tag": "attempt-1"})
+    states, found = MemorySnapshots(tmp_path, 0, 2, has_ended=lambda rank: True), list[int]()
+    states.add({"descriptor": 5, "step": 3, "tag": "attempt-1"})
     states.flush_snapshot(-1, lambda order: found.append(order["step"]))
     assert found == written
 
@@ -687,7 +687,7 @@ def test_a_folder_that_cannot_be_made_holds_no_worker_up(settings: WriterSetting
     settings.directory.write_text("in the way")
 
     def save_three(writer: CheckpointWriter, rank: int) -> list[int]:
-        for step in (1, 2, 3):  # the third one needs a slot again
+        for step in (1, 2, 3):  # the third one needs a buffer again
             writer.submit(step, shard(make_state(step), rank, 2), {"step": step}, {"attempt": 1})
             with pytest.raises(CheckpointError):
                 writer.wait()
@@ -713,7 +713,7 @@ def test_a_disk_that_hangs_for_one_of_several_workers_costs_one_checkpoint(
         if rank == hanging:
             writer._settings = replace(writer._settings, stalled_seconds=3.0)
             os.kill(_process(writer), signal.SIGSTOP)
-        for step in (1, 2, 3):  # the third finds no free slot, until the first is given up
+        for step in (1, 2, 3):  # the third finds no free buffer, until the first is given up
             writer.submit(step, shard(make_state(step), rank, 2), {"step": step}, {"attempt": 1})
         writer.wait()
         return [(outcome.step, str(outcome.error or "saved")) for outcome in writer.outcomes()]

@@ -24,7 +24,7 @@ import torch
 from headway.checkpoint.format.file_layout import Elements, Piece, plan_files
 from headway.checkpoint.save import memory_snapshot, publish, writer_client, writer_locks, writer_process
 from headway.checkpoint.save.fence import Fence, Owner
-from headway.checkpoint.save.memory_snapshot import HeldStates
+from headway.checkpoint.save.memory_snapshot import MemorySnapshots
 from headway.checkpoint.save.outcomes import Outcome, WriterDied
 from headway.checkpoint.save.publish import Publisher, write_part
 from headway.checkpoint.save.writer import CheckpointWriter
@@ -140,7 +140,7 @@ def test_saves_for_which_no_process_can_be_started_are_told(
         found = list[Outcome]()
         assert wait_until(lambda: found.extend(writer.outcomes()) or len(found) == 2, LONG)
         submit(writer, 3)
-        writer.hold(4, {"a": Block.whole(torch.ones(1))}, {"step": 4}, {})
+        writer.snapshot(4, {"a": Block.whole(torch.ones(1))}, {"step": 4}, {})
         found += writer.outcomes()
         within(60, lambda: writer.wants_another_try() or None)
     assert [outcome.step for outcome in found] == [1, 2, 3, 4]
@@ -262,7 +262,7 @@ def test_a_process_that_finishes_a_checkpoint_says_that_it_gets_on(
         return finish(*arguments)
 
     monkeypatch.setattr(Publisher, "finish", look)
-    process = writer_process.WriteProcess({**settings.record(), "lock": None}, open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    process = writer_process.WriterService({**settings.record(), "lock": None}, open(os.devnull, "w"))  # noqa: SIM115, PTH123
     monkeypatch.setattr(writer_process, "StagedFiles", lambda *_: None)
     process.write({"step": 1, "pieces": [], "tag": "a", "cursor": {"step": 1}, "context": {}, "descriptor": 0})
     assert given == [process._get_on]
@@ -295,8 +295,8 @@ def test_that_a_part_will_not_come_is_told_with_its_reason_or_without_never_with
 def flush_snapshot(folder: Path, rank: int, late_seconds: float = 0.0, **knows: Any) -> list[int]:
     """The steps that one of two processes writes, both of which hold the same one."""
     written = list[int]()
-    states = HeldStates(folder, rank, 2, **knows)
-    states.hold({"descriptor": 1, "step": 110, "tag": "attempt-1"})
+    states = MemorySnapshots(folder, rank, 2, **knows)
+    states.add({"descriptor": 1, "step": 110, "tag": "attempt-1"})
     time.sleep(late_seconds)
     states.flush_snapshot(-1, lambda order: written.append(order["step"]))
     return written
@@ -343,8 +343,8 @@ def test_nobody_is_waited_for_in_a_folder_that_was_moved_away(tmp_path: Path, ma
     for rank in (0, 1):
         looks.clear()
         shutil.rmtree(tmp_path / "elsewhere", ignore_errors=True)
-        states[rank] = HeldStates(folder, rank, 2, move_away)
-        states[rank].hold({"descriptor": 1, "step": 110, "tag": "attempt-1"})
+        states[rank] = MemorySnapshots(folder, rank, 2, move_away)
+        states[rank].add({"descriptor": 1, "step": 110, "tag": "attempt-1"})
         states[rank].flush_snapshot(-1, lambda order: pytest.fail("nobody else has it"))
 
 
@@ -365,16 +365,16 @@ def test_a_save_that_failed_for_the_first_worker_hides_no_state_that_all_hold(
         written[1] = order["step"]
 
     monkeypatch.setattr(writer_process, "StagedFiles", lambda *_: None)
-    monkeypatch.setattr(writer_process.WriteProcess, "_publish", publish_unless_it_fails)
-    monkeypatch.setattr(writer_process.WriteProcess, "_contribute", write_part_of)
+    monkeypatch.setattr(writer_process.WriterService, "_publish", publish_unless_it_fails)
+    monkeypatch.setattr(writer_process.WriterService, "_contribute", write_part_of)
     record = {**replace(settings, workers=2).record(), "lock": None}
-    processes = [writer_process.WriteProcess({**record, "rank": rank}, io.StringIO()) for rank in (0, 1)]
+    processes = [writer_process.WriterService({**record, "rank": rank}, io.StringIO()) for rank in (0, 1)]
     for process in processes:
-        process._held._has_ended = lambda rank: False
+        process._snapshots._has_ended = lambda rank: False
         process._store.after_save = lambda manifest: None  # type: ignore[method-assign]
         order = {"pieces": [], "tag": "attempt-1", "cursor": {}, "context": {}}
-        process.obey({**order, "kind": "hold", "step": 18, "descriptor": 1})
-        process.obey({**order, "kind": "write", "step": 20, "descriptor": 2})
+        process.handle({**order, "kind": "snapshot", "step": 18, "descriptor": 1})
+        process.handle({**order, "kind": "write", "step": 20, "descriptor": 2})
     written.clear()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda process: process.flush_snapshot(), processes))
@@ -386,12 +386,12 @@ def test_whether_a_process_lives_is_known_on_its_own_machine_only(
 ) -> None:
     fence = Fence(tmp_path, Owner.this_process(1))
     record = {**replace(settings, fence=fence, workers=2).record(), "lock": None}
-    process = writer_process.WriteProcess(json.loads(json.dumps(record)), open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    assert process._held._has_ended(1) is None, "it has not begun"
+    process = writer_process.WriterService(json.loads(json.dumps(record)), open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    assert process._snapshots._has_ended(1) is None, "it has not begun"
     lock = open_writer_lock(tmp_path, 1)
-    assert process._held._has_ended(1) is False
+    assert process._snapshots._has_ended(1) is False
     os.close(lock)
-    assert process._held._has_ended(1) is True
+    assert process._snapshots._has_ended(1) is True
     monkeypatch.setattr(writer_locks, "host_name", lambda: "elsewhere")
-    assert process._held._has_ended(1) is None
-    assert process._held._patience_seconds == settings.patience_seconds
+    assert process._snapshots._has_ended(1) is None
+    assert process._snapshots._patience_seconds == settings.patience_seconds

@@ -121,11 +121,11 @@ def test_rows_left_out_are_others_after_a_change(tmp_path: Path) -> None:
     run = Untrained(tmp_path, {"a": 900})
     run.attempt(3)
     run.attempt(2, 9, rollback=(2, 1))
-    assert run.proof().left_out == [(4, 5)] and max(run.used) == 2
+    assert run.proof().skipped_ranges == [(4, 5)] and max(run.used) == 2
     change(run, {**dict.fromkeys(("tokens", "ramp", "grown", "in_front")), "batch": 8, "length": 16, "seed": 0,
                  "mixed": False})  # fmt: skip
     run.attempt(6, change=True)
-    assert run.proof().left_out == [] and all(run.used.values())
+    assert run.proof().skipped_ranges == [] and all(run.used.values())
     run.check()
     run.check_epochs()
 

@@ -72,7 +72,7 @@ class Rows:
 
 
 def job_at(step: int) -> Any:
-    state = SimpleNamespace(cursor=SimpleNamespace(step=step), left_out=())
+    state = SimpleNamespace(cursor=SimpleNamespace(step=step), skipped_ranges=())
     config = SimpleNamespace(segments=[])
     return SimpleNamespace(state=state, config=config, task=SimpleNamespace(feed=Rows(), fingerprints={}))
 

@@ -99,7 +99,7 @@ def test_the_ledger_names_steps_that_only_the_loss_scale_left_out(
     assert state_hash(whole) == state_hash(broken)
     for run in (whole, broken):
         proof = prove(run)
-        assert (proof.problems, proof.rows, proof.not_updated, proof.left_out) == ([], 96, 2, [])
+        assert (proof.problems, proof.rows, proof.not_updated, proof.skipped_ranges) == ([], 96, 2, [])
         assert [(d.first_step, d.last_step, d.action) for d in proof.decisions] == [(2, 3, "skip"), (6, 7, "skip")]
         assert "2 steps had no update" in proof.basis[-1] and "the ledger names 2" in proof.basis[-1]
 

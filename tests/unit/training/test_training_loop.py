@@ -52,7 +52,7 @@ def test_a_state_that_is_held_counts_as_a_checkpoint(
 
         monkeypatch.setattr(CheckpointWriter, method, call)
 
-    watched("hold")
+    watched("snapshot")
     watched("get_ready")
     overrides = [
         "supervise.enabled=false",
@@ -158,7 +158,7 @@ def test_a_state_that_is_handed_over_has_the_records_of_all_its_steps(
         monkeypatch.setattr(CheckpointWriter, method, call)
 
     monkeypatch.setattr(MetricsLog, "_write_all", slowly)
-    watched("hold")
+    watched("snapshot")
     watched("submit")
     train(config)
     assert written == [(2, 2), (3, 3), (4, 4)]
@@ -301,7 +301,7 @@ def test_what_is_held_is_written_at_any_end_that_leaves_it_worth_it(
     with pytest.raises(end) if end else nullcontext(), loop._run_callbacks(job, lambda: False):
         if end is not None:
             raise end("why")
-    assert writer.close.call_args.kwargs["write_held"] is written
+    assert writer.close.call_args.kwargs["flush_snapshot"] is written
 
 
 def test_data_that_cannot_be_read_cost_no_state_that_is_held(

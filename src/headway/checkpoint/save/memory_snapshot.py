@@ -20,10 +20,10 @@ from headway.core.foreign import read_json
 #: looks.
 _MEETING_SECONDS, _LOOK_SECONDS = 5.0, 0.02
 
-Order = Mapping[str, Any]
+SaveJob = Mapping[str, Any]
 
 
-class HeldStates:
+class MemorySnapshots:
     """What one process has of states that nobody has ordered to be written.
 
     Args:
@@ -44,18 +44,18 @@ class HeldStates:
     ) -> None:
         self._directory, self._rank, self._workers = directory, rank, workers
         self._has_ended, self._patience_seconds = has_ended, patience_seconds
-        self._orders: dict[int, Order] = {}
+        self._jobs: dict[int, SaveJob] = {}
         self._place = 0  # the folder's inode
 
-    def hold(self, order: Order) -> None:
-        """A state is whole in its slot."""
-        self._orders[order["descriptor"]] = order
+    def add(self, job: SaveJob) -> None:
+        """A state is whole in its buffer."""
+        self._jobs[job["descriptor"]] = job
 
     def release_snapshot(self, descriptor: int) -> None:
-        """The slot is about to be overwritten."""
-        self._orders.pop(descriptor, None)
+        """The buffer is about to be overwritten."""
+        self._jobs.pop(descriptor, None)
 
-    def flush_snapshot(self, newest_saved: int, write: Callable[[Order], None]) -> None:
+    def flush_snapshot(self, newest_saved: int, write: Callable[[SaveJob], None]) -> None:
         """The worker is dead: write the newest state that all have, if it is newer than what was saved.
 
         Args:
@@ -63,12 +63,12 @@ class HeldStates:
                 process knows it: of a part that was written, the checkpoint may have failed.
             write: Writes one.
         """
-        held = {int(order["step"]): order for order in self._orders.values()}
+        held = {int(job["step"]): job for job in self._jobs.values()}
         newer = {step for step in held if step > newest_saved}
         for step in sorted(newer)[-1:] if self._workers == 1 else self._agreed(held, newer):
             write(held[step])
 
-    def _agreed(self, held: Mapping[int, Order], newer: set[int]) -> list[int]:
+    def _agreed(self, held: Mapping[int, SaveJob], newer: set[int]) -> list[int]:
         """The step to write, as a list of at most one: the others offer all, and the first one knows which are newer
         than what was saved."""
         if not held:

@@ -41,15 +41,15 @@ _GIVEN_BACK_BYTES = 16 * 2**20
 _DIRECT_BYTES = 16 * 2**20
 
 
-def file_offsets(images: Sequence[ShardFile]) -> list[int]:
-    """Where each image begins in a slot; the last number is the size of all."""
+def file_offsets(files: Sequence[ShardFile]) -> list[int]:
+    """Where each file begins in a buffer; the last number is the size of all."""
     offsets = [0]
-    for image in images:
-        offsets.append(offsets[-1] + -(-image.nbytes // _ALIGNMENT) * _ALIGNMENT)
+    for file in files:
+        offsets.append(offsets[-1] + -(-file.nbytes // _ALIGNMENT) * _ALIGNMENT)
     return offsets
 
 
-class Slot:
+class StagingBuffer:
     """Room for one state of one worker."""
 
     def __init__(self) -> None:
@@ -58,12 +58,12 @@ class Slot:
         else:
             with tempfile.TemporaryFile() as file:
                 self.descriptor = os.dup(file.fileno())
-        self._images: Sequence[ShardFile] = ()
+        self._files: Sequence[ShardFile] = ()
         self._views: dict[str, torch.Tensor] = {}
         self._pinned: torch.Tensor | None = None
 
-    def prepare(self, images: Sequence[ShardFile], pinned: bool, ahead: bool = True) -> None:
-        """Make room for these images, and lay out all but the elements.
+    def prepare(self, files: Sequence[ShardFile], pinned: bool, ahead: bool = True) -> None:
+        """Make room for these files, and lay out all but the elements.
 
         Args:
             pinned: The state is on a GPU, which copies faster to memory that stays in its place.
@@ -74,10 +74,10 @@ class Slot:
         """
         import torch
 
-        if self._images == images:
+        if self._files == files:
             return
         self._release()
-        offsets = file_offsets(images)
+        offsets = file_offsets(files)
         size = max(offsets[-1], 1)
         # Limits for files hold for those in memory too; where memory is short, another attempt may have more.
         with explaining_refusals(CheckpointError, f"{format_bytes(size)} in memory, to be saved"):
@@ -86,15 +86,15 @@ class Slot:
         content = torch.frombuffer(mapping, dtype=torch.uint8)
         if ahead:
             threading.Thread(target=_populate, args=(content,), daemon=True).start()
-        for image, begin in zip(images, offsets, strict=False):
-            mapping[begin : begin + len(image.preamble)] = image.preamble
-            begin += len(image.preamble)
-            for piece in image.pieces:
+        for file, begin in zip(files, offsets, strict=False):
+            mapping[begin : begin + len(file.preamble)] = file.preamble
+            begin += len(file.preamble)
+            for piece in file.pieces:
                 self._views[piece.name] = content[begin : begin + piece.nbytes]
                 begin += piece.nbytes
         if pinned:
             self._pinned = _pin(content)
-        self._images = images
+        self._files = files
 
     def fill(self, blocks: StateBlocks, spent: Collection[str] = ()) -> None:
         """Copy the elements of the pieces that were prepared for; when this returns, the state may change again.
@@ -123,7 +123,7 @@ class Slot:
         if self._pinned is not None:
             _unpin(self._pinned)
             self._pinned = None
-        self._images, self._views = (), {}
+        self._files, self._views = (), {}
 
     def close(self) -> None:
         """Let go of it. Safe to call twice."""
@@ -172,22 +172,22 @@ def _unpin(content: torch.Tensor) -> None:
 
 
 class StagedFiles:
-    """The images in a slot, for who writes them.
+    """The files in a buffer, for who writes them.
 
     Args:
-        descriptor: Of the slot.
-        images: As the slot was prepared for.
+        descriptor: Of the buffer.
+        files: As the buffer was prepared for.
     """
 
-    def __init__(self, descriptor: int, images: Sequence[ShardFile]) -> None:
+    def __init__(self, descriptor: int, files: Sequence[ShardFile]) -> None:
         self._descriptor = descriptor
-        self._begins = {image.file: begin for image, begin in zip(images, file_offsets(images), strict=False)}
+        self._begins = {file.file: begin for file, begin in zip(files, file_offsets(files), strict=False)}
         # Closed when the last view of it goes.
-        self._content = memoryview(mmap.mmap(descriptor, max(file_offsets(images)[-1], 1), access=mmap.ACCESS_READ))
+        self._content = memoryview(mmap.mmap(descriptor, max(file_offsets(files)[-1], 1), access=mmap.ACCESS_READ))
         self._views: dict[str, memoryview] = {}
-        for image in images:
-            begin = self._begins[image.file] + len(image.preamble)
-            for piece in image.pieces:
+        for file in files:
+            begin = self._begins[file.file] + len(file.preamble)
+            for piece in file.pieces:
                 self._views[piece.name] = self._content[begin : begin + piece.nbytes]
                 begin += piece.nbytes
 
@@ -195,33 +195,33 @@ class StagedFiles:
         """The bytes of a piece."""
         return self._views[piece.name]
 
-    def copy(self, image: ShardFile, descriptor: int) -> None:
+    def copy(self, file: ShardFile, descriptor: int) -> None:
         """Write a whole file: from here to the disk where that can be, else within the kernel, which is twice as fast
         here as by way of this process's memory."""
-        done, begin = self._write_directly(image, descriptor), self._begins[image.file]
+        done, begin = self._write_directly(file, descriptor), self._begins[file.file]
         try:
-            while done < image.nbytes:
-                count = min(_COPIED_BYTES, image.nbytes - done)
+            while done < file.nbytes:
+                count = min(_COPIED_BYTES, file.nbytes - done)
                 copied = os.sendfile(descriptor, self._descriptor, begin + done, count)
                 begin_flush(descriptor, done, copied)
                 done += copied
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSOCK, errno.ENOSYS) or done:
                 raise
-            Elements(self.elements).copy(image, descriptor)  # not every kernel copies from file to file
+            Elements(self.elements).copy(file, descriptor)  # not every kernel copies from file to file
 
-    def _write_directly(self, image: ShardFile, descriptor: int) -> int:
+    def _write_directly(self, file: ShardFile, descriptor: int) -> int:
         """Write a large file past the page cache: that saves a copy, and memory for one, which can take longer to get
         than the disk takes to write. Not one with parts of tensors, which are read again to hash the whole.
 
         Returns:
-            How many of the image's bytes are written: not all, or none, where the file system has no such way.
+            How many of the file's bytes are written: not all, or none, where the file system has no such way.
         """
         flags, direct = fcntl.fcntl(descriptor, fcntl.F_GETFL), getattr(os, "O_DIRECT", 0)  # Linux
-        if not direct or image.nbytes < _LARGE_BYTES or not all(piece.is_whole for piece in image.pieces):
+        if not direct or file.nbytes < _LARGE_BYTES or not all(piece.is_whole for piece in file.pieces):
             return 0
-        done, begin = 0, self._begins[image.file]
-        size = -(-image.nbytes // _ALIGNMENT) * _ALIGNMENT  # there are zeros up to there
+        done, begin = 0, self._begins[file.file]
+        size = -(-file.nbytes // _ALIGNMENT) * _ALIGNMENT  # there are zeros up to there
         try:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | direct)
             while done < size:
@@ -231,6 +231,6 @@ class StagedFiles:
                 raise
         finally:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-        if done > image.nbytes:
-            os.ftruncate(descriptor, image.nbytes)
-        return min(done, image.nbytes)
+        if done > file.nbytes:
+            os.ftruncate(descriptor, file.nbytes)
+        return min(done, file.nbytes)

@@ -37,8 +37,8 @@ class WriterSettings:
     """How long the first worker's process waits for the others' parts."""
     stalled_seconds: float = 450.0
     """A process that has not finished a file for so long is given up: the disk hangs."""
-    holds: bool = False
-    """States will be held in memory too, which takes a third slot."""
+    memory_snapshots: bool = False
+    """States will be held in memory too, which takes a third buffer."""
     max_shard_bytes: int = 2 * 1024**3
     """Size of a file, roughly; a larger tensor gets one of its own."""
     after_save: Mapping[str, Any] | None = None
@@ -73,7 +73,7 @@ class WriterProcess:
         self.ended = False
         self.heard_seconds = time.monotonic()
         """When it last told that it gets on."""
-        self._settle, self._uploaded, self._lost, self._at_end = settle, uploaded, lost, at_end
+        self._on_complete, self._on_upload, self._on_tier_lost, self._on_exit = settle, uploaded, lost, at_end
         lock = [open_writer_lock(settings.fence.run, settings.rank)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
@@ -95,9 +95,9 @@ class WriterProcess:
         except RuntimeError as error:  # no thread can be started: as little as a process
             self._popen.kill()
             raise OSError(errno.EAGAIN, str(error)) from error
-        self.tell({**settings.record(), "lock": lock[0] if lock else None})
+        self.send({**settings.record(), "lock": lock[0] if lock else None})
 
-    def tell(self, record: Mapping[str, Any]) -> None:
+    def send(self, record: Mapping[str, Any]) -> None:
         """Send a line."""
         assert self._popen.stdin is not None
         with suppress(BrokenPipeError):  # it has died, which the listener notices
@@ -108,7 +108,7 @@ class WriterProcess:
         """Let it do what it has been told, and end then."""
         assert self._popen.stdin is not None
         if tell_end and not self._popen.stdin.closed:
-            self.tell({"kind": "end"})
+            self.send({"kind": "end"})
         with suppress(BrokenPipeError):
             self._popen.stdin.close()
         self.heard_seconds = time.monotonic()
@@ -133,26 +133,26 @@ class WriterProcess:
         except Exception as error:  # an answer is lost, and nobody takes the others
             self._popen.kill()
             how = f"its answers cannot be taken: {type(error).__name__}: {error}"
-        self._at_end(self, f"the process that writes checkpoints died ({how})")
+        self._on_exit(self, f"the process that writes checkpoints died ({how})")
 
     def _hear(self, line: str) -> None:
         answer = _answer(line)
         if answer is None:
             console.write_log(line.rstrip())
-        elif answer["kind"] == "said":
+        elif answer["kind"] == "message":
             console.say(answer["text"])
-        elif answer["kind"] == "logged":
+        elif answer["kind"] == "log":
             console.write_log(answer["text"])
         elif answer["kind"] == "uploaded":
-            self._uploaded(Upload(answer["step"], answer["seconds"]))
-        elif answer["kind"] == "lost":
-            self._lost(CheckpointError(answer["what"], where=answer["where"], fix=answer["fix"]))
+            self._on_upload(Upload(answer["step"], answer["seconds"]))
+        elif answer["kind"] == "tier lost":
+            self._on_tier_lost(CheckpointError(answer["what"], where=answer["where"], fix=answer["fix"]))
         elif answer["kind"] == "saved":
-            self._settle(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
+            self._on_complete(Outcome(answer["step"], answer["seconds"], answer["bytes"]))
         elif answer["kind"] == "failed":
             kind = Fenced if answer["fatal"] else CheckpointError
             error = kind(answer["what"], where=answer["where"], fix=answer["fix"])
-            self._settle(Outcome(answer["step"], error=error))
+            self._on_complete(Outcome(answer["step"], error=error))
 
 
 def _answer(line: str) -> dict[str, Any] | None:

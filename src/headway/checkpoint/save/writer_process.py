@@ -26,7 +26,7 @@ from headway.checkpoint.format.sealing import key_to_encrypt_with
 from headway.checkpoint.format.signing import key_to_sign_with
 from headway.checkpoint.post_save import CheckpointMaintainer
 from headway.checkpoint.save.fence import Fence, Fenced, OwnerUnknown
-from headway.checkpoint.save.memory_snapshot import HeldStates, Order
+from headway.checkpoint.save.memory_snapshot import MemorySnapshots, SaveJob
 from headway.checkpoint.save.publish import Part, write_part
 from headway.checkpoint.save.staging import StagedFiles, file_offsets
 from headway.checkpoint.save.writer_locks import writer_has_ended, writer_is_here
@@ -45,8 +45,8 @@ _LOOK_SECONDS, _TELL_SECONDS = 0.02, 0.2
 _PATIENCE_ALONE_SECONDS, _PATIENCE_BEGUN_SECONDS = 5.0, 60.0
 
 
-class WriteProcess:
-    """Carries out the orders of one worker.
+class WriterService:
+    """Carries out the jobs of one worker.
 
     Args:
         settings: What does not change: `directory`, `keep`, `max_shard_bytes`, `fence`, `rank`, `workers`,
@@ -61,8 +61,8 @@ class WriteProcess:
         self._run = fence.run if fence else None
         follows = settings["after_save"] if settings["rank"] == 0 else None
         self._answers, self._worker = answers, os.getppid()
-        self._told_seconds = 0.0
-        self._telling = threading.Lock()  # what follows a save has threads of its own
+        self._reported_seconds = 0.0
+        self._answers_lock = threading.Lock()  # what follows a save has threads of its own
         self._after_save = CheckpointMaintainer(follows, self._tell_upload) if follows else None
         self._store = CheckpointStore(
             Path(settings["directory"]),
@@ -77,16 +77,16 @@ class WriteProcess:
         self._workers: int = settings["workers"]
         self._patience_seconds: float = settings["patience_seconds"]
         self._lock: int | None = settings["lock"]
-        self.given_up: set[int] = set()
-        """Numbers of orders that are over for the first worker."""
-        self._held = HeldStates(
+        self.abandoned: set[int] = set()
+        """Numbers of jobs that are over for the first worker."""
+        self._snapshots = MemorySnapshots(
             Path(settings["directory"]), self._rank, self._workers, self._is_known_to_have_ended, self._patience_seconds
         )
         self._newest_saved = -1
 
     def tell(self, kind: str, **content: Any) -> None:
         """Answer the worker; it may be gone."""
-        with suppress(BrokenPipeError), self._telling:
+        with suppress(BrokenPipeError), self._answers_lock:
             self._answers.write(json.dumps({"kind": kind, **content}) + "\n")
             self._answers.flush()
 
@@ -100,28 +100,28 @@ class WriteProcess:
             return None
         return writer_has_ended(self._run, rank)
 
-    def _get_on(self) -> None:
+    def _report_progress(self) -> None:
         """Let the worker know that this process is not stuck."""
         now = time.monotonic()
-        if now - self._told_seconds >= _TELL_SECONDS:
-            self._told_seconds = now
-            self.tell("getting on")
+        if now - self._reported_seconds >= _TELL_SECONDS:
+            self._reported_seconds = now
+            self.tell("progress")
 
     def _tell_upload(self, step: int, seconds: float | None) -> None:
         self.tell("uploaded", step=step, seconds=seconds)
 
-    def write(self, order: Mapping[str, Any]) -> None:
+    def write(self, job: Mapping[str, Any]) -> None:
         """Write this worker's part of a state; of the first worker also wait for the others and publish."""
-        step, start = order["step"], time.monotonic()
-        pieces = [Piece.parse(piece) for piece in order["pieces"]]
-        images = plan_files(pieces, self._rank, self._max_shard_bytes)
-        nbytes = file_offsets(images)[-1]
+        step, start = job["step"], time.monotonic()
+        pieces = [Piece.parse(piece) for piece in job["pieces"]]
+        files = plan_files(pieces, self._rank, self._max_shard_bytes)
+        nbytes = file_offsets(files)[-1]
         try:
-            staged, manifest = StagedFiles(order["descriptor"], images), None
+            staged, manifest = StagedFiles(job["descriptor"], files), None
             if self._rank == 0:
-                manifest = self._publish(order, images, staged, nbytes)
+                manifest = self._publish(job, files, staged, nbytes)
             else:
-                self._contribute(order, images, staged)
+                self._contribute(job, files, staged)
         except (HeadwayError, OSError) as error:
             self.tell("failed", step=step, fatal=isinstance(error, Fenced), **_in_words(error, step))
             return
@@ -133,35 +133,35 @@ class WriteProcess:
             if manifest:
                 self._store.after_save(manifest)
 
-    def _publish(self, order: Mapping[str, Any], images: list[ShardFile], staged: StagedFiles, nbytes: int) -> Manifest:
-        step, cursor = order["step"], order["cursor"]
-        with self._store.saving(step, order["tag"], nbytes) as folder:
-            mine = write_part(folder, images, staged, self._get_on, self._key)
+    def _publish(self, job: Mapping[str, Any], files: list[ShardFile], staged: StagedFiles, nbytes: int) -> Manifest:
+        step, cursor = job["step"], job["cursor"]
+        with self._store.saving(step, job["tag"], nbytes) as folder:
+            mine = write_part(folder, files, staged, self._report_progress, self._key)
             parts = [mine, *(self._part_of(folder, rank) for rank in range(1, self._workers))]
             more = self._after_save.context(step) if self._after_save else {}
-            context = {**order["context"], **more}
-            return self._store.publisher.finish(folder, parts, cursor, context, self._get_on)
+            context = {**job["context"], **more}
+            return self._store.publisher.finish(folder, parts, cursor, context, self._report_progress)
 
-    def obey(self, order: Mapping[str, Any]) -> bool:
-        """Carry out an order; False for the last one."""
-        kind: str = order["kind"]
+    def handle(self, job: Mapping[str, Any]) -> bool:
+        """Carry out an job; False for the last one."""
+        kind: str = job["kind"]
         if kind == "write":
-            self.write(order)
+            self.write(job)
         elif kind == "fail":
-            self._fail(order)
-        elif kind == "hold":
-            self._held.hold(order)
-        elif kind == "let go":
-            self._held.release_snapshot(order["descriptor"])
-        elif kind == "went back":
-            self._newest_saved = min(self._newest_saved, order["step"])
+            self._fail(job)
+        elif kind == "snapshot":
+            self._snapshots.add(job)
+        elif kind == "release":
+            self._snapshots.release_snapshot(job["descriptor"])
+        elif kind == "roll back":
+            self._newest_saved = min(self._newest_saved, job["step"])
             if self._after_save is not None:
-                self._after_save.rolled_back(order["step"], order["left_out"])
+                self._after_save.rolled_back(job["step"], job["left_out"])
         return kind != "end"
 
     def flush_snapshot(self) -> None:
         """The worker is gone without having said that it ends."""
-        self._held.flush_snapshot(self._newest_saved, self.write)
+        self._snapshots.flush_snapshot(self._newest_saved, self.write)
 
     def close(self) -> None:
         """Let what follows saves come to its end. Nobody needs to wait for that: it is here what there is to save."""
@@ -172,27 +172,27 @@ class WriteProcess:
             self._after_save.close()
             lost = self._after_save.lost
             if lost is not None:
-                self.tell("lost", what=lost.what, where=lost.where, fix=lost.fix)
+                self.tell("tier lost", what=lost.what, where=lost.where, fix=lost.fix)
 
-    def _contribute(self, order: Mapping[str, Any], images: list[ShardFile], staged: StagedFiles) -> None:
+    def _contribute(self, job: Mapping[str, Any], files: list[ShardFile], staged: StagedFiles) -> None:
         """Write beside the first worker's files, and leave a note of what was written."""
-        folder = self._store.publisher.folder(order["step"], order["tag"])
-        self._wait_for(folder, 0, "the first worker's folder did not come", order=order)
+        folder = self._store.publisher.folder(job["step"], job["tag"])
+        self._wait_for(folder, 0, "the first worker's folder did not come", job=job)
         try:
             self._may_write()
-            part = write_part(folder, images, staged, self._get_on, self._key)
+            part = write_part(folder, files, staged, self._report_progress, self._key)
             write_json(folder / _note(self._rank), part.record(), exact=True)
         except (HeadwayError, OSError) as error:
             with suppress(OSError):
                 leave_failure(folder, self._rank, str(error))
             raise
 
-    def _fail(self, order: Mapping[str, Any]) -> None:
+    def _fail(self, job: Mapping[str, Any]) -> None:
         """Tell the first worker's process that this worker's part will not come: who was to write it died."""
-        folder = self._store.publisher.folder(order["step"], order["tag"])
+        folder = self._store.publisher.folder(job["step"], job["tag"])
         with suppress(HeadwayError, OSError):  # nobody waits for it any more
-            self._wait_for(folder, 0, "the first worker's folder did not come", order=order)
-            leave_failure(folder, self._rank, order["why"])
+            self._wait_for(folder, 0, "the first worker's folder did not come", job=job)
+            leave_failure(folder, self._rank, job["why"])
 
     def _part_of(self, folder: Path, rank: int) -> Part:
         """What another worker has written, when it has."""
@@ -209,7 +209,7 @@ class WriteProcess:
         rank: int,
         otherwise: str,
         failure: Path | None = None,
-        order: Order | None = None,
+        job: SaveJob | None = None,
         written: Callable[[], int] = lambda: 0,
     ) -> None:
         """Return when a file is there.
@@ -219,7 +219,7 @@ class WriteProcess:
             rank: The worker whose process makes it.
             otherwise: What to say if it does not come.
             failure: A file that tells that it will not.
-            order: What it belongs to; it will not come when the first worker has given it up, or is at a later step.
+            job: What it belongs to; it will not come when the first worker has given it up, or is at a later step.
             written: How much of it there is so far.
         """
         start = grew = time.monotonic()
@@ -230,8 +230,8 @@ class WriteProcess:
             if failure is not None and failure.exists():
                 said = read_text(failure) or "it left no reason, as on a full disk"
                 raise CheckpointError(f"{otherwise}: {said}", where=str(failure.parent))
-            if order is not None and (
-                order.get("number") in self.given_up or self._store.publisher.is_past(order["step"], order["tag"])
+            if job is not None and (
+                job.get("number") in self.abandoned or self._store.publisher.is_past(job["step"], job["tag"])
             ):
                 raise CheckpointError(f"{otherwise}; it has given up on it", where=str(path.parent))
             if gone:
@@ -243,7 +243,7 @@ class WriteProcess:
                 until = min(deadline, grew + (_PATIENCE_BEGUN_SECONDS if size else _PATIENCE_ALONE_SECONDS))
             if time.monotonic() > until:
                 raise CheckpointError(f"{otherwise} in time", where=str(path.parent))
-            self._get_on()
+            self._report_progress()
             time.sleep(_LOOK_SECONDS)
 
 
@@ -285,33 +285,33 @@ def _in_words(error: HeadwayError | OSError, step: int) -> dict[str, str | None]
     }
 
 
-def _read(lines: IO[str], orders: queue.SimpleQueue[Order | None], given_up: set[int]) -> None:
+def _read(lines: IO[str], jobs: queue.SimpleQueue[SaveJob | None], abandoned: set[int]) -> None:
     for line in lines:
-        if not line.endswith("\n"):  # the worker was killed while it gave this order
+        if not line.endswith("\n"):  # the worker was killed while it gave this job
             break
-        order = json.loads(line)
-        if order["kind"] == "give up":  # which is about what may be under way
-            given_up.add(order["number"])
+        job = json.loads(line)
+        if job["kind"] == "abandon":  # which is about what may be under way
+            abandoned.add(job["number"])
         else:
-            orders.put(order)
-    orders.put(None)
+            jobs.put(job)
+    jobs.put(None)
 
 
 def main() -> None:
-    """Read orders until there are no more."""
+    """Read jobs until there are no more."""
     for number in STOP_SIGNALS:  # they are for the worker, which says when it is over
         signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # on the CPU, training comes first
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     console.redact_streams()
-    process = WriteProcess(json.loads(sys.stdin.readline()), answers)
-    console.hand_over(lambda text, only_log: process.tell("logged" if only_log else "said", text=text))
+    process = WriterService(json.loads(sys.stdin.readline()), answers)
+    console.hand_over(lambda text, only_log: process.tell("log" if only_log else "message", text=text))
     process.tell("ready")
-    # Read in a thread, so that a worker can always hand over an order, however long a write takes or hangs.
-    orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin, orders, process.given_up), daemon=True).start()
-    if all(process.obey(order) for order in iter(orders.get, None) if order is not None):
+    # Read in a thread, so that a worker can always hand over an job, however long a write takes or hangs.
+    jobs: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, jobs, process.abandoned), daemon=True).start()
+    if all(process.handle(job) for job in iter(jobs.get, None) if job is not None):
         process.flush_snapshot()
     process.close()
 
