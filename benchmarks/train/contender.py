@@ -16,13 +16,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from speed import Workload
+from typing import Any, Protocol
 
 HERE = Path(__file__).parent
 _LOOK_SECONDS, _POLL_SECONDS = 0.25, 0.03
+
+
+class Workload(Protocol):
+    """What a contender needs of the work of `speed.py`."""
+
+    options: Any
+    """Of the command line: `threads`, `peers`, `warmup`."""
+    folder: Path
+    config: Path
+    """Headway's, by which it trains."""
+    tokens_per_step: int
+
+    def job(self, name: str, compiled: bool) -> Path:
+        """Write the job of a contender other than Headway."""
+        ...
 
 
 @dataclass

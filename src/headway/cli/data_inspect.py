@@ -121,7 +121,7 @@ def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) 
     """Each source's share of all rows of the run; empty where that depends on a length which the config leaves open."""
     from headway.data.feeding.feed import training_rows
     from headway.data.feeding.mixture import is_mixed
-    from headway.data.feeding.plan import plan_of
+    from headway.data.feeding.segmented import plan_of
 
     settings = load(config, overrides, trains=False)
     mixed, steps = is_mixed(settings.data), settings.train.steps

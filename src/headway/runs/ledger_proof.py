@@ -20,8 +20,8 @@ from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.format import plural
 from headway.data.feeding.feed import DATASET, describe_rows, training_rows
-from headway.data.feeding.plan import PlainPlan, RowPlan, plan_of
-from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.feeding.plan import PlainPlan, RowPlan
+from headway.data.feeding.segmented import SegmentedPlan, plan_of
 from headway.data.pinned import pinned
 from headway.data.remote_store import open_store
 from headway.runs.ledger import (

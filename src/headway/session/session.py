@@ -15,7 +15,6 @@ from math import gcd
 
 import torch
 
-from headway import __version__
 from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import Manifest
 from headway.checkpoint.lineage import PARENT, parent_record
@@ -45,6 +44,7 @@ from headway.core.files import fingerprint
 from headway.core.format import counted, format_count
 from headway.core.garbage import pause_collection, resume_collection
 from headway.core.launched import world_size_from_environment
+from headway.core.version import __version__
 from headway.core.waiting import VISIBILITY_TIMEOUT
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World

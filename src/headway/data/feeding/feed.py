@@ -22,10 +22,10 @@ from headway.core.console import is_first_worker, warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.types import MicroBatch
 from headway.data.feeding.packing import PackingFigures
-from headway.data.feeding.plan import Picks, PlainPlan, RowPlan, plan_of
+from headway.data.feeding.plan import Picks, PlainPlan, RowPlan
 from headway.data.feeding.prefetch import Prefetcher
 from headway.data.feeding.rows import RowBlock, micro_batch_of, padding_warning
-from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.feeding.segmented import SegmentedPlan, plan_of
 from headway.data.feeding.split import SplitRows
 from headway.data.store import TokenStore, documents_of
 

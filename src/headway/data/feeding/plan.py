@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.feeding.lattice import sources_of
-from headway.data.feeding.mixture import Mixture, Segment, is_mixed, plan_mixture
+from headway.data.feeding.mixture import Mixture, Segment
 from headway.data.feeding.order import RowOrder
 
 if TYPE_CHECKING:
-    from headway.config import Batches, Config
-    from headway.data.feeding.split import SplitRows
+    from headway.config import Batches
 
 # Positions that `PlainPlan.counts` computes at a time: 8 MiB of them.
 _CHUNK = 2**20
@@ -122,23 +121,6 @@ def epochs_between(position: int, end: int, rows: int) -> Iterator[tuple[int, in
         stop = position + whole * rows if whole else min(end, (epoch + 1) * rows)
         yield epoch, epoch + max(whole, 1) - 1, position, stop
         position = stop
-
-
-def plan_of(config: Config, rows: SplitRows) -> RowPlan:
-    """The plan of a resolved config for the rows of a store.
-
-    Raises:
-        ConfigError: sources are used up before the last step, or the config and the store have other sources.
-        DataError: a source that has a weight has no row.
-    """
-    if config.segments:
-        from headway.data.feeding.segmented import SegmentedPlan
-
-        return SegmentedPlan(config)
-    if not is_mixed(config.data):
-        length = config.train.sequence_length
-        return PlainPlan(rows.sources, rows.counts(length), config.seed, config.train.batches, length)
-    return MixedPlan(plan_mixture(config, rows.sources, rows.counts, rows.where), config.seed)
 
 
 class PlainPlan:

@@ -26,6 +26,7 @@ from headway.data.feeding.plan import EpochUse, MixedPlan, Picks, PlainPlan, Row
 if TYPE_CHECKING:
     from headway.config import Config
     from headway.config.segments import Segment
+    from headway.data.feeding.split import SplitRows
 
 #: Name of the flag that begins an epoch anew on purpose.
 START_EPOCH = "--start-epoch"
@@ -300,6 +301,21 @@ class SegmentedPlan:
         for source, value in zip(self._numbers[self.number_at(step)], values, strict=True):
             result[source] = value
         return result
+
+
+def plan_of(config: Config, rows: SplitRows) -> RowPlan:
+    """Return the plan of a resolved config for the rows of a store.
+
+    Raises:
+        ConfigError: sources are used up before the last step, or the config and the store have other sources.
+        DataError: a source that has a weight has no row.
+    """
+    if config.segments:
+        return SegmentedPlan(config)
+    if not is_mixed(config.data):
+        length = config.train.sequence_length
+        return PlainPlan(rows.sources, rows.counts(length), config.seed, config.train.batches, length)
+    return MixedPlan(plan_mixture(config, rows.sources, rows.counts, rows.where), config.seed)
 
 
 def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:

@@ -1,0 +1,284 @@
+"""Figures that say how the code reads: its size, its functions, its docstrings, its circles of imports.
+
+    python tools/code_figures.py                      # this tree, as a table
+    python tools/code_figures.py ../other --json      # another tree, for a program
+    python tools/code_figures.py --unknown-verbs      # first words of docstrings that the list of verbs lacks
+
+Every figure follows from the text alone and nothing of the tree is imported, so the script can measure an old tree.
+`tests/unit/test_import_circles.py` uses `import_graph` and `circles`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Graph = dict[str, set[str]]
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Rooms whose code runs inside a worker; a config should be entered by few of their files.
+WORKER_ROOMS = ("session", "training", "parallel", "models", "data/feeding")
+SHORT_LINES = 6
+#: Verbs with which docstrings of this project begin. A noun of the same spelling ("Rows of a step") counts as a noun.
+VERBS = frozenset(
+    """
+    abort accept acquire activate adapt add adjust advance agree align allocate allow announce answer append apply
+    arrange ask assemble assert assign attach average await balance begin bind block boost bound bracket break bring
+    broadcast build bundle cache calculate call cancel carry cast catch change charge check choose claim clamp
+    classify clean clear clip clone close collect combine come commit compare compile complete compose compress
+    compute concatenate configure confirm connect consume continue convert copy correct count cover create cut deal
+    decide declare decode decompress decrypt deduplicate defer define delete deliver derive describe destroy detach
+    detect determine diagnose disable discard disconnect dispatch display divide do download drain draw drop dump edit
+    embed emit enable encode encrypt end enforce ensure enter enumerate erase escape establish estimate evaluate
+    examine exchange exclude execute exit expand explain export express extend extract fail feed fetch fill filter
+    find finish fit fix flag flatten flush fold follow force forget fork format forward free freeze gather generate
+    get give go group grow guard guess halve hand handle hash hide hold identify ignore import include increase index
+    infer inform initialize insert inspect install interpolate interpret interrupt invert invoke iterate join judge
+    keep kill label launch lay lead learn leave let level limit link list listen load locate lock log look lower make
+    map mark mask match materialize measure merge mirror mix move multiply name narrow normalize note notice notify
+    number observe offer offload omit open order overlay override overwrite own pack pad pair parse partition pass
+    patch pause perform pick pin place plan plot point poll pool post predict prefix prepare prepend present preserve
+    press prevent print probe process produce profile promise propose protect prove prune publish pull push put query
+    queue quote raise rank read rebuild receive recognize recompute reconstruct record recover redact redirect reduce
+    refer refill refresh refuse register reject release reload remember remove rename render repair repeat replace
+    replay reply report reproduce request require reseed reserve reset reshape resolve respond restart restore resume
+    retrieve retry return reverse rewind rewrite rotate round route run sample save say scale scan schedule score seal
+    search see seed seek select send separate serve set settle shard share shift shorten show shrink shuffle shut sign
+    signal simulate skip sleep slice solve sort spawn split spread stack stage start state stop store stream strip
+    subtract suggest sum summarize supervise suppress swap switch synchronize take tell terminate test tie time toggle
+    tokenize total trace track train transfer transform translate transpose traverse treat trim truncate try turn undo
+    unlock unpack unwrap update upgrade upload use validate verify visit wait wake walk warm warn watch weigh widen
+    wipe withdraw wrap write yield zero
+    """.split()  # noqa: SIM905 (one word a line would hide the script)
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the figures of a tree."""
+    parser = argparse.ArgumentParser(description="Figures that say how the code of a tree reads.")
+    parser.add_argument("tree", nargs="?", type=Path, default=ROOT, help="a checkout (default: this one)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--worker-paths",
+        nargs="+",
+        default=WORKER_ROOMS,
+        metavar="PATH",
+        help="folders and files below src/headway that run inside a worker, where an older tree has them elsewhere",
+    )
+    parser.add_argument("--unknown-verbs", action="store_true", help="print first words that count as no verb")
+    options = parser.parse_args(arguments)
+    if options.unknown_verbs:
+        words = Counter(word for word in first_words(parse(options.tree / "src").values()) if word not in VERBS)
+        for word, number in words.most_common():
+            sys.stdout.write(f"{number:5} {word}\n")
+        return
+    figures = measure(options.tree, options.worker_paths)
+    if options.json:
+        sys.stdout.write(json.dumps(figures, indent=2) + "\n")
+        return
+    for name, value in figures.items():
+        sys.stdout.write(f"{name.replace('_', ' '):<58} {'n/a' if value is None else value:>10}\n")
+
+
+def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str, float | None]:
+    """Return the figures of `src` (circles: of `benchmarks` too) in the order in which they are printed."""
+    modules = parse(tree / "src")
+    functions = [function for module in modules.values() for function in functions_of(module)]
+    lengths = [function.end_lineno - function.lineno + 1 for function in functions if function.end_lineno]
+    once, private = private_helpers(modules.values())
+    words = list(first_words(modules.values()))
+    entered = config_entries(tree / "src" / "headway", worker_paths)
+    return {
+        "files": len(modules),
+        "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules),
+        "functions": len(functions),
+        "median_function_lines": statistics.median(lengths),
+        f"functions_of_{SHORT_LINES}_lines_or_fewer_percent": percent(
+            sum(length <= SHORT_LINES for length in lengths), len(lengths)
+        ),
+        "private_helpers": private,
+        "private_helpers_called_once_in_their_file": once,
+        "functions_with_docstrings": len(words),
+        "docstrings_that_begin_with_a_verb_percent": percent(sum(word in VERBS for word in words), len(words)),
+        "ruff_D401": count_of_rule(tree, "D401", 'lint.pydocstyle.convention="google"'),
+        "ruff_PLR0917": count_of_rule(tree, "PLR0917", "lint.pylint.max-positional-args=5"),
+        "worker_files_entered_by_config": sum(entered.values()) and len(entered),
+        "worker_functions_entered_by_config": sum(entered.values()),
+        "circles_in_src": len(circles(import_graph(tree / "src"))),
+        "circles_in_benchmarks": len(circles(import_graph(tree / "benchmarks"))),
+    }
+
+
+def parse(folder: Path) -> dict[Path, ast.Module]:
+    """Parse every Python file below a folder."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))}
+
+
+def functions_of(module: ast.Module) -> Iterator[Function]:
+    """Find every function and method, nested ones too."""
+    return (node for node in ast.walk(module) if isinstance(node, Function))
+
+
+def private_helpers(modules: Iterable[ast.Module]) -> tuple[int, int]:
+    """Count private functions: those that their file names exactly once besides their definition, and all."""
+    once = private = 0
+    for module in modules:
+        uses = Counter(
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(module)
+            if isinstance(node, ast.Name | ast.Attribute)
+        )
+        for function in functions_of(module):
+            if function.name.startswith("_") and not function.name.endswith("__"):
+                private += 1
+                once += uses[function.name] == 1
+    return once, private
+
+
+def first_words(modules: Iterable[ast.Module]) -> Iterator[str]:
+    """Yield the first word of every function's docstring; properties are exempt, since they are nouns."""
+    for module in modules:
+        for function in functions_of(module):
+            names = [ast.unparse(decorator) for decorator in function.decorator_list]
+            docstring = ast.get_docstring(function)
+            if docstring and not any(name.endswith(("property", ".setter")) for name in names):
+                yield docstring.split()[0].strip(".,:;`'\"()").lower()
+
+
+def count_of_rule(tree: Path, rule: str, setting: str) -> int | None:
+    """Count what ruff finds in `src` by one rule; None where there is no ruff."""
+    ruff = shutil.which("ruff") or shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        return None
+    command = [ruff, "check", "--isolated", "--no-cache", "--preview", "--select", rule, "--output-format", "json"]
+    found = subprocess.run(
+        [*command, "--config", setting, "src"], cwd=tree, capture_output=True, text=True, check=False
+    )
+    return len(json.loads(found.stdout))
+
+
+def config_entries(package: Path, paths: Iterable[str]) -> dict[str, int]:
+    """Count by file the functions with a parameter named `config`, in some folders and files of a package."""
+    files = (
+        file
+        for path in paths
+        for file in ([package / path] if path.endswith(".py") else sorted((package / path).rglob("*.py")))
+    )
+    entered: dict[str, int] = {}
+    for file in files:
+        module = ast.parse(file.read_text(encoding="utf-8"))
+        count = sum(
+            any(argument.arg == "config" for argument in parameters(function)) for function in functions_of(module)
+        )
+        if count:
+            entered[str(file.relative_to(package))] = count
+    return entered
+
+
+def parameters(function: Function) -> list[ast.arg]:
+    """Return all parameters of a function, keyword-only ones too."""
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def import_graph(folder: Path) -> Graph:
+    """Return which modules below a folder import which, at run time.
+
+    Imports inside functions count, since they hide a circle but do not break it; those under `if TYPE_CHECKING` do not.
+    A script finds its neighbours by their bare names, and files of other folders where it extends `sys.path`; a file of
+    a package is found by its whole name only.
+    """
+    files = {module_name(path.relative_to(folder)): path for path in sorted(folder.rglob("*.py"))}
+    graph: Graph = {name: set() for name in files}
+    for name, path in files.items():
+        package = list(path.relative_to(folder).parent.parts)
+        above = range(len(package), -1, -1) if not (path.parent / "__init__.py").exists() else range(1)
+        places = [".".join(package[:depth]) for depth in above]
+        for imported, level in imported_names(ast.parse(path.read_text(encoding="utf-8"))):
+            roots = [".".join(package[: len(package) - level + 1])] if level else places
+            candidates = (f"{root}.{imported}".strip(".") for root in roots)
+            known = next(filter(None, (longest(candidate, files) for candidate in candidates)), None)
+            if known is None and len(above) > 1:
+                known = only_script(imported.partition(".")[0], files)
+            if known and known != name:
+                graph[name].add(known)
+    return graph
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a file; a package has that of its folder."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def longest(name: str, files: Mapping[str, Path]) -> str | None:
+    """Return the module that a dotted name leads to: itself, or the module before its last word."""
+    return next((module for module in (name, name.rpartition(".")[0]) if module in files), None)
+
+
+def only_script(name: str, files: Iterable[str]) -> str | None:
+    """Return the one module with a bare name in any folder; None for the standard library's and for ambiguous names."""
+    found = [module for module in files if module.rpartition(".")[2] == name]
+    return found[0] if len(found) == 1 and name not in sys.stdlib_module_names else None
+
+
+def imported_names(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield dotted names that a module imports at run time, each with how many dots stand before it."""
+    pending: list[ast.AST] = [module]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending.extend(node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            yield from ((f"{base}.{alias.name}".strip("."), node.level) for alias in node.names)
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Return the groups of modules that import each other around: strongly connected components, by Tarjan."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for other in sorted(graph.get(name, ())):
+            if other not in order:
+                visit(other)
+                lowest[name] = min(lowest[name], lowest[other])
+            elif other in stack:
+                lowest[name] = min(lowest[name], order[other])
+        if lowest[name] == order[name]:
+            place = stack.index(name)
+            component = stack[place:]
+            del stack[place:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return sorted(found)
+
+
+def percent(part: int, whole: int) -> float:
+    """Return a share in percent, with one decimal."""
+    return round(100 * part / whole, 1) if whole else 0.0
+
+
+if __name__ == "__main__":
+    main()
