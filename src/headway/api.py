@@ -61,27 +61,51 @@ class Run:
 def train(
     config: Config,
     *,
+    model: nn.Module | None = None,
+    dataset: Any = None,
+    loss: MeanLoss | None = None,
+    validation: Any = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    callbacks: Sequence[Callback] = (),
     restart: bool = False,
     accept_changes: bool = False,
     start_epoch: bool = False,
     own_process: bool = False,
 ) -> Run:
-    """Train a language model as `config` says, or go on with a run that was interrupted.
+    """Train a language model as `config` says, or continue a run that was interrupted.
 
     One worker trains in this process. With `parallel.workers` > 1 worker processes are started on this machine,
     watched, and started again when one dies or hangs (config section `supervise`); under torchrun this process is one.
 
+    With `model`, `dataset` and `loss` given, train that module on that dataset instead, as `Trainer` does.
+
     Args:
         config: From `load_config`.
+        model: A module of your own, as for `Trainer`.
+        dataset: What it is trained on, as for `Trainer`.
+        loss: `(model, micro-batch) -> mean loss`, as for `Trainer`.
+        validation: A second dataset, as for `Trainer`.
+        collate: Makes a micro-batch from a list of samples, as for `Trainer`.
+        callbacks: Called between steps. Worker processes that Headway starts cannot get objects of this process: name
+            the classes in the config there (`callbacks: [package.module:Class]`).
         restart: Move an earlier run of this name aside and start from step 0.
-        accept_changes: Go on although the config, or the data, differ from the run's.
-        start_epoch: Begin an epoch of all data where the run goes on.
+        accept_changes: Continue although the config, or the data, differ from the run's.
+        start_epoch: Begin an epoch of all data where the run continues.
         own_process: This process does nothing else, as the command line's: one worker has a process of its own too, and
             all children of this process belong to the run.
 
     Raises:
         HeadwayError: with the reason; see its `exit_code`.
     """
+    if model is not None or dataset is not None or loss is not None:
+        if model is None or dataset is None or loss is None:
+            raise ConfigError("a model of your own needs a dataset and a loss", fix="give model=, dataset= and loss=")
+        trainer = Trainer(model, dataset, loss, config, validation=validation, collate=collate, callbacks=callbacks)
+        return trainer.fit(restart=restart, accept_changes=accept_changes, start_epoch=start_epoch)
+    if validation is not None or collate is not None:
+        raise ConfigError(
+            "validation and collate belong to a dataset of your own", fix="give model=, dataset= and loss="
+        )
     config = config.resolved()
     from headway.session.attempt import RunOptions, preemptible
 
@@ -93,6 +117,12 @@ def train(
             "several workers need a supervisor", where="supervise.enabled, parallel.workers", fix="parallel.workers=1"
         )
     if alone and config.supervise.enabled and (several or own_process):
+        if callbacks:
+            raise ConfigError(
+                "worker processes cannot get callbacks that are objects of this process",
+                where="callbacks, parallel.workers",
+                fix="callbacks: [package.module:Class] in the config, or start your script with torchrun",
+            )
         from headway.supervisor.supervisor import supervise
 
         with in_use(config.data.store):  # between attempts too
@@ -102,11 +132,11 @@ def train(
             return _finished(config)
     with preemptible():
         with in_use(config.data.store):
-            _train(config, options, own_process)
+            _train(config, options, callbacks, own_process)
         return _finished(config)
 
 
-def _train(config: Config, options: RunOptions, own_process: bool) -> None:
+def _train(config: Config, options: RunOptions, callbacks: Sequence[Callback], own_process: bool) -> None:
     config, store = completed(config)
     from headway.session.changes import StoreData, settle_segments
     from headway.session.process_state import restore_process_state
@@ -115,7 +145,7 @@ def _train(config: Config, options: RunOptions, own_process: bool) -> None:
 
     config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
     with nullcontext() if own_process else restore_process_state():
-        run_in_this_process(config, language_model_task, options, own_process=own_process)
+        run_in_this_process(config, language_model_task, options, callbacks, own_process=own_process)
 
 
 class Trainer:

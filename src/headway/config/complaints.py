@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from headway.config.clean import FUNCTION_PATTERN
 from headway.config.document import Entry
 from headway.config.reference import sections_of
-from headway.config.schema import NAME_PATTERN, Config
+from headway.config.schema import CALLBACK_PATTERN, NAME_PATTERN, Config
 from headway.core.errors import ConfigError
 
 #: What other trainers call these keys.
@@ -39,6 +39,7 @@ OURS = {theirs: ours for ours, names in FOREIGN.items() for theirs in names}
 
 #: What a pattern asks for.
 _PATTERNS = {
+    CALLBACK_PATTERN: "should be package.module:Class",
     NAME_PATTERN: "should be letters, digits, '.', '_' and '-', the first a letter or digit",
     FUNCTION_PATTERN: "should be package.module:function",
 }

@@ -37,6 +37,7 @@ _INCIDENTAL = (
     "health.watch_seconds",
     "preemption",
     "telemetry",
+    "callbacks",
     "segments",
 )
 

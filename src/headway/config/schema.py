@@ -37,6 +37,7 @@ from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, Toke
 
 #: Of a run, which is the name of its folder too.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+CALLBACK_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 
 
 class ModelConfig(Section):
@@ -386,6 +387,9 @@ class Config(Section):
     health: HealthConfig = HealthConfig()
     preemption: PreemptionConfig = PreemptionConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    callbacks: list[Annotated[str, Field(pattern=CALLBACK_PATTERN)]] = []
+    """Callbacks of your own, as `package.module:Class`, importable from the working directory: made without arguments
+    and called between steps, on every worker ([extending/callback.md](extending/callback.md))."""
     segments: list[Segment] = []
     """What the rows of the run's steps follow from, where it was changed on the way (`--accept-changes`); the last one
     holds now. Written by Headway, never by hand ([changing-a-run.md](changing-a-run.md))."""

@@ -1,5 +1,8 @@
 """What people see: notices, warnings, and progress with an ETA.
 
+Notices and warnings are records of the standard library's logger `headway`, with this console as its handler:
+`logging.getLogger("headway").addHandler(...)` lets any other handler listen, and its level and filters hold.
+
 Everything goes to standard error, so that standard output holds only results (`--json`, generated text). Workers other
 than the first are silent; their full logs are under the attempt's folder.
 """
@@ -14,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -22,6 +26,8 @@ from headway.core.secrets import redact
 from headway.core.timeout_writer import PatientLog
 
 if TYPE_CHECKING:
+    import logging
+
     from typing_extensions import Buffer
 
 _CLEAR = "\r\x1b[2K"
@@ -89,15 +95,32 @@ def is_first_worker() -> bool:
     return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
+@cache
+def logger() -> logging.Logger:
+    """Return the logger `headway`, with the console as its handler."""
+    import logging  # here: a command that prints a result and no notice does without it
+
+    class Console(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(f"{_WARNING if record.levelno >= logging.WARNING else ''}{record.getMessage()}")
+
+    found = logging.getLogger("headway")
+    found.addHandler(Console())
+    if found.level == logging.NOTSET:
+        found.setLevel(logging.INFO)
+    found.propagate = False  # a handler of the root logger would print every line a second time
+    return found
+
+
 def notice(text: str) -> None:
-    """One line of information."""
+    """Log one line of information; the first worker speaks for all."""
     if is_first_worker():
-        say(text)
+        logger().info("%s", redact(text))
 
 
 def warning(text: str) -> None:
-    """One line that a person should act on sooner or later; every worker may say it."""
-    say(f"{_WARNING}{text}")
+    """Log one line that a person should act on sooner or later; every worker may do so."""
+    logger().warning("%s", redact(text))
 
 
 def write_log(text: str) -> None:

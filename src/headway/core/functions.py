@@ -14,9 +14,12 @@ from typing import Any
 from headway.core.errors import ConfigError
 
 
-def load_function(name: str, where: str) -> tuple[Any, Callable[[str], Any]]:
-    """The module and the function of `package.module:function`; modules in the working directory are found too, then
-    and later, when a function from there imports others.
+def load_function(name: str, where: str, kind: str = "function") -> tuple[Any, Callable[..., Any]]:
+    """Import the module and the function of `package.module:function`; modules in the working directory are found too,
+    then and later, when a function from there imports others.
+
+    Args:
+        kind: What the name stands for, for error messages: a function or a class.
 
     Raises:
         ConfigError: the module cannot be imported, or has no such function.
@@ -33,7 +36,7 @@ def load_function(name: str, where: str) -> tuple[Any, Callable[[str], Any]]:
         raise ConfigError(
             f"the module {module_name} cannot be imported: {type(error).__name__}: {error}",
             where=where,
-            fix="give package.module:function, importable from the working directory",
+            fix=f"give package.module:{kind}, importable from the working directory",
         ) from error
     finally:
         if added and not (getattr(module, "__file__", None) or "").startswith(here + os.sep):
@@ -44,6 +47,6 @@ def load_function(name: str, where: str) -> tuple[Any, Callable[[str], Any]]:
         function = None
     if not callable(function):
         raise ConfigError(
-            f"the module {module_name} has no function {attribute}", where=where, fix="check the function's name"
+            f"the module {module_name} has no {kind} {attribute}", where=where, fix=f"check the {kind}'s name"
         )
     return module, function

@@ -24,6 +24,7 @@ from headway.session.changes import StoreData, settle_segments
 from headway.session.completed import completed
 from headway.telemetry.record import is_run, open_run
 from headway.training.available import check_available, shortfalls
+from headway.training.callbacks import load_callbacks
 
 # Segments of a mixture that are listed.
 _SEGMENTS = 8
@@ -33,7 +34,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     """Check a resolved config against this machine and its data, and describe the run in a few lines.
 
     Args:
-        wishes: About the run directory; without them it is not looked at, since nothing would be trained there.
+        options: About the run directory; without them it is not looked at, since nothing would be trained there.
 
     Raises:
         HeadwayError: whatever would have stopped the run.
@@ -52,6 +53,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     for short in shortfalls(config, device):
         warning(short)
     check_keys_present(config)
+    load_callbacks(config.callbacks)
     model = config.model
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(steps)

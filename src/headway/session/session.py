@@ -71,7 +71,7 @@ from headway.session.grid import choose_micro_batch, common_threads
 from headway.session.join import join_workers
 from headway.telemetry.record import open_run
 from headway.training.available import shortfalls
-from headway.training.callbacks import Callback
+from headway.training.callbacks import Callback, load_callbacks
 from headway.training.compiling import compile_model
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.loop import Job, train_loop
@@ -101,6 +101,7 @@ def run_in_this_process(
     """
     mesh = resolve_mesh(config, world_size_from_environment() or 1)
     grid = resolve_lanes(config, mesh.data)
+    callbacks = [*load_callbacks(config.callbacks), *callbacks]
     with join_workers(config, mesh) as world:
         task = make_task(config, grid, world.mesh, world.rank)
         check_model_is_cut(task, world)

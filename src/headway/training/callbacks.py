@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.save.outcomes import Outcome, Upload
+from headway.core.errors import ConfigError
+from headway.core.functions import load_function
 from headway.training.evaluate import Evaluation
 
 if TYPE_CHECKING:
@@ -19,35 +22,65 @@ class Callback:
     """
 
     def on_start(self, job: Job) -> None:
-        """Before the first step of an attempt; `job.state.cursor.step` is where it starts."""
+        """Act before the first step of an attempt; `job.state.cursor.step` is where it starts."""
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
-        """After every step, with the metrics of the run directory's `metrics.jsonl`; more can be added here."""
+        """Act after every step, with the metrics of the run directory's `metrics.jsonl`; more can be added here."""
 
     def on_evaluation(self, job: Job, step: int, result: Evaluation) -> None:
-        """After an evaluation."""
+        """Act after an evaluation."""
 
     def before_save(self, job: Job) -> None:
-        """Before the state is handed over to be saved, or copied into memory."""
+        """Act before the state is handed over to be saved, or copied into memory."""
 
     def on_checkpoint(self, job: Job, step: int, stall_seconds: float) -> None:
-        """After the state has been handed over to be saved, which took so long; training goes on meanwhile."""
+        """Act after the state has been handed over to be saved; training continues meanwhile."""
 
     def on_hold(self, job: Job, step: int, stall_seconds: float) -> None:
-        """After the state has been copied into memory (`checkpoint.memory_every`), which took so long."""
+        """Act after the state has been copied into memory (`checkpoint.memory_every`)."""
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
-        """After a checkpoint has become visible, or could not be made: between steps, some after its own.
+        """Act after a checkpoint has become visible, or could not be made: between steps, some steps after its own.
 
-        The first worker is told of checkpoints, the others of their part.
+        The first worker gets the outcome of the checkpoint, the others that of their part.
         """
 
     def on_uploaded(self, job: Job, upload: Upload) -> None:
-        """After a checkpoint has arrived at the remote tier, or could not be sent; on the first worker only."""
+        """Act after a checkpoint has arrived at the remote tier, or could not be sent; on the first worker only."""
 
     def on_decision(self, job: Job, decision: Decision) -> None:
-        """After a step that is not well, or whose update was left out, before what was decided about it is carried
-        out."""
+        """Act after an unhealthy step, or one whose update was skipped, before the decision on it is carried out."""
 
     def on_end(self, job: Job) -> None:
-        """After the last step of an attempt, also when an error ends it."""
+        """Act after the last step of an attempt, also when an error ends it."""
+
+
+def load_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Make the callbacks that a config names (`callbacks`), each without arguments.
+
+    Args:
+        names: `package.module:Class` each; a function that returns a callback will do too.
+
+    Raises:
+        ConfigError: one cannot be imported or made, or is no `Callback`.
+    """
+    made = []
+    for number, name in enumerate(names):
+        where = f"callbacks.{number}"
+        _, factory = load_function(name, where, "class")
+        try:
+            callback = factory()
+        except Exception as error:
+            raise ConfigError(
+                f"the callback {name} cannot be made: {type(error).__name__}: {error}",
+                where=where,
+                fix="give it a constructor without arguments",
+            ) from error
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"{name} makes {type(callback).__name__}, which is no callback",
+                where=where,
+                fix="derive its class from headway.Callback",
+            )
+        made.append(callback)
+    return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import re
 import subprocess
@@ -268,3 +269,31 @@ def test_text_that_is_the_result_is_exact_but_for_a_terminal(monkeypatch: pytest
         monkeypatch.setattr(sys, "stdout", stream)
         console.print_text(f"{NASTY}\n")
         assert stream.getvalue() == shown
+
+
+def test_any_handler_of_the_logger_hears_notices_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[tuple[int, str]] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append((record.levelno, record.getMessage()))
+
+    listener, logger = Listener(), logging.getLogger("headway")
+    logger.addHandler(listener)
+    try:
+        console.notice("step 1 of 100 %")
+        console.warning("password=fifth")
+    finally:
+        logger.removeHandler(listener)
+    assert heard == [(logging.INFO, "step 1 of 100 %"), (logging.WARNING, "password=***")]
+    assert capsys.readouterr().err == "step 1 of 100 %\nwarning: password=***\n"
+
+
+def test_the_level_of_the_logger_holds_for_the_console(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.logger(), "level", logging.WARNING)
+    console.logger().manager._clear_cache()  # type: ignore[attr-defined]
+    console.notice("not shown")
+    console.warning("shown")
+    assert capsys.readouterr().err == "warning: shown\n"
