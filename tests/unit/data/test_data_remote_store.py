@@ -115,7 +115,7 @@ def test_it_is_the_local_store(tmp_path: Path, origin: TokenStore, bucket: Any) 
 def test_rows_are_the_local_ones(tmp_path: Path, origin: TokenStore, bucket: Any, packing: str, masked: bool) -> None:
     store = open_store(far(tmp_path, 4 * largest(origin)))
     for source in origin.sources("train"):
-        here, there = (open_rows(s, "train", source, LENGTH, packing, masked) for s in (origin, store))
+        here, there = (open_rows(s, "train", source, LENGTH, packing, document_mask=masked) for s in (origin, store))
         numbers = np.random.default_rng(1).permutation(here.count)
         for few in np.array_split(numbers, 20):
             expected, found = here.read(few), there.read(few)

@@ -1,7 +1,7 @@
 """Batches as a pure function of (step, lane), from a token store or from any map-style dataset.
 
-A step takes the next rows of an endless sequence (`headway.data.feeding.plan`): lane by lane, micro-batch by
-micro-batch. So which rows a step holds depends neither on the number of workers, nor on how a lane is cut into
+A step takes the next rows of an endless sequence (`headway.data.feeding.plan`), lane by lane and micro-batch by
+micro-batch. So the rows of a step depend neither on the number of workers, nor on how a lane is cut into
 micro-batches, nor on how far ahead batches are read.
 """
 
@@ -41,12 +41,12 @@ DATASET = "dataset"
 
 
 class _PlannedFeed:
-    """What feeds have in common: a plan, and how the rows of a step are cut into lanes and micro-batches.
+    """The base of training feeds: a plan, and the cut of a step's rows into lanes and micro-batches.
 
     Args:
-        plan: Which rows each step holds.
+        plan: The rows of each step.
         lanes: Lanes of a step.
-        micro_batch: Rows of a micro-batch, where a row is `row_tokens` long; of shorter rows it has more.
+        micro_batch: Rows of a micro-batch, if a row is `row_tokens` long; of shorter rows it has more.
         row_tokens: Tokens per row, or 1.
     """
 
@@ -60,10 +60,10 @@ class _PlannedFeed:
         return sum(self.plan.epoch_rows(0))
 
     def picks(self, step: int, lane: int) -> list[Picks]:
-        """The rows of one lane of one step, by micro-batch."""
+        """Return the rows of one lane of one step, by micro-batch."""
         size = self.micro_batch(step)
         of_lane, rest = divmod(self.plan.step_rows(step), self._lanes)
-        if rest:  # of a segment to which the run has gone back
+        if rest:  # the run has rolled back into a segment whose steps had another number of rows
             raise ConfigError(
                 f"the {self.plan.step_rows(step)} rows of step {step:,} cannot be cut into {self._lanes} lanes",
                 where="train.lanes",
@@ -73,25 +73,25 @@ class _PlannedFeed:
         return [picks[i : i + size] for i in range(0, len(picks), size)]
 
     def micro_batch(self, step: int) -> int:
-        """Rows in a micro-batch of a step; the last one of a lane may have fewer."""
-        # A step to which a run has gone back may have had longer rows than a micro-batch has tokens.
+        """Return the rows in a micro-batch of a step; the last micro-batch of a lane may have fewer."""
+        # After a roll back, a step of an earlier segment may have longer rows than a micro-batch has tokens.
         return max(1, self._micro_tokens // self.plan.sequence_length(step))
 
     def rows_by_source(self, first_step: int, last_step: int) -> dict[str, int]:
-        """Rows of each source that steps `first_step` to `last_step` (exclusive) consume."""
+        """Count the rows of each source that steps `first_step` to `last_step` (exclusive) consume."""
         return dict(zip(self.plan.sources, self.plan.counts(first_step, last_step), strict=True))
 
     def describe(self, last_step: int) -> dict[str, Any]:
-        """Plain JSON of all that the rows of the steps before `last_step` follow from, but the data itself."""
+        """Describe, as plain JSON, everything but the data that determines the rows of the steps before `last_step`."""
         return self.plan.describe(last_step)
 
     def longest_step(self, first: int, last: int) -> int:
-        """The first of the steps `first` to `last` (exclusive) that has the longest rows."""
+        """Return the first of the steps `first` to `last` (exclusive) that has the longest rows."""
         starts = [start for start, _ in self.plan.stretches(first, last)]
         return max(starts, key=lambda step: (self.plan.sequence_length(step), -step))
 
     def metrics(self, step: int) -> dict[str, float]:
-        """What a step's record says of its rows: each source's share of them, and how often it was gone through."""
+        """Return the data metrics of a step: the share of each source in its rows, and the epochs of each source."""
         plan, counts = self.plan, self.plan.counts(step, step + 1)
         several = len(plan.sources) > 1
         shares = {f"data/share/{n}": c / sum(counts) for n, c in zip(plan.sources, counts, strict=True) if several}
@@ -104,15 +104,15 @@ class TokenFeed(_PlannedFeed):
 
     Args:
         store: The store.
-        split: Which split.
+        split: Name of the split.
         sequence_length: Tokens per row, T.
-        seed: Seed of the run: decides the order of rows.
+        seed: Seed of the run; it determines the order of rows.
         lanes: Lanes of a step.
         micro_batches: Micro-batches of a lane.
         micro_batch: Rows of a micro-batch.
 
     Raises:
-        DataError: no source has enough tokens for one row.
+        DataError: No source has enough tokens for one row.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class TokenFeed(_PlannedFeed):
 
     @classmethod
     def of(cls, config: Config, grid: LaneGrid, store: TokenStore) -> Self:
-        """The feed of a resolved config: its mixture, packing and masks.
+        """Open the feed of a resolved config, with its mixture, packing and masks.
 
         Raises:
-            ConfigError: sources are used up before the last step, or the config and the store have other sources.
-            DataError: no source, or one with a weight has not enough tokens for one row.
+            ConfigError: Sources run out before the last step, or the config and the store have different sources.
+            DataError: No source has enough tokens for one row, or a source with a weight has too few.
         """
         feed, rows = cls.__new__(cls), training_rows(config, store)
         feed._start(rows, plan_of(config, rows), grid.lanes, grid.micro_batch, config.train.sequence_length)
@@ -152,16 +152,16 @@ class TokenFeed(_PlannedFeed):
 
     @property
     def too_short(self) -> tuple[str, ...]:
-        """Names of the store's sources that are in no step, since they fill no row."""
+        """Names of the store's sources that no step uses, since they do not fill a row."""
         return tuple(self._rows.too_short)
 
     def warn_of_short_sources(self) -> None:
-        """Say which sources are left out, if any."""
+        """Warn about sources that are too short to be used, if there are any."""
         if (complaint := self._rows.complaint()) and is_first_worker():
             warning(complaint)
 
     def packing_figures(self, length: int) -> dict[str, PackingFigures]:
-        """How each source's documents fill rows of a length that some steps have; warns where they hardly do."""
+        """Return how each source's documents fill rows of a length, and warn about much padding."""
         figures = self._rows.figures(length)
         complaint = padding_warning(figures, length) if self._rows.packing == "best_fit" else None
         if complaint and is_first_worker():
@@ -169,25 +169,25 @@ class TokenFeed(_PlannedFeed):
         return figures
 
     def describe(self, last_step: int) -> dict[str, Any]:
-        """Plain JSON of all that the rows of the steps before `last_step` follow from, but the store."""
+        """Describe, as plain JSON, all but the store that determines the rows of the steps before `last_step`."""
         return describe_rows(self.plan, self._rows, last_step)
 
     def batch(self, step: int, lane: int) -> list[MicroBatch]:
-        """Micro-batches of one lane of one step: `ids` and `targets`, int64 (micro_batch, T) each.
+        """Read the micro-batches of one lane of one step: `ids` and `targets`, int64 (micro_batch, T) each.
 
-        In a stage with rows of T / k tokens they are (micro_batch * k, T / k).
+        In a stage with rows of T / k tokens their shape is (micro_batch * k, T / k).
         """
         return [micro_batch_of(self.read(step, picks)) for picks in self.picks(step, lane)]
 
     def read(self, step: int, picks: Picks) -> RowBlock:
-        """Some rows of a step."""
+        """Read some rows of a step."""
         plan, length = self.plan, self.plan.sequence_length(step)
         if not isinstance(plan, SegmentedPlan):
             return self._rows.read(length, picks.sources, picks.rows)
         return self._rows_of(plan.number_at(step)).read(length, plan.own_sources(step, picks.sources), picks.rows)
 
     def _rows_of(self, segment: int) -> SplitRows:
-        """The rows of a segment; of an earlier one, to which the run has gone back, opened when one is read."""
+        """Return the rows of a segment; those of an earlier segment (after a roll back) are opened on first use."""
         assert isinstance(self.plan, SegmentedPlan) and self._earlier_rows is not None, "a run that was changed"
         if segment == len(self.plan.plans) - 1:
             return self._rows
@@ -197,7 +197,7 @@ class TokenFeed(_PlannedFeed):
 
 
 def describe_rows(plan: RowPlan, rows: SplitRows, last_step: int) -> dict[str, Any]:
-    """What `TokenFeed.describe` says."""
+    """Return the description that `TokenFeed.describe` gives."""
     packing, document_mask = rows.packing, rows.document_mask
     if isinstance(plan, SegmentedPlan):
         segment = plan.segments[plan.number_at(max(0, last_step - 1))]
@@ -206,13 +206,13 @@ def describe_rows(plan: RowPlan, rows: SplitRows, last_step: int) -> dict[str, A
 
 
 def row_lengths(config: Config) -> list[int]:
-    """All lengths that rows of a resolved config have."""
+    """List all row lengths of a resolved config."""
     stages = [stage.sequence_length for stage in config.data.mixture.stages]
     return list(dict.fromkeys([config.train.sequence_length, *(length for length in stages if length)]))
 
 
 def training_rows(config: Config, store: TokenStore) -> SplitRows:
-    """The training rows of a store, of all lengths that a resolved config has."""
+    """Open the training rows of a store, in all row lengths of a resolved config."""
     parts: Sequence[TokenStore] = [store]
     if config.segments:
         parts = store_parts(store, config.segments[-1])
@@ -220,10 +220,10 @@ def training_rows(config: Config, store: TokenStore) -> SplitRows:
 
 
 def earlier_rows(config: Config, store: TokenStore, number: int) -> SplitRows:
-    """The training rows of an earlier segment, as far as the store still has them.
+    """Open the training rows of an earlier segment.
 
     Raises:
-        DataError: it does not.
+        DataError: The store no longer has that segment's data.
     """
     segments = config.segments
     parts = store_parts(store, segments[-1])
@@ -246,13 +246,14 @@ def _split_rows(config: Config, parts: Sequence[TokenStore]) -> SplitRows:
 
 
 def store_parts(store: TokenStore, segment: Segment) -> list[TokenStore]:
-    """A segment's data, part by part in the order in which they joined.
+    """Return a segment's data, part by part in the order in which the parts were added.
 
     Args:
-        store: The store, with the manifest that the segment was begun with.
+        store: The store, with the manifest at the segment's start.
+        segment: The segment.
 
     Raises:
-        DataError: it lacks a shard.
+        DataError: The store lacks a shard.
     """
     if not segment.shards:
         return [store]
@@ -275,7 +276,7 @@ def store_parts(store: TokenStore, segment: Segment) -> list[TokenStore]:
 
 
 def _unused(shard: Mapping[str, Any], used: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """References to the documents of a shard that are in no stretch of those used."""
+    """Yield references to the documents of a shard that no range in `used` covers."""
     place = 0
     for first, end in [*sorted(used), (shard["documents"], shard["documents"])]:
         if place < min(first, shard["documents"]):
@@ -288,19 +289,19 @@ class EvaluationFeed:
 
     Args:
         store: The store.
-        split: Which split.
+        split: Name of the split.
         sequence_length: Tokens per row, T.
-        limit: Rows at most; all when None.
+        limit: Maximum number of rows; all when None.
         micro_batch: Rows of a micro-batch; the last one may have fewer.
         packing: `data.packing`.
         document_mask: `data.document_mask`.
-        parts: Equal parts that workers cut every row into.
+        parts: Number of equal parts into which workers cut every row.
 
-    Tokens at a source's end that fill no row are left out; but when not even one row is full, the longest source gives
-    one shorter row, so that a tiny split can still be evaluated.
+    Tokens at a source's end that do not fill a row are omitted. If no source fills a row, the longest one gives one
+    shorter row, so that a tiny split can still be evaluated.
 
     Raises:
-        DataError: the split has no two tokens, or too few for a row that can be cut.
+        DataError: The split has fewer than two tokens, or too few for a row that can be cut.
     """
 
     def __init__(
@@ -336,11 +337,11 @@ class EvaluationFeed:
         """Rows of one evaluation."""
 
     def __len__(self) -> int:
-        """Micro-batches of one evaluation."""
+        """Return the number of micro-batches in one evaluation."""
         return -(-self.rows // self._micro_batch)
 
     def batch(self, index: int) -> MicroBatch:
-        """Micro-batch `index`: `ids` and `targets`, int64 (rows, T) each."""
+        """Read micro-batch `index`: `ids` and `targets`, int64 (rows, T) each."""
         if not 0 <= index < len(self):
             raise IndexError(f"micro-batch {index} of {len(self)}")
         places = range(index * self._micro_batch, min((index + 1) * self._micro_batch, self.rows))
@@ -354,15 +355,15 @@ class DatasetFeed(_PlannedFeed):
 
     Args:
         dataset: The dataset.
-        seed: Seed of the run: decides the order of rows.
+        seed: Seed of the run; it determines the order of rows.
         lanes: Lanes of a step.
         micro_batch: Rows of a micro-batch.
         batches: Rows of every step.
-        plan: Which rows each step holds, where a run was changed on the way; all shuffled by the seed when not given.
+        plan: The rows of each step, for a run that was changed midway; when not given, the seed shuffles all rows.
         collate: Makes a micro-batch from a list of rows; torch's default when not given.
 
     Raises:
-        DataError: the dataset is empty.
+        DataError: The dataset is empty.
     """
 
     def __init__(
@@ -382,12 +383,12 @@ class DatasetFeed(_PlannedFeed):
         super().__init__(plan or PlainPlan([DATASET], [len(dataset)], seed, batches), lanes, micro_batch)
 
     def batch(self, step: int, lane: int) -> Sequence[Any]:
-        """Micro-batches of one lane of one step, as `collate` makes them."""
+        """Return the micro-batches of one lane of one step, as `collate` makes them."""
         return [self._collate([self._dataset[i] for i in p.rows.tolist()]) for p in self.picks(step, lane)]
 
 
 class DatasetEvaluationFeed:
-    """All rows of a map-style dataset in their order.
+    """All rows of a map-style dataset, in order.
 
     Args:
         dataset: The dataset.
@@ -399,11 +400,11 @@ class DatasetEvaluationFeed:
         self._dataset, self._micro_batch, self._collate = dataset, micro_batch, collate or default_collate
 
     def __len__(self) -> int:
-        """Micro-batches of one evaluation."""
+        """Return the number of micro-batches in one evaluation."""
         return -(-len(self._dataset) // self._micro_batch)
 
     def batch(self, index: int) -> Any:
-        """Micro-batch `index`, as `collate` makes it."""
+        """Return micro-batch `index`, as `collate` makes it."""
         if not 0 <= index < len(self):
             raise IndexError(f"micro-batch {index} of {len(self)}")
         start = index * self._micro_batch

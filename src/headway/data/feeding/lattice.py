@@ -1,4 +1,4 @@
-"""Which source each row of a step is taken from, and how often each was taken before: computed, not stored.
+"""The source of each row of a step, and how many rows each source gave before: computed, not stored.
 
 The sources' shares lie side by side as intervals of [0, 1). The rows of step `s` are R points of that range,
 (j + v(s)) / R for j = 0 ... R - 1, where v is the van der Corput sequence in base 2, the bits of `s` mirrored at the
@@ -30,7 +30,7 @@ MAX_ROWS = 2**22
 
 
 def boundaries(shares: Sequence[Fraction], rows: int) -> tuple[int, ...]:
-    """Where the sources' intervals begin, and the end of the last.
+    """Return where the intervals of the sources begin, and where the last one ends.
 
     Args:
         shares: Share of each source, not negative, with the sum 1.
@@ -44,7 +44,7 @@ def boundaries(shares: Sequence[Fraction], rows: int) -> tuple[int, ...]:
 
 
 def counts_before(bounds: Sequence[int], step: int) -> list[int]:
-    """Rows that steps 0 to `step` (exclusive) take from each source: O(log step), without looking at the steps.
+    """Count the rows that steps 0 to `step` (exclusive) take from each source, in O(log step).
 
     [0, step) is cut into aligned windows of 2^k steps, one for each bit of `step` that is set; the points of a window
     below a bound follow from their spacing.
@@ -60,16 +60,16 @@ def counts_before(bounds: Sequence[int], step: int) -> list[int]:
 
 
 def counts_between(bounds: Sequence[int], first: int, last: int) -> list[int]:
-    """Rows that steps `first` to `last` (exclusive) take from each source."""
+    """Count the rows that steps `first` to `last` (exclusive) take from each source."""
     ends, starts = counts_before(bounds, last), counts_before(bounds, first)
     return [end - start for end, start in zip(ends, starts, strict=True)]
 
 
 def sources_of(bounds: Sequence[int], first: int, last: int, rows: int, seed: int) -> NDArray[np.intp]:
-    """The source of every row of steps `first` to `last` (exclusive), in the order of the rows.
+    """Return the source of every row of steps `first` to `last` (exclusive), in the order of the rows.
 
-    Which row of a step has which point is drawn anew for each step, from `seed`: otherwise sources would take turns,
-    and a lane could have the same ones in every step. That changes no count.
+    Each step shuffles its points among its rows, seeded with `seed`. Without the shuffle, sources would take turns and
+    a lane could have the same sources in every step. The shuffle changes no count.
 
     Returns:
         Numbers of sources, (last - first, rows).
@@ -83,7 +83,7 @@ def sources_of(bounds: Sequence[int], first: int, last: int, rows: int, seed: in
 
 
 def _mirrored(steps: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The van der Corput sequence in units of 2^-40: int64, of the shape of `steps`."""
+    """Return the van der Corput sequence in units of 2^-40, int64 of the shape of `steps`."""
     values = np.zeros(steps.shape, dtype=np.uint64)
     for bit in range(int(steps.max(initial=0)).bit_length()):
         values |= (steps >> np.uint64(bit) & np.uint64(1)) << np.uint64(FRACTION - 1 - bit)

@@ -1,8 +1,8 @@
-"""Which share of training each source has at each step: weights, temperature, limits on epochs, and stages.
+"""The share of training that each source has at each step: weights, temperature, limits on epochs, and stages.
 
-All of it is worked out once, into a short list of segments: stretches of steps in which shares are constant. A segment
-knows how many rows each source has given before it, so that everything else about a step follows without looking at
-the steps before (`headway.data.feeding.lattice`).
+The mixture is computed once, as a short list of segments: ranges of steps in which the shares are constant. A segment
+knows how many rows each source has given before it. Everything else about a step follows from its segment, without
+looking at the steps before (`headway.data.feeding.lattice`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Shares = tuple[Fraction, ...]
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps whose rows have one length. Each phase goes through the sources anew."""
+    """Steps whose rows have one length. Each phase reads the sources from their beginning."""
 
     number: int
     sequence_length: int
@@ -54,18 +54,18 @@ class Segment:
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """The shares as intervals, see `headway.data.feeding.lattice.boundaries`."""
+        """The shares as intervals; see `headway.data.feeding.lattice.boundaries`."""
         return boundaries(self.shares, self.step_rows)
 
     def counts(self, first: int, last: int) -> list[int]:
-        """Rows of each source in those of the steps `first` to `last` (exclusive) that are in this segment."""
+        """Count the rows of each source in those of steps `first` to `last` (exclusive) that are in this segment."""
         first, last = max(first, self.first_step), min(last, self.last_step)
         return counts_between(self.bounds, first, last) if first < last else [0] * len(self.shares)
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a mixture begins that follows on other steps of the run."""
+    """The point in a run where a mixture begins that follows earlier steps."""
 
     step: int
     phase: int
@@ -73,7 +73,7 @@ class Beginning:
     used: tuple[int, ...]
     """Position of each source in its sequence: rows of the first phase's length that count as used."""
     epochs: tuple[Fraction, ...]
-    """How often each source was gone through in phases that are over."""
+    """Epochs of each source in the phases that are over."""
 
 
 @dataclass(frozen=True)
@@ -83,46 +83,46 @@ class Mixture:
     sources: tuple[str, ...]
     segments: tuple[Segment, ...]
     epochs_before: tuple[Fraction, ...] = ()
-    """How often each source was gone through in phases that were over when the mixture began; zeros when not given."""
+    """Epochs of each source in the phases that were over when the mixture began; zeros when not given."""
 
     @property
     def first_step(self) -> int:
-        """Where the plan begins."""
+        """The first step of the mixture."""
         return self.segments[0].first_step
 
     @property
     def steps(self) -> int:
-        """Where the plan ends."""
+        """The step after the last one of the mixture."""
         return self.segments[-1].last_step
 
     def segment_at(self, step: int) -> Segment:
-        """The segment that a step is in.
+        """Return the segment that contains a step.
 
         Raises:
-            IndexError: the run has no such step.
+            IndexError: The mixture has no such step.
         """
         if not self.first_step <= step < self.steps:
             raise IndexError(f"step {step} is not one of the {self.steps} of the mixture")
         return self.segments[bisect_right(self.segments, step, key=lambda segment: segment.first_step) - 1]
 
     def counts(self, first: int, last: int) -> list[int]:
-        """Rows of each source in steps `first` to `last` (exclusive), whatever their length."""
+        """Count the rows of each source in steps `first` to `last` (exclusive), whatever their length."""
         parts = [segment.counts(first, last) for segment in self.segments]
         return [sum(column) for column in zip(*parts, strict=True)]
 
     def used(self, step: int) -> list[int]:
-        """Rows of each source that the phase of `step` has used before it."""
+        """Count the rows of each source that the phase of `step` used before it."""
         segment = self.segment_at(step)
         before = segment.counts(segment.first_step, step)
         return [used + more for used, more in zip(segment.used, before, strict=True)]
 
     def used_after(self, step: int) -> list[int]:
-        """The same when the phase of `step` has used that step's rows, too."""
+        """Count the rows of each source that the phase of `step` used up to and including that step."""
         more = self.counts(step, step + 1)
         return [used + taken for used, taken in zip(self.used(step), more, strict=True)]
 
     def epochs_of_phases_before(self, step: int) -> list[Fraction]:
-        """How often each source was gone through in the phases that are over before that of `step`."""
+        """Return the epochs of each source in the phases before that of `step`."""
         epochs = list(self.epochs_before or [Fraction(0)] * len(self.sources))
         phase = self.segment_at(step).phase.number
         ends = {s.phase.number: s for s in self.segments if s.phase.number < phase}  # the last one of each phase
@@ -134,7 +134,7 @@ class Mixture:
 
 
 def is_mixed(data: DataConfig) -> bool:
-    """Whether anything is asked for but every row of every source equally often."""
+    """Return whether the config asks for anything other than every row of every source equally often."""
     mixture = data.mixture
     return bool(
         mixture.stages
@@ -150,24 +150,24 @@ def plan_mixture(
     where: str | None = None,
     beginning: Beginning | None = None,
 ) -> Mixture:
-    """Work out the segments of a run.
+    """Compute the segments of a run.
 
     Args:
         config: A resolved config.
         sources: The sources that the store has.
         rows_of: Rows of each of these, given the sequence length.
         where: The store's place, for messages.
-        beginning: Where the run comes to this mixture, if it does so in the middle.
+        beginning: Where the mixture begins, if that is in the middle of the run.
 
     Raises:
-        ConfigError: sources are used up before the last step, or the config and the store have other sources.
-        DataError: a source that has a weight has no row.
+        ConfigError: Sources run out before the last step, or the config and the store have different sources.
+        DataError: A source that has a weight has no row.
     """
     return _Planner(config, tuple(sources), rows_of, where, beginning).plan()
 
 
 def length_at(config: Config, step: int) -> int:
-    """Tokens per row that a resolved config's stages ask for in a step."""
+    """Return the tokens per row that the stages of a resolved config ask for in a step."""
     train = config.train
     assert train.steps is not None, "the config is resolved"
     length = train.sequence_length
@@ -178,7 +178,7 @@ def length_at(config: Config, step: int) -> int:
 
 
 class _Planner:
-    """Lays one segment after the other, keeping count of what each source has given."""
+    """Appends one segment after another and counts the rows that each source has given."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class _Planner:
         nothing = Beginning(0, 0, (0,) * len(sources), (Fraction(0),) * len(sources))
         self._begin = beginning or nothing
         self._epochs = list(self._begin.epochs)  # in phases that are over
-        self._used = list(self._begin.used)  # rows of each, in the phase that goes on
+        self._used = list(self._begin.used)  # rows of each source, in the current phase
         self._segments: list[Segment] = []
 
     def plan(self) -> Mixture:
@@ -253,7 +253,7 @@ class _Planner:
         return self._phase(phase.number + 1, length)
 
     def _shares(self, weights: Mapping[str, float] | None, phase: Phase) -> Shares:
-        """Shares with the sum 1 from weights, or by the sources' rows and the temperature."""
+        """Compute shares that sum to 1, from weights or else from the sources' rows and the temperature."""
         if weights is None:
             temperature = self._config.data.mixture.temperature
             return normalized([powered(count, 1 / exact(temperature)) for count in phase.counts])
@@ -263,12 +263,12 @@ class _Planner:
                     f"source '{name}' has the weight {weight:g}, but not the {phase.sequence_length + 1:,} tokens of"
                     " one row",
                     where=self._where,
-                    fix=f"add text to it, or leave it out: weight 0 in a stage, or no source '{name}'",
+                    fix=f"add text to it, or omit it: weight 0 in a stage, or no source '{name}'",
                 )
         return normalized([exact(weights.get(name, 0)) for name in self._sources])
 
     def _ramp(self, phase: Phase, first: int, last: int, before: Shares, after: Shares) -> None:
-        """Parts of equal length, each with the shares of its middle."""
+        """Append parts of equal length, each with the shares at its middle."""
         parts = min(RAMP_PARTS, last - first)
         for part in range(parts):
             way = Fraction(2 * part + 1, 2 * parts)
@@ -281,7 +281,7 @@ class _Planner:
             self._hold(phase, first, last, self._shares(weights, phase))
 
     def _hold(self, phase: Phase, first: int, last: int, shares: Shares) -> None:
-        """Go on with constant shares, and without the sources that are used up on the way."""
+        """Append segments with constant shares; a source that runs out on the way drops out."""
         for start, end, rows in self._batches.stretches(max(first, self._begin.step), last):
             step_rows = rows * self._batches.sequence_length // phase.sequence_length
             self._hold_batch(phase, step_rows, start, end, shares)
@@ -302,7 +302,7 @@ class _Planner:
             first = end
 
     def _last_rows(self, segment: Segment, left: Sequence[int | None]) -> Segment:
-        """One step that takes just what is left of the sources that end in it, and the rest from the others."""
+        """Return one step that takes all remaining rows of the sources that end in it, and the rest from others."""
         rows, asked = segment.step_rows, segment.shares
         ending: dict[int, int] = {}
         while True:
@@ -331,7 +331,7 @@ class _Planner:
             self._segments.append(segment)
 
     def _left(self, phase: Phase) -> list[int | None]:
-        """Rows that each source may still give; None is as many as one likes."""
+        """Return the rows that each source may still give; None means no limit."""
         return [
             None if cap is None else max(0, int((cap - epochs) * count) - used)
             for cap, epochs, count, used in zip(self._caps, self._epochs, phase.counts, self._used, strict=True)
@@ -348,19 +348,19 @@ class _Planner:
 
 
 def _holds(segment: Segment) -> tuple[Phase, int, Shares]:
-    """What is constant in a segment."""
+    """Return the values that are constant within a segment."""
     return segment.phase, segment.step_rows, segment.shares
 
 
 def _beyond(segment: Segment, left: Sequence[int | None], step: int) -> dict[int, int]:
-    """Sources of which the segment takes more than is left before `step`, with what is left."""
+    """Return the sources of which the segment takes more than is left before `step`, with the rows that are left."""
     counts = segment.counts(segment.first_step, step)
     pairs = enumerate(zip(counts, left, strict=True))
     return {number: rows for number, (count, rows) in pairs if rows is not None and count > rows}
 
 
 def _within(segment: Segment, left: Sequence[int | None]) -> int:
-    """The last step up to which no source gives more than is left, by bisection."""
+    """Find by bisection the last step up to which no source gives more than is left."""
     low, high = segment.first_step, segment.last_step
     if all(rows is None for rows in left) or not _beyond(segment, left, high):
         return high
@@ -371,15 +371,15 @@ def _within(segment: Segment, left: Sequence[int | None]) -> int:
 
 
 def exact(number: float) -> Fraction:
-    """The number as it was written: 0.1 is a tenth."""
+    """Return a number as it was written: 0.1 becomes a tenth."""
     return Fraction(repr(number))
 
 
 def normalized(weights: Sequence[Fraction]) -> Shares:
-    """The same proportions with the sum 1.
+    """Scale weights so that they sum to 1.
 
     Raises:
-        DataError: all are 0.
+        DataError: All weights are 0.
     """
     total = sum(weights)
     if not total:
@@ -388,7 +388,7 @@ def normalized(weights: Sequence[Fraction]) -> Shares:
 
 
 def powered(count: int, exponent: Fraction) -> Fraction:
-    """count^exponent to 30 digits, the same on every machine, which floating point does not promise."""
+    """Compute count^exponent to 30 digits, identically on every machine, which floating point does not promise."""
     if exponent == 1 or count < 2:
         return Fraction(count)
     with localcontext() as context:

@@ -55,7 +55,7 @@ def permute(index: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One pass of the network over `bits`-wide values."""
+    """Pass `bits`-wide values through the network once."""
     low = bits // 2
     high = bits - low
     left, right = values >> np.uint64(low), values & np.uint64((1 << low) - 1)
@@ -66,9 +66,9 @@ def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) ->
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea & Flood 2014, figure 16): every input bit reaches the top bits.
+    """Apply the finalizer of SplitMix64 (Steele, Lea & Flood 2014, figure 16): every input bit reaches the top bits.
 
-    A bijection of the 64-bit numbers, so different values stay different.
+    It is a bijection of the 64-bit numbers, so different values stay different.
     """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -76,7 +76,7 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Opening(Protocol):
-    """The rows that are left of an epoch, where a run was changed in the middle of it."""
+    """The rows that remain of an epoch when a run is changed in the middle of it."""
 
     @property
     def epoch(self) -> int:
@@ -85,23 +85,27 @@ class Opening(Protocol):
 
     @property
     def count(self) -> int:
-        """How many rows are left."""
+        """Number of rows that remain."""
         ...
 
     def rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row numbers of some of what is left, counted from 0 in an order that follows from the run's past; (n,)."""
+        """Return the row numbers of some remaining rows, int64 (n,).
+
+        Args:
+            items: Indices into the remaining rows, counted from 0 in an order that follows from the run's past, (n,).
+        """
         ...
 
 
 class RowOrder:
-    """Which row stands at which position of an endless sequence of epochs, each shuffled anew.
+    """The row at each position of an endless sequence of epochs, each with its own shuffle.
 
     Args:
         rows: Rows in one epoch, at least 1.
         seed: Seed of the run.
-        purpose: What else the order is for; sequences for different purposes are unrelated.
-        opening: What is left of the first epoch, shuffled anew; the sequence then begins at `start`. Without it, the
-            epochs before are what they would have been for all time.
+        purpose: Further seed material; sequences with different purposes are unrelated.
+        opening: The rows that remain of the first epoch, which are shuffled again; the sequence then begins at `start`.
+            Without it, the sequence begins at position 0.
     """
 
     def __init__(self, rows: int, seed: int, *purpose: int | str, opening: Opening | None = None) -> None:
@@ -111,11 +115,11 @@ class RowOrder:
 
     @property
     def start(self) -> int:
-        """The first position: 0, or where what is left of the opening's epoch begins."""
+        """The first position: 0, or the position where the remaining rows of the opening's epoch begin."""
         return 0 if self.opening is None else (self.opening.epoch + 1) * self.rows - self.opening.count
 
     def at(self, position: int, count: int) -> NDArray[np.int64]:
-        """Rows at `count` consecutive positions, int64 (count,); they may cross from one epoch into the next."""
+        """Return the rows at `count` consecutive positions, int64 (count,); they may cross into the next epoch."""
         parts = []
         while count > 0:
             epoch, start = divmod(position, self.rows)
@@ -132,15 +136,18 @@ class RowOrder:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def lookup(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows at any positions of one epoch, int64 (n,)."""
+        """Return the rows at any positions of one epoch, int64 (n,)."""
         if not len(positions):
             return np.empty(0, dtype=np.int64)
         epoch = int(positions[0]) // self.rows
         return self._permuted(epoch, positions - epoch * self.rows)
 
     def _block(self, epoch: int, first: int) -> NDArray[np.int64]:
-        """Some rows from an aligned position on. The last ones are kept, since the next to be asked for are mostly
-        among them, and a few rows take about as long to permute as all of these."""
+        """Return the block of rows that begins at an aligned position.
+
+        The last block is cached: the next request is mostly for the same block, and permuting a few rows takes about
+        as long as permuting a whole block.
+        """
         kept = self._kept  # read once: another thread may put another block there
         if kept is None or kept[:2] != (epoch, first):
             rows = self._permuted(epoch, np.arange(first, min(first + _BLOCK, self.rows), dtype=np.int64))
@@ -149,11 +156,11 @@ class RowOrder:
         return kept[2]
 
     def _permuted(self, epoch: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows at some places of an epoch."""
+        """Return the rows at some positions within an epoch."""
         opening = self.opening
         if opening is None or epoch != opening.epoch:
             return permute(index, self.rows, derive_seed(self.seed, "rows", *self._purpose, epoch))
-        # A block may begin before what is left; nobody asks for those places.
+        # A block may begin before the remaining rows; those positions are never requested.
         items = index - (self.rows - opening.count)
         rows = np.full(len(items), -1, dtype=np.int64)
         left = items >= 0

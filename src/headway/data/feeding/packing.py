@@ -1,16 +1,17 @@
-"""Which pieces of which documents share a row.
+"""The assignment of document pieces to rows.
 
-Rows hold C = T + 1 tokens: T inputs and the target after the last. A document of n tokens has n - 1 targets of its own.
-One with more than T of them is cut into rows of T targets, each piece beginning with the token that was the last
-target of the piece before; what is left over is packed like a document. Nothing else is cut, so every token but the
-first of a document is a target exactly once, with at least the context that a row can hold: where a piece goes on from
-another row, its first token is no target of what stands before it. A document of one token has nothing to predict and
-is left out.
+Rows hold C = T + 1 tokens: T inputs and the target after the last one. A document of n tokens has n - 1 targets of its
+own. A document with more than T targets is cut into rows of T targets, and each piece begins with the last target of
+the piece before. The remainder is packed like a document. Nothing else is cut. So every token but the first of a
+document is a target exactly once, with as much context as a row can hold: where a piece continues a document from
+another row, its first token is not a target of the token before it. A document of one token has nothing to predict and
+is omitted.
 
-`best_fit` packs by best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3),
-the longest first, each into the fullest row that still has room. Pieces of equal length go to rows of equal room
-together, as in histogram packing (Krell et al. 2021, section 3.1), which gives the very same packing with far fewer
-look-ups. Documents are packed block by block, so memory is bounded and no document moves when others far behind it do.
+`best_fit` packs by best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3):
+the longest piece first, each into the fullest row that still has room. Pieces of equal length go to rows of equal room
+together, as in histogram packing (Krell et al. 2021, section 3.1); this gives an identical packing with far fewer
+look-ups. Documents are packed block by block, so memory is bounded, and a change far behind a document does not move
+it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from numpy.typing import NDArray
 
 Packing = Literal["best_fit", "pad"]
 
-#: A block has this many documents, more where they would fill fewer than `_BLOCK_ROWS` rows (so that its last, half
-#: empty rows are few among many), but never more than `_MAX_BLOCK_DOCUMENTS`; and fewer where they are very long.
+#: Documents of a block. A block has more if they would fill fewer than `_BLOCK_ROWS` rows, so that its last, half
+#: empty rows are few among many, but at most `_MAX_BLOCK_DOCUMENTS`. It has fewer if documents are very long.
 _BLOCK_DOCUMENTS = 2**16
 _BLOCK_ROWS = 2**10
 _MAX_BLOCK_DOCUMENTS = 2**22
@@ -36,7 +37,7 @@ _MAX_BLOCK_ROWS = 2**19
 class Plan:
     """Rows as lists of pieces; a piece is a run of consecutive tokens of one document.
 
-    Rows are in the order of their first tokens, pieces of a row in the order of the text.
+    Rows are ordered by their first token, and the pieces of a row by their place in the text.
     """
 
     starts: NDArray[np.uint64]
@@ -44,32 +45,32 @@ class Plan:
     lengths: NDArray[np.uint32]
     """Tokens of each piece, (pieces,)."""
     rows: NDArray[np.uint64]
-    """Row r has the pieces rows[r] to rows[r + 1], (rows + 1,)."""
+    """Row r has the pieces rows[r] to rows[r + 1] (exclusive), (rows + 1,)."""
     continued: NDArray[np.bool_]
-    """Pieces that go on with a document where a piece of another row ends, (pieces,)."""
+    """Whether a piece continues a document from another row, (pieces,)."""
 
 
 @dataclass
 class PackingFigures:
-    """What became of a source's documents."""
+    """Figures on how a source's documents fill its rows."""
 
     documents: int = 0
     tokens: int = 0
-    """Of the documents."""
+    """Tokens of the documents."""
     rows: int = 0
     row_tokens: int = 0
     """Tokens that rows have room for: rows * (T + 1)."""
     padding_tokens: int = 0
     cut_documents: int = 0
-    """Documents that are in more than one row; `best_fit` and `pad` cut only what is longer than a row."""
+    """Documents that are in more than one row; `best_fit` and `pad` cut only documents longer than a row."""
     left_out_documents: int = 0
     """Documents of a single token."""
     pieces: int = 0
-    """Parts of documents, a part being what one row has of one document."""
+    """Pieces of documents; a piece is the part of a document that lies in one row."""
     targets: int = 0
     """Targets that belong to the same document as their input."""
     attended_pairs: int = 0
-    """Sum over pieces of their targets squared: pairs of inputs of one piece."""
+    """Sum over pieces of their squared number of targets: pairs of inputs within a piece."""
 
     @property
     def padding_share(self) -> float:
@@ -83,31 +84,31 @@ class PackingFigures:
 
     @property
     def attention_length(self) -> float:
-        """Mean over targets of the targets of their piece, at most T.
+        """The mean, over all targets, of the number of targets in their piece; at most T.
 
-        The sequence length to count with where attention is kept inside documents: `flops_per_token` of it, times the
-        targets, is what the pieces would cost one by one.
+        It is the sequence length for FLOP counts if attention stays inside documents: `flops_per_token` at this length
+        times the targets is the cost of all pieces, computed one by one.
         """
         return self.attended_pairs / self.targets if self.targets else 0.0
 
     def add(self, other: PackingFigures) -> None:
-        """Count another part of the same source, or another source, in."""
+        """Add the figures of another part of the source, or of another source."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for reports, with the shares."""
+        """Return the figures as plain data for reports, with the shares."""
         shares = {"padding_share": self.padding_share, "cut_share": self.cut_share}
         return {**asdict(self), **shares, "attention_length": self.attention_length}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PackingFigures:
-        """The figures of `to_json`."""
+        """Restore figures from the output of `to_json`."""
         return cls(**{field.name: int(value[field.name]) for field in fields(cls)})
 
 
 def total_figures(parts: Iterable[PackingFigures]) -> PackingFigures:
-    """The figures of several sources together."""
+    """Sum the figures of several sources."""
     total = PackingFigures()
     for part in parts:
         total.add(part)
@@ -117,14 +118,14 @@ def total_figures(parts: Iterable[PackingFigures]) -> PackingFigures:
 def plan_rows(
     parts: Iterable[NDArray[np.integer[Any]]], sequence_length: int, packing: Packing
 ) -> Iterator[tuple[Plan, PackingFigures]]:
-    """The rows of a source, block by block; a pure function of the document lengths, T and the packing.
+    """Plan the rows of a source, block by block: a pure function of the document lengths, T and the packing.
 
     Args:
-        parts: Where each document starts in the source's stream, and the end of the last; ascending, (documents + 1,).
-            In any number of parts, each beginning where the one before ends, so that an index larger than memory can
-            be read as it is needed.
+        parts: Where each document starts in the source's stream, and the end of the last one; ascending,
+            (documents + 1,). Any number of parts, each of which begins where the one before ends, so that an index
+            larger than memory can be read as it is needed.
         sequence_length: Inputs per row, T.
-        packing: As `data.packing`.
+        packing: `data.packing`.
 
     Yields:
         Each block's rows (`Plan.starts` count from the stream's beginning, `Plan.rows` from the block's) with its
@@ -135,12 +136,12 @@ def plan_rows(
 
 
 def _blocks(parts: Iterable[NDArray[np.integer[Any]]], capacity: int) -> Iterator[NDArray[np.int64]]:
-    """Bounds of documents that are packed together, whatever parts they come in."""
+    """Yield the bounds of documents that are packed together; they do not depend on how `parts` cuts the index."""
     waiting: list[NDArray[np.int64]] = []
     bounds = np.empty(0, dtype=np.int64)
     for part in parts:
         waiting.append(np.asarray(part, dtype=np.int64))
-        # Joined when they would double what is there, so that many small parts are not copied over and over.
+        # Join them only when that doubles the array, so that many small parts are not copied over and over.
         if sum(map(len, waiting)) > max(len(bounds), _BLOCK_DOCUMENTS):
             bounds, waiting = _joined([bounds, *waiting]), []
             while (size := _block_size(bounds, capacity)) < len(bounds) - 1:
@@ -154,13 +155,16 @@ def _blocks(parts: Iterable[NDArray[np.integer[Any]]], capacity: int) -> Iterato
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Bounds of consecutive parts: the end of one is the start of the next."""
+    """Join the bounds of consecutive parts, where the end of one is the start of the next."""
     parts = [part for part in parts if len(part)]
     return np.concatenate([part[:-1] for part in parts[:-1]] + parts[-1:]) if parts else np.empty(0, dtype=np.int64)
 
 
 def _block_size(bounds: NDArray[np.int64], capacity: int) -> int:
-    """Documents of the first block; what follows them does not matter, unless it is all that are given."""
+    """Return the number of documents in the first block, or all of them if they are too few for a block.
+
+    The documents after the block have no influence on it.
+    """
     documents = len(bounds) - 1
 
     def fill(rows: int) -> int:
@@ -171,11 +175,11 @@ def _block_size(bounds: NDArray[np.int64], capacity: int) -> int:
 
 
 def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing) -> tuple[Plan, PackingFigures]:
-    """The rows of some documents that are packed together; `bounds` as the parts of `plan_rows`."""
+    """Plan the rows of documents that are packed together; `bounds` has the format of the parts of `plan_rows`."""
     capacity = sequence_length + 1
     sizes = np.diff(bounds)
     whole = np.maximum(sizes - 1, 0) // sequence_length  # pieces that fill a row
-    rest = sizes - whole * sequence_length  # tokens left over, with the one they share with the last whole piece
+    rest = sizes - whole * sequence_length  # remaining tokens, with the one that the last whole piece shares with them
     has_rest = rest > 1
 
     number = np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
@@ -190,7 +194,7 @@ def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing
     lengths = np.concatenate([np.full(len(whole_starts), capacity), rest_sizes])
     row_of = np.concatenate([np.arange(len(whole_starts)), row_of_rest + len(whole_starts)])
     continued = np.concatenate([number > 0, whole[has_rest] > 0])
-    plan = _in_order(starts, lengths, continued, row_of, len(whole_starts) + rest_rows)
+    plan = _sorted_plan(starts, lengths, continued, row_of, len(whole_starts) + rest_rows)
     figures = PackingFigures(
         documents=len(sizes),
         tokens=int(sizes.sum()),
@@ -206,14 +210,14 @@ def plan_block(bounds: NDArray[np.int64], sequence_length: int, packing: Packing
     return plan, figures
 
 
-def _in_order(
+def _sorted_plan(
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
     continued: NDArray[np.bool_],
     row_of: NDArray[np.int64],
     rows: int,
 ) -> Plan:
-    """Pieces sorted by row and place in the text, rows by their first piece."""
+    """Sort rows by their first piece, and the pieces of each row by their place in the text."""
     first = np.full(rows, np.iinfo(np.int64).max)
     np.minimum.at(first, row_of, starts)
     rank = np.empty(rows, dtype=np.int64)
@@ -225,9 +229,14 @@ def _in_order(
 
 
 def concat_figures(parts: Iterable[NDArray[np.integer[Any]]], tokens: int, sequence_length: int) -> PackingFigures:
-    """The figures of documents that are joined and cut every T tokens (`concat`); `parts` as those of `plan_rows`.
+    """Compute the figures of documents that are joined and cut every T tokens (`concat`).
 
-    What is left over of the source's `tokens` after the last whole row is in none.
+    The rest of the source's `tokens` after the last whole row is in no row.
+
+    Args:
+        parts: As in `plan_rows`.
+        tokens: Tokens of the source.
+        sequence_length: Inputs per row, T.
     """
     length = sequence_length
     rows = max(0, tokens - 1) // length
@@ -256,11 +265,11 @@ def concat_figures(parts: Iterable[NDArray[np.integer[Any]]], tokens: int, seque
 
 
 def best_fit(sizes: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int64], int]:
-    """Best-fit decreasing bin packing.
+    """Pack pieces into bins by best-fit decreasing.
 
     Args:
         sizes: Sizes of the pieces, 1 to `capacity`, (n,).
-        capacity: Of a bin.
+        capacity: Capacity of a bin.
 
     Returns:
         The bin of each piece, int64 (n,), and the number of bins.
@@ -278,14 +287,14 @@ def best_fit(sizes: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int64]
 
 
 def _fill(counts: NDArray[np.int64], capacity: int) -> tuple[list[tuple[int, int, int]], int]:
-    """Best-fit decreasing on a histogram of sizes.
+    """Pack a histogram of sizes by best-fit decreasing.
 
     Args:
         counts: Pieces of each size, (capacity + 1,).
-        capacity: Of a bin.
+        capacity: Capacity of a bin.
 
     Returns:
-        Runs (first bin, bins, pieces per bin) that take the pieces from the largest on; the number of bins.
+        Runs (first bin, bins, pieces per bin) that take the pieces in descending order of size; and the number of bins.
     """
     runs: list[tuple[int, int, int]] = []
     groups: list[list[tuple[int, int]]] = [[] for _ in range(capacity + 1)]  # by room: (first bin, bins)
@@ -296,7 +305,7 @@ def _fill(counts: NDArray[np.int64], capacity: int) -> tuple[list[tuple[int, int
         while left:
             fitting = rooms >> size
             if fitting:
-                # The least room that suffices. What it leaves may suffice once more, and is then the least again.
+                # The least room that suffices. If the piece fits there once more, the remainder is again the least.
                 room = size + (fitting & -fitting).bit_length() - 1
                 first, count = groups[room].pop()
             else:

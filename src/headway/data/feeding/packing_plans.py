@@ -1,10 +1,10 @@
-"""Plans of packed rows, kept on disk beside the tokens, so that only the first start has to make them.
+"""Plans of packed rows, cached on disk next to the tokens, so that only the first start has to make them.
 
-A plan is derived data: `<store>/packing/<T>-<packing>/<split>/<source>/<key>/` with `starts.bin` (little-endian
-uint64), `lengths.bin` (uint32), `rows.bin` (uint64) and `continued.bin` (a byte each, 0 or 1), which are those of
-`packing.Plan`, and `plan.json`, the figures (of `concat` that file alone). The key stands for everything that the plan
-follows from, so a plan of other tokens is never taken for it. The folder appears by one rename; it may be removed at
-any time.
+A plan is derived data in `<store>/packing/<T>-<packing>/<split>/<source>/<key>/`. Its files `starts.bin` (little-endian
+uint64), `lengths.bin` (uint32), `rows.bin` (uint64) and `continued.bin` (a byte each, 0 or 1) hold the arrays of
+`packing.Plan`; `plan.json` holds the figures. `concat` has `plan.json` alone. The key is a hash of everything that
+determines the plan, so a plan of other tokens is never mistaken for it. One rename publishes the folder. It may be
+removed at any time.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from headway.core.foreign import read_json_object
 from headway.data.feeding.packing import Packing, PackingFigures, Plan, concat_figures, plan_rows
 from headway.data.store import PACKING, TokenStore
 
-#: Of the packing rules and of the files; another one makes plans anew.
+#: Version of the packing rules and of the files; a change of it makes all plans again.
 _VERSION = 2
 _FIGURES = "plan.json"
 _FILES = {"starts": "<u8", "lengths": "<u4", "rows": "<u8", "continued": "|b1"}
 _ABANDONED_SECONDS = 24 * 3600
-# In the user's cache nobody knows which stores there still are.
+# The user's cache does not record which stores still exist, so plans there expire.
 _UNUSED_SECONDS = 30 * 24 * 3600
 
 
 def open_plan(
     store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing
 ) -> tuple[Plan, PackingFigures]:
-    """The rows of one source: memory-mapped when made before, else made now and kept.
+    """Open the plan of one source: map it into memory if it exists, else make and cache it.
 
-    Where the store cannot be written, the plan goes to the user's cache (`$XDG_CACHE_HOME/headway/packing`), and where
-    that cannot be written either, it stays in memory; a notice says so.
+    If the store is not writable, the plan goes to the user's cache (`$XDG_CACHE_HOME/headway/packing`). If that is not
+    writable either, the plan stays in memory. A notice says so.
     """
     relative = _place(store, split, source, sequence_length, packing)
     own, shared = store.path / PACKING, user_cache() / PACKING
@@ -67,7 +67,7 @@ def open_plan(
             if reasons:
                 notice(f"the packing of source '{source}' is kept in {root}, since {reasons[0]}")
             if root == own:
-                if not store.is_part:  # plans of the other parts are in use
+                if not store.is_part:  # of a part, the other plans belong to parts that are in use
                     _remove_others(root / relative)
             else:
                 _remove_unused(root)
@@ -78,7 +78,7 @@ def open_plan(
 
 
 def open_figures(store: TokenStore, split: str, source: str, sequence_length: int) -> PackingFigures:
-    """The figures of `concat`, which has no plan: as counted before, else counted now and kept where that can be."""
+    """Return the figures of `concat`, which has no plan: read them if they exist, else count and cache them."""
     relative = _place(store, split, source, sequence_length, "concat")
     own, shared = (root / PACKING / relative for root in (store.path, user_cache()))
     for folder in (own, shared):
@@ -110,14 +110,14 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
 
 
 def _place(store: TokenStore, split: str, source: str, sequence_length: int, packing: str) -> Path:
-    """Below `packing/`; the last part stands for all that the content follows from."""
+    """Return the plan's folder below `packing/`; its last part is a hash of everything that determines the content."""
     part = store.manifest["splits"][split][source]
     key = fingerprint({"version": _VERSION, "length": sequence_length, "packing": packing, "part": part})[:24]
     return Path(f"{sequence_length}-{packing}", split, source, key)
 
 
 def _read(folder: Path) -> tuple[Plan, PackingFigures] | None:
-    """The plan in a folder; None where there is none, or where it is damaged."""
+    """Read the plan in a folder; return None if there is none or if it is damaged."""
     try:
         figures = PackingFigures.from_json(read_json_object(folder / _FIGURES))
         sizes = {**dict.fromkeys(_FILES, figures.pieces), "rows": figures.rows + 1}
@@ -132,13 +132,13 @@ def _read(folder: Path) -> tuple[Plan, PackingFigures] | None:
 def _map(file: Path, dtype: str, count: int) -> NDArray[Any]:
     if file.stat().st_size != count * np.dtype(dtype).itemsize:
         raise ValueError(f"{file} has another length")
-    # As a plain array: indexing a memmap costs several times as much.
+    # Return a plain array: indexing a memmap costs several times as much.
     return np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(count,))) if count else np.empty(0, dtype=dtype)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A plan to be made."""
+    """A plan to make."""
 
     store: TokenStore
     split: str
@@ -147,7 +147,7 @@ class _Job:
     packing: Packing
 
     def blocks(self) -> Iterator[tuple[Plan, PackingFigures]]:
-        """The plan, block by block, with what a person waits for."""
+        """Plan the rows block by block, and show the progress."""
         shards = self.store.shards(self.split, self.source)
         bounds = (self.store.shard_documents(self.split, self.source, number) for number in range(len(shards)))
         with progress(f"packing {self.source}", sum(shard.documents for shard in shards), "documents") as bar:
@@ -157,10 +157,10 @@ class _Job:
 
 
 def _made(folder: Path, job: _Job) -> tuple[Plan, PackingFigures] | None:
-    """The plan in `folder`, made by one of those who want it at a time; None when it cannot be read there."""
+    """Make the plan in `folder`, one process at a time; return None if it cannot be read there afterwards."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(folder.parent):
-        made = _read(folder)  # by somebody else, meanwhile
+    with _locked(folder.parent):
+        made = _read(folder)  # another process may have made it meanwhile
         if made is None:
             _write(folder, job)
             made = _read(folder)
@@ -168,8 +168,8 @@ def _made(folder: Path, job: _Job) -> tuple[Plan, PackingFigures] | None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder. On file systems that have none for folders (NFS), everybody makes a plan."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Where folders cannot be locked (NFS), every process makes its own plan."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -180,7 +180,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _write(folder: Path, job: _Job) -> None:
-    """Make the plan block by block in a folder beside `folder` and rename it into place."""
+    """Make the plan block by block in a temporary folder next to `folder`, then rename it into place."""
     temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     total = PackingFigures()
     try:
@@ -202,14 +202,14 @@ def _write(folder: Path, job: _Job) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         write_json(temporary / _FIGURES, total.to_json(), exact=True)
-        temporary.chmod(0o755)  # private to its maker as made by mkdtemp; a store may have several users
+        temporary.chmod(0o755)  # mkdtemp makes it private to its owner, but a store may have several users
         _publish(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _publish(temporary: Path, folder: Path) -> None:
-    if _read(folder) is not None:  # another worker was quicker, with the same bytes
+    if _read(folder) is not None:  # another worker was faster; its bytes are identical
         return
     shutil.rmtree(folder, ignore_errors=True)  # damaged
     try:
@@ -221,11 +221,11 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 
 def _remove_others(folder: Path) -> None:
-    """Remove plans of tokens that are no more, and what a killed process left half made."""
+    """Remove plans of tokens that no longer exist, and unfinished plans of killed processes."""
     for other in folder.parent.iterdir():
         with suppress(OSError):
-            half_made = other.name.startswith(".making-")
-            if other != folder and (not half_made or time.time() - other.stat().st_mtime > _ABANDONED_SECONDS):
+            unfinished = other.name.startswith(".making-")
+            if other != folder and (not unfinished or time.time() - other.stat().st_mtime > _ABANDONED_SECONDS):
                 shutil.rmtree(other, ignore_errors=True)
 
 
@@ -235,7 +235,7 @@ def _mark_used(folder: Path) -> None:
 
 
 def _remove_unused(root: Path) -> None:
-    """Remove what nobody has opened for long: each new version of a store has left a plan."""
+    """Remove plans that have not been opened for long: each new version of a store leaves one behind."""
     for folder in root.glob("*/*/*/*"):  # see `_place`
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > _UNUSED_SECONDS:

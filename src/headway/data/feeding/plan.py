@@ -1,9 +1,9 @@
-"""Which rows a step holds: a pure function of the step, whatever computes it and wherever one begins.
+"""The rows of a step: a pure function of the step, whichever process computes it and wherever it starts.
 
-There are two kinds of plan. In the plain one all rows of all sources are shuffled together, so each is used once per
-epoch. In a mixture every source goes through its own endless sequence of shuffled epochs, and shares say which of them
-is next; a source's sequence follows from the seed and its name, so other sources and other shares do not reshuffle it.
-A run that was changed on the way has one plan after the other (`headway.data.feeding.segmented`).
+There are two kinds of plan. The plain plan shuffles all rows of all sources together, so each is used once per epoch.
+In a mixture every source has its own endless sequence of shuffled epochs, and shares decide which source comes next. A
+source's sequence follows from the seed and its name, so other sources and other shares do not reshuffle it. A run that
+was changed midway has one plan after another (`headway.data.feeding.segmented`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 # Positions that `PlainPlan.counts` computes at a time: 8 MiB of them.
 _CHUNK = 2**20
 
-# Rows whose places in a mixture are worked out at a time.
+# Rows of a mixture that are located at a time.
 _BLOCK = 8192
 
 
 @dataclass(frozen=True)
 class Picks:
-    """Some rows in the order in which a step holds them: arrays of one length n."""
+    """Some rows, in the order in which a step holds them: arrays of one length n."""
 
     sources: NDArray[np.intp]
     """Numbers of sources, (n,)."""
@@ -45,12 +45,12 @@ class Picks:
         return len(self.rows)
 
     def __getitem__(self, places: slice) -> Picks:
-        """Some of them."""
+        """Return some of the rows."""
         return Picks(self.sources[places], self.rows[places], self.epochs[places])
 
 
 class RowPlan(Protocol):
-    """What every step is made of."""
+    """The rows of every step."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -58,62 +58,62 @@ class RowPlan(Protocol):
         ...
 
     def sequence_length(self, step: int) -> int:
-        """Tokens per row in a step."""
+        """Return the tokens per row in a step."""
         ...
 
     def step_rows(self, step: int) -> int:
-        """Rows of a step."""
+        """Return the number of rows in a step."""
         ...
 
     def picks(self, step: int, start: int, stop: int) -> Picks:
-        """Rows `start` to `stop` (exclusive) of a step."""
+        """Return rows `start` to `stop` (exclusive) of a step."""
         ...
 
     def counts(self, first: int, last: int) -> list[int]:
-        """Rows of each source in steps `first` to `last` (exclusive)."""
+        """Count the rows of each source in steps `first` to `last` (exclusive)."""
         ...
 
     def epochs(self, step: int) -> list[float]:
-        """How many times each source was gone through by the end of a step, since the row length last changed."""
+        """Return the epochs of each source by the end of a step, since the row length last changed."""
         ...
 
     def epoch_rows(self, step: int) -> list[int]:
-        """Rows that each source has in an epoch, of the length of a step."""
+        """Count the rows of each source in an epoch, at the row length of a step."""
         ...
 
     def stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Steps `first` to `last` (exclusive), cut where the row length or the plan changes."""
+        """Cut steps `first` to `last` (exclusive) where the row length or the plan changes."""
         ...
 
     def begun(self, step: int) -> int:
-        """The step from which on epochs are counted as they are in `step`: where the row length last changed."""
+        """Return the step at which the epoch count of `step` began: where the row length last changed."""
         ...
 
     def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
-        """What steps `first` to `last` (exclusive), in which rows have one length, use of each epoch."""
+        """Yield the use of each epoch in steps `first` to `last` (exclusive), whose rows have one length."""
         ...
 
     def describe(self, last: int) -> dict[str, Any]:
-        """Plain JSON of all that the rows of the steps before `last` follow from, but the store."""
+        """Describe, as plain JSON, all but the store that determines the rows of the steps before `last`."""
         ...
 
 
 class EpochUse(NamedTuple):
-    """Epochs of a source, each of which gave as many rows."""
+    """Consecutive epochs of a source that each gave an equal number of rows."""
 
     source: int
     first: int
     last: int
     """The last of the epochs."""
     rows: int
-    """Rows that each of them gave."""
+    """Rows that each epoch gave."""
 
 
 def epochs_between(position: int, end: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
-    """Positions `position` to `end` (exclusive) of a sequence of epochs, cut where one ends; whole ones together.
+    """Cut positions `position` to `end` (exclusive) of a sequence where an epoch ends; whole epochs stay together.
 
     Yields:
-        First epoch, last epoch, first position, and the one after the last.
+        The first epoch, the last epoch, the first position, and the position after the last.
     """
     while position < end:
         epoch, start = divmod(position, rows)
@@ -128,12 +128,12 @@ class PlainPlan:
 
     Args:
         sources: Names of the sources.
-        counts: Rows of each, in all at least 1. Rows are numbered over the sources in order.
+        counts: Rows of each source, at least 1 in total. Rows are numbered over the sources in order.
         seed: Seed of the run.
         batches: Rows of every step.
         sequence_length: Tokens per row; 1 for rows that are not tokens.
-        order: The sequence, where it goes on with one that the run had before.
-        start: First step and its position in the sequence, where the run comes to this plan in the middle.
+        order: The sequence, if it continues an earlier one of the run.
+        start: The first step and its position in the sequence, if the plan begins in the middle of the run.
     """
 
     def __init__(
@@ -154,46 +154,46 @@ class PlainPlan:
         self._start = start
 
     def position(self, step: int) -> int:
-        """Where a step begins in the sequence of all rows."""
+        """Return where a step begins in the sequence of all rows."""
         first, position = self._start
         return position + self._batches.rows_before(step) - self._batches.rows_before(first)
 
     def sequence_length(self, step: int) -> int:
-        """Tokens per row in a step."""
+        """Return the tokens per row in a step."""
         return self._length
 
     def step_rows(self, step: int) -> int:
-        """Rows of a step."""
+        """Return the number of rows in a step."""
         return self._batches.rows(step)
 
     def picks(self, step: int, start: int, stop: int) -> Picks:
-        """Rows `start` to `stop` (exclusive) of a step."""
+        """Return rows `start` to `stop` (exclusive) of a step."""
         position, count = self.position(step) + start, stop - start
         sources, rows = self.located(self.order.at(position, count))
         epochs = np.arange(position, position + count, dtype=np.int64) // self.order.rows
         return Picks(sources, rows, epochs)
 
     def located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Sources, and numbers within them, of rows that are numbered over all sources, (n,)."""
+        """Return the sources, and numbers within them, of rows that are numbered over all sources, (n,)."""
         sources = self._source_of(rows)
         return sources, rows - self._starts[sources]
 
     def numbered(self, sources: NDArray[np.intp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows as they are numbered over all sources, from sources and numbers within them, (n,)."""
+        """Return the numbers of rows over all sources, from their sources and numbers within them, (n,)."""
         return np.asarray(self._starts[sources] + rows, dtype=np.int64)
 
     def counts(self, first: int, last: int) -> list[int]:
-        """Rows of each source in steps `first` to `last` (exclusive); parts of epochs are looked at row by row."""
+        """Count the rows of each source in steps `first` to `last` (exclusive); incomplete epochs row by row."""
         counts = [0] * len(self.sources)
         for use in self.by_epoch(first, last):
             counts[use.source] += use.rows * (use.last - use.first + 1)
         return counts
 
     def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
-        """What steps use of each epoch; parts of epochs are looked at row by row."""
+        """Yield the use of each epoch in some steps; incomplete epochs are counted row by row."""
         stretch = epochs_between(self.position(first), self.position(last), self.order.rows)
         for first_epoch, last_epoch, position, end in stretch:
-            # Whole epochs have every row once: nothing to compute.
+            # A whole epoch has every row once: there is nothing to compute.
             whole = (end - position) // (last_epoch - first_epoch + 1) == self.order.rows
             counts = self._counts if whole else self._counted(position, end)
             for source, rows in enumerate(counts):
@@ -201,7 +201,7 @@ class PlainPlan:
                     yield EpochUse(source, first_epoch, last_epoch, rows)
 
     def _counted(self, position: int, end: int) -> list[int]:
-        """Rows of each source at some positions of one epoch."""
+        """Count the rows of each source at some positions of one epoch."""
         if len(self.sources) == 1:
             return [end - position]
         counts = np.zeros(len(self.sources), dtype=np.int64)
@@ -211,24 +211,24 @@ class PlainPlan:
         return [int(count) for count in counts]
 
     def epochs(self, step: int) -> list[float]:
-        """How many times all rows were gone through by the end of a step: the same for each source."""
+        """Return the epochs by the end of a step, which are equal for all sources."""
         return [self.position(step + 1) / self.order.rows] * len(self.sources)
 
     def epoch_rows(self, step: int) -> list[int]:
-        """Rows that each source has in an epoch."""
+        """Count the rows of each source in an epoch."""
         return list(self._counts)
 
     def stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The row length never changes."""
+        """Yield all steps at once, since the row length never changes."""
         if first < last:
             yield first, last
 
     def begun(self, step: int) -> int:
-        """Where the plan begins."""
+        """Return the step at which the plan begins."""
         return self._start[0]
 
     def describe(self, last: int) -> dict[str, Any]:
-        """All that the rows follow from."""
+        """Describe all that determines the rows."""
         rows = dict(zip(self.sources, self._counts, strict=True))
         parts = [part for part in self._batches.parts if part[0] < max(1, last)]
         step_rows = parts[0][1] if len(parts) == 1 else list(map(list, parts))
@@ -246,7 +246,7 @@ class MixedPlan:
     Args:
         mixture: The shares.
         seed: Seed of the run.
-        orders: The sequences of the first phase, where they go on with those that the run had before.
+        orders: The sequences of the first phase, where they continue earlier ones of the run.
     """
 
     def __init__(self, mixture: Mixture, seed: int, orders: Sequence[RowOrder | None] = ()) -> None:
@@ -261,15 +261,15 @@ class MixedPlan:
         return self.mixture.sources
 
     def sequence_length(self, step: int) -> int:
-        """Tokens per row in a step."""
+        """Return the tokens per row in a step."""
         return self.mixture.segment_at(step).phase.sequence_length
 
     def step_rows(self, step: int) -> int:
-        """Rows of a step."""
+        """Return the number of rows in a step."""
         return self.mixture.segment_at(step).step_rows
 
     def picks(self, step: int, start: int, stop: int) -> Picks:
-        """Rows `start` to `stop` (exclusive) of a step."""
+        """Return rows `start` to `stop` (exclusive) of a step."""
         kept = self._kept  # read once: another thread may put other steps there
         if kept is None or not kept[0] <= step < kept[1]:
             self._kept = kept = self._block(step)
@@ -278,30 +278,30 @@ class MixedPlan:
         return picks[before + start : before + stop]
 
     def counts(self, first: int, last: int) -> list[int]:
-        """Rows of each source in steps `first` to `last` (exclusive)."""
+        """Count the rows of each source in steps `first` to `last` (exclusive)."""
         return self.mixture.counts(first, last)
 
     def epochs(self, step: int) -> list[float]:
-        """How many times each source was gone through by the end of a step, since the row length last changed."""
+        """Return the epochs of each source by the end of a step, since the row length last changed."""
         before, more = self.mixture.used(step), self.counts(step, step + 1)
         rows = zip(before, more, self.epoch_rows(step), strict=True)
         return [(used + taken) / all_ if all_ else 0.0 for used, taken, all_ in rows]
 
     def epoch_rows(self, step: int) -> list[int]:
-        """Rows that each source has in an epoch, of the length of a step."""
+        """Count the rows of each source in an epoch, at the row length of a step."""
         return list(self.mixture.segment_at(step).phase.counts)
 
     def stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Steps `first` to `last` (exclusive), cut where the row length changes."""
+        """Cut steps `first` to `last` (exclusive) where the row length changes."""
         cuts = [first, *(start for start in self._phase_starts() if first < start < last), last]
         return ((a, b) for a, b in pairwise(cuts) if a < b)
 
     def begun(self, step: int) -> int:
-        """The first step of the phase."""
+        """Return the first step of the phase that contains a step."""
         return max(start for start in self._phase_starts() if start <= step)
 
     def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
-        """What steps use of each epoch of each source."""
+        """Yield the use of each epoch of each source in some steps."""
         used, counts = self.mixture.used(first), self.mixture.counts(first, last)
         for source, (position, more, rows) in enumerate(zip(used, counts, self.epoch_rows(first), strict=True)):
             if more:
@@ -318,11 +318,11 @@ class MixedPlan:
         ]
 
     def describe(self, last: int) -> dict[str, Any]:
-        """All that the rows of the steps before `last` follow from."""
+        """Describe all that determines the rows of the steps before `last`."""
         segments = [
             {
                 "first_step": segment.first_step,
-                "bounds": list(map(str, segment.bounds)),  # beyond what every reader of JSON keeps exactly
+                "bounds": list(map(str, segment.bounds)),  # as text: not every JSON reader keeps such integers exactly
                 "used": list(segment.used),
                 "rows": dict(zip(self.sources, segment.phase.counts, strict=True)),
                 "step_rows": segment.step_rows,
@@ -335,7 +335,7 @@ class MixedPlan:
         return {"seed": self._seed, "segments": segments}
 
     def _block(self, step: int) -> tuple[int, int, Picks]:
-        """The steps around one, as far as the segment goes: (first, last, their rows)."""
+        """Compute the rows of the block of steps around one, within its segment: (first, last, rows)."""
         segment = self.mixture.segment_at(step)
         rows = segment.step_rows
         steps = max(1, _BLOCK // rows)
@@ -352,7 +352,7 @@ class MixedPlan:
         return first, last, Picks(sources, numbers, epochs)
 
     def order(self, segment: Segment, source: int) -> RowOrder:
-        """The sequence of a source's rows in the phase of a segment."""
+        """Return the sequence of a source's rows in the phase of a segment."""
         key = (segment.phase.number, source)
         if key not in self._orders:
             rows = segment.phase.counts[source]

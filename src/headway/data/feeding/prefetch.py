@@ -1,4 +1,4 @@
-"""Batches ready before they are asked for, so that training does not wait for data."""
+"""Prefetching: a thread reads batches ahead, so that training does not wait for data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 
 from headway.core.types import Feed
 
-#: What is handed out per step: the step and, per lane, its micro-batches.
+#: The output for a step: the step and, per lane, its micro-batches.
 StepBatches = tuple[int, dict[int, Sequence[Any]]]
 
-# Between two looks for a wish to stop, while no batch is ready.
+# Interval between checks for a stop request while no batch is ready.
 _LOOK_SECONDS = 0.2
-# A thread that is still at a batch after so long is left to itself: data that do not come must not keep a process that
-# has saved its state and ends.
+# `close` abandons a thread that still reads a batch after this time: data that does not arrive must not keep a process
+# from exiting once it has saved its state.
 _CLOSE_SECONDS = 5.0
 
 
@@ -29,18 +29,18 @@ class Prefetcher:
     Use it as an iterator inside a `with` block; it hands out `(step, {lane: micro-batches})`.
 
     Args:
-        feed: Where batches come from.
+        feed: The feed that reads the batches.
         lanes: The lanes of this worker.
         first_step: First step, counted from 0.
-        last_step: The step before which it ends.
-        depth: Steps that are kept ready.
-        pin_memory: Put batches into page-locked memory, which makes copies to a GPU asynchronous; when not given,
-            just when this process uses CUDA already.
-        stopped: Looked at while no batch is ready: whether there is a wish to stop, so that the next one is not waited
-            for.
+        last_step: The step after the last one.
+        depth: Number of steps to keep ready.
+        pin_memory: Put batches into page-locked memory, which makes copies to a GPU asynchronous. By default, only if
+            this process uses CUDA already.
+        stopped: Returns whether a stop was requested. It is polled while no batch is ready, so that the consumer does
+            not wait for the next one.
 
     Attributes:
-        wait_seconds: How long the consumer has waited so far, altogether.
+        wait_seconds: Total time that the consumer has waited so far.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Prefetcher:
 
     def rewind(self, step: int) -> None:
         """Hand out the batches of `step` next, and those after it."""
-        self._end(None)  # a dataset need not bear two threads
+        self._end(None)  # a dataset need not be safe for two threads
         self._begin(step)
 
     def _begin(self, first_step: int) -> None:
@@ -71,17 +71,18 @@ class Prefetcher:
         self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(self._depth)
         self._next_step = first_step
         self._closed = threading.Event()
-        arguments = self._steps, self._ready, self._closed  # its own, also when it outlives them
+        # The thread's own objects: an abandoned thread must not touch those of its successor.
+        arguments = self._steps, self._ready, self._closed
         self._thread = threading.Thread(target=self._work, args=arguments, name="headway-prefetch", daemon=True)
         self._thread.start()
 
     def next(self) -> StepBatches:
-        """The next step's batches.
+        """Return the next step's batches.
 
         Raises:
-            StopIteration: the last step has been handed out, the prefetcher is closed, or there is a wish to stop and
-                the batches are not ready.
-            Exception: what reading the batch raised, at the step it belongs to.
+            StopIteration: The last step has been handed out, the prefetcher is closed, or a stop was requested and the
+                batches are not ready.
+            Exception: Reading the batch failed; the error is raised at the step of the batch.
         """
         if self._next_step >= self._steps.stop or self._closed.is_set():
             raise StopIteration
@@ -99,7 +100,7 @@ class Prefetcher:
         return item
 
     def _wait(self) -> StepBatches | BaseException | None:
-        """What comes next; None when there is a wish to stop before."""
+        """Wait for the next item; return None if a stop is requested before it comes."""
         while True:
             try:
                 return self._ready.get(timeout=_LOOK_SECONDS)
@@ -112,11 +113,11 @@ class Prefetcher:
         self._end(_CLOSE_SECONDS)
 
     def _end(self, seconds: float | None) -> None:
-        """Stop the thread; after so many seconds it is not waited for."""
+        """Stop the thread, and wait for it for at most `seconds`; None waits without a limit."""
         self._closed.set()
         until = None if seconds is None else time.monotonic() + seconds
         while self._thread.is_alive() and (until is None or time.monotonic() < until):
-            # The thread may be about to put one more batch: make room until it has seen the end.
+            # The thread may be about to put one more batch: make room until it has noticed the stop.
             while not self._ready.empty():
                 self._ready.get_nowait()
             self._thread.join(timeout=0.01)
@@ -130,7 +131,7 @@ class Prefetcher:
                 ready.put((step, _pinned(batches) if self._pin else batches))
                 if closed.is_set():
                     return
-        except BaseException as error:  # handed to the consumer, who raises it
+        except BaseException as error:  # the consumer raises it
             ready.put(error)
 
     def __iter__(self) -> Self:
@@ -149,8 +150,7 @@ class Prefetcher:
 
 
 def _pinned(value: Any) -> Any:
-    """A nested batch with every tensor in page-locked memory, but for those that a dataset gives otherwise: on a
-    device, or sparse."""
+    """Copy every tensor of a nested batch into page-locked memory, except those on a device and sparse ones."""
     if isinstance(value, torch.Tensor):
         return value.pin_memory() if value.device.type == "cpu" and value.layout == torch.strided else value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a step sees: its rows, where they come from, and their text."""
+"""A preview of a step: its rows, their sources, and their text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid
 
-# Rows that are looked at to say what came before the step; where more would have to be, it stays unknown.
-_LOOKED_AT = 50_000_000
+# Limit on the rows to count for the shares before the step; above it, these shares stay unknown.
+_MAX_COUNTED_ROWS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class SourceView:
     step: float
     """Its share of the step's rows."""
     so_far: float | None
-    """Its share of the rows up to the step's end, since the row length last changed; None where that would take long to
-    find out."""
+    """Its share of the rows up to the step's end, since the row length last changed; None if counting them would take
+    too long."""
     epochs: float
-    """How often it has been gone through by the step's end, since the row length last changed."""
+    """Its epochs by the step's end, since the row length last changed."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class RowView:
     source_row: int
     """Within the source."""
     first_token: int | None
-    """Where the row begins in the source's tokens; None for packed rows, which begin at several places, and where data
-    has joined."""
+    """Where the row begins in the source's tokens; None for packed rows, which begin at several places, and for a run
+    to which data was added."""
     padding: int
     """Tokens at its end that belong to no document."""
     documents: list[str]
-    """The text of the row with special tokens, cut where a document ends; the token that says so is not shown."""
+    """The text of the row with special tokens, cut where a document ends; the end-of-text token is omitted."""
     ids: list[int]
-    """The tokens that go in, (T,)."""
+    """The input tokens, (T,)."""
 
 
 @dataclass(frozen=True)
@@ -72,26 +72,26 @@ class StepView:
     micro_batches: int
     micro_batch: int
     first_step: int
-    """The step from which on the asked shares hold, ..."""
+    """The first step for which the asked shares hold."""
     last_step: int
-    """... and the one before which they end."""
+    """The step after the last one for which the asked shares hold."""
     sources: list[SourceView]
     rows: list[RowView]
 
 
 def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, rows: int | None = None) -> StepView:
-    """Look at a step of a resolved config's run.
+    """Preview a step of a resolved config's run.
 
     Args:
         config: The config.
-        grid: How its steps are cut.
+        grid: The cut of its steps into lanes and micro-batches.
         store: Its store.
-        step: Which step, counted from 0.
-        rows: Rows of each lane, from its first on; all when None.
+        step: The step, counted from 0.
+        rows: Number of rows of each lane to show, from its first on; all when None.
 
     Raises:
-        ConfigError: the run has no such step.
-        DataError: the store cannot be read.
+        ConfigError: The run has no such step.
+        DataError: The store cannot be read.
     """
     steps = config.train.steps or 0
     if not 0 <= step < steps:
@@ -122,7 +122,7 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
 
 
 def _plan_at(plan: RowPlan, step: int) -> RowPlan:
-    """The plan that a step's rows follow from, where a run was changed on the way."""
+    """Return the plan that determines a step's rows, also in a run that was changed midway."""
     return plan.plan_at(step) if isinstance(plan, SegmentedPlan) else plan
 
 
@@ -132,8 +132,8 @@ def _sources(plan: RowPlan, step: int) -> list[SourceView]:
     if isinstance(here, MixedPlan):
         shares = dict(zip(here.sources, here.mixture.segment_at(step).shares, strict=True))
         asked = [float(shares.get(name, 0)) for name in plan.sources]
-    looked_at = min(sum(rows), (step + 1) * plan.step_rows(step))
-    if len(rows) == 1 or isinstance(plan, MixedPlan) or looked_at <= _LOOKED_AT:
+    counted = min(sum(rows), (step + 1) * plan.step_rows(step))
+    if len(rows) == 1 or isinstance(plan, MixedPlan) or counted <= _MAX_COUNTED_ROWS:
         so_far = plan.counts(plan.begun(step), step + 1)
     return [
         SourceView(
@@ -151,7 +151,7 @@ class _RowReader:
     def __init__(self, config: Config, store: TokenStore, feed: TokenFeed, step: int) -> None:
         self._feed, self._step, self._end_of_text = feed, step, store.end_of_text_id
         segment = feed.plan.segments[feed.plan.number_at(step)] if isinstance(feed.plan, SegmentedPlan) else None
-        # Of several parts of a source each is cut into rows by itself.
+        # Each of several parts of a source is cut into rows separately, so a row's number does not give its place.
         self._packed = config.data.packing != "concat" if segment is None else segment.packing != "concat"
         self._packed |= segment is not None and len(segment.shards) > 0
         self._tokenizer = Tokenizer.load(store.tokenizer_folder)

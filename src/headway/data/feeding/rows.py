@@ -1,7 +1,7 @@
-"""Rows: what of a token store is one training sequence.
+"""Rows: how a token store is cut into training sequences.
 
-A row has T inputs and the target after the last: T + 1 tokens. Rows are numbered within each source; which of them are
-read when is the business of `headway.data.feeding.feed`.
+A row has T inputs and the target after the last one: T + 1 tokens. Rows are numbered within each source;
+`headway.data.feeding.plan` decides which of them a step reads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from headway.data.feeding.packing import Packing, PackingFigures
 from headway.data.feeding.packing_plans import open_figures, open_plan
 from headway.data.store import PACKING, TokenStore
 
-# Above it `best_fit` is a poor choice: it stays far below wherever some documents are short.
+# Above this share of padding, `best_fit` is a poor choice. Where some documents are short, the share is far lower.
 _MUCH_PADDING = 0.005
-#: Document indexes of shards that are kept in memory; any other is read again when a row needs it.
+#: Document indexes of shards that stay in memory; any other is read again when a row needs it.
 _KEPT_INDEXES = 32
 
 
@@ -32,31 +32,31 @@ class RowBlock:
     """Some rows, as read."""
 
     tokens: NDArray[np.int64]
-    """Inputs and the target after the last, (n, T + 1)."""
+    """Inputs and the target after the last one, (n, T + 1)."""
     documents: NDArray[np.int32] | None = None
-    """Number of each token's document within its row, -1 for padding, (n, T + 1); None where nobody asks."""
+    """Number of each token's document within its row, -1 for padding, (n, T + 1); None where it is not needed."""
     masked: bool = False
-    """Documents of a row are to know nothing of each other."""
+    """Attention stays within each document of a row."""
     continued: NDArray[np.bool_] | None = None
-    """First tokens of pieces that go on with a document from another row, where they are a target already, (n, T + 1);
-    None where there are none."""
+    """First tokens of pieces that continue a document from another row, where the token is a target already,
+    (n, T + 1); None where there are none."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, rows: slice) -> RowBlock:
-        """Some of the rows, as views."""
+        """Return some of the rows, as views."""
         documents = None if self.documents is None else self.documents[rows]
         continued = None if self.continued is None else self.continued[rows]
         return RowBlock(self.tokens[rows], documents, self.masked, continued)
 
 
 def join_blocks(blocks: Sequence[RowBlock], places: Sequence[NDArray[np.intp]]) -> RowBlock:
-    """One block of rows that were read apart (of several sources, say).
+    """Join rows that were read separately, for example from several sources, into one block.
 
     Args:
-        blocks: At least one, all of one length T and all with documents or all without.
-        places: For each block where its rows go; together every place from 0 on exactly once.
+        blocks: At least one block. All have one length T, and either all or none have documents.
+        places: For each block, the places of its rows; together they are every place from 0 on, each once.
     """
     if len(blocks) == 1 and np.array_equal(places[0], np.arange(len(blocks[0]))):
         return blocks[0]
@@ -78,15 +78,15 @@ class SourceRows(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         ...
 
     def read(self, rows: NDArray[np.int64]) -> RowBlock:
-        """Rows by number, int64 (n,), in the order asked for; memory that is the caller's own."""
+        """Read rows by number, int64 (n,), in the given order, into memory that the caller owns."""
         ...
 
     def figures(self) -> PackingFigures:
-        """What became of the source's documents."""
+        """Return how the source's documents fill its rows."""
         ...
 
 
@@ -96,39 +96,40 @@ def open_rows(
     source: str,
     sequence_length: int,
     packing: str = "concat",
+    *,
     document_mask: bool = False,
 ) -> SourceRows:
-    """The rows of one source.
+    """Open the rows of one source.
 
     Args:
         store: The store.
         split: A split of the store.
-        source: A source of it.
+        source: A source of the split.
         sequence_length: Inputs per row, T.
-        packing: `data.packing`. All but `concat` have a plan, made at the first start (see `packing_plans`).
+        packing: `data.packing`. All but `concat` need a plan, which the first start makes (see `packing_plans`).
         document_mask: `data.document_mask`.
     """
     if packing == "concat":
-        return ConcatRows(store, split, source, sequence_length, document_mask)
+        return ConcatRows(store, split, source, sequence_length, masked=document_mask)
     if packing not in get_args(Packing):
         raise ValueError(f"there is no packing '{packing}'")
-    return PackedRows(store, split, source, sequence_length, cast(Packing, packing), document_mask)
+    return PackedRows(store, split, source, sequence_length, cast(Packing, packing), masked=document_mask)
 
 
 class ConcatRows:
-    """Documents one after the other, cut at row ends: row `r` is tokens [r * T, r * T + T + 1) of the source."""
+    """Documents one after another, cut at row ends: row `r` is tokens [r * T, r * T + T + 1) of the source."""
 
-    def __init__(self, store: TokenStore, split: str, source: str, sequence_length: int, masked: bool) -> None:
+    def __init__(self, store: TokenStore, split: str, source: str, sequence_length: int, *, masked: bool) -> None:
         self._store, self._split, self._source = store, split, source
         self._length, self._masked = sequence_length, masked
         self.count = max(0, store.tokens(split, source) - 1) // sequence_length
         firsts = [shard.first_token for shard in store.shards(split, source)] if masked else []
         self._firsts = np.array(firsts, dtype=np.int64)
-        # Of all documents it would be 8 bytes each, in every worker.
+        # Only some shards: the bounds of all documents would take 8 bytes each, in every worker.
         self._bounds_of = lru_cache(_KEPT_INDEXES)(self._read_bounds)
 
     def read(self, rows: NDArray[np.int64]) -> RowBlock:
-        """Rows by number."""
+        """Read rows by number."""
         tokens = np.empty((len(rows), self._length + 1), dtype=np.int64)
         if not self._store.at_hand:
             self._store.want(self._split, self._source, rows * self._length, self._length + 1, index=self._masked)
@@ -154,15 +155,15 @@ class ConcatRows:
         return self._store.shard_documents(self._split, self._source, shard).astype(np.int64)
 
     def figures(self) -> PackingFigures:
-        """As counted once over the document index."""
+        """Return the figures, which are counted once from the document index."""
         return open_figures(self._store, self._split, self._source, self._length)
 
 
 class PackedRows:
-    """Rows as a plan says: whole documents or pieces of those longer than a row, then padding (end-of-text tokens)."""
+    """Rows that follow a plan: whole documents, or pieces of documents longer than a row, then end-of-text padding."""
 
     def __init__(
-        self, store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing, masked: bool
+        self, store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing, *, masked: bool
     ) -> None:
         self._store, self._split, self._source = store, split, source
         self._length, self._masked = sequence_length, masked
@@ -170,10 +171,10 @@ class PackedRows:
         self.count = self._figures.rows
 
     def read(self, rows: NDArray[np.int64]) -> RowBlock:
-        """Rows by number.
+        """Read rows by number.
 
         Raises:
-            DataError: the plan does not fit the store.
+            DataError: The plan does not fit the store.
         """
         tokens = np.full((len(rows), self._length + 1), self._store.end_of_text_id, dtype=np.int64)
         documents = np.full(tokens.shape, -1, dtype=np.int32)
@@ -181,17 +182,17 @@ class PackedRows:
         low, high = self._plan.rows[rows].tolist(), self._plan.rows[rows + 1].tolist()
         if not self._store.at_hand:
             pieces = [self._plan.starts[first:last] for first, last in zip(low, high, strict=True)]
-            # A piece is of one document, and that in one shard.
+            # A piece belongs to one document, and a document lies in one shard: its first token finds the shard.
             self._store.want(self._split, self._source, np.concatenate(pieces).astype(np.int64), 1)
         for place, (first, last) in enumerate(zip(low, high, strict=True)):
             starts, lengths = self._plan.starts[first:last].tolist(), self._plan.lengths[first:last].tolist()
-            goes_on = self._plan.continued[first:last].tolist()
+            continues = self._plan.continued[first:last].tolist()
             end = 0
             for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
                 piece = self._piece(start, length, self._length + 1 - end)
                 tokens[place, end : end + length] = piece
                 documents[place, end : end + length] = number
-                continued[place, end] = goes_on[number]
+                continued[place, end] = continues[number]
                 end += length
         return RowBlock(tokens, documents, self._masked, continued)
 
@@ -205,16 +206,16 @@ class PackedRows:
             f"the packing of source '{self._source}' is damaged: it has {length} tokens from {start} on in a row with"
             f" room for {room}",
             where=str(self._store.path / PACKING),
-            fix="remove that folder (it is made again), then: headway data verify",
+            fix="remove that folder (the next start makes it again), then: headway data verify",
         )
 
     def figures(self) -> PackingFigures:
-        """As counted when the plan was made."""
+        """Return the figures, which are counted when the plan is made."""
         return self._figures
 
 
 def packing_notice(figures: Mapping[str, PackingFigures], packing: str) -> str:
-    """One line on how the documents of each source fill their rows, for the start of a run."""
+    """Describe in one line how the documents of each source fill their rows, for the start of a run."""
     parts = []
     for source, of in figures.items():
         left_out = f", {of.left_out_documents:,} of one token left out" if of.left_out_documents else ""
@@ -225,7 +226,7 @@ def packing_notice(figures: Mapping[str, PackingFigures], packing: str) -> str:
 
 
 def padding_warning(figures: Mapping[str, PackingFigures], length: int) -> str | None:
-    """What to say where `best_fit` cannot fill rows of a length; None where it does."""
+    """Return a warning if `best_fit` leaves much padding in rows of a length, or None."""
     parts = [f"{name} {of.padding_share:.2%}" for name, of in figures.items() if of.padding_share > _MUCH_PADDING]
     text = (
         f"packing best_fit: more than {_MUCH_PADDING:.1%} of rows of {length:,} tokens is padding ({', '.join(parts)}),"
@@ -235,18 +236,19 @@ def padding_warning(figures: Mapping[str, PackingFigures], length: int) -> str |
 
 
 def micro_batch_of(block: RowBlock) -> MicroBatch:
-    """What a model trains on, from some rows.
+    """Make the micro-batch that a model trains on from some rows.
 
     Returns:
-        `ids` and next-token `targets`, int64 (n, T). Targets that are padding, those that begin a piece which goes on
-        from another row, and with the mask all that belong to another document than their input, are `IGNORE_TARGET`.
-        With the mask also `documents`, int32 (n, T), the number of each input's document in its row (-1: padding);
-        `positions`, int64 (n, T), its place in its document; and `document_bounds`, int32 (segments + 1,), where
-        documents start in the flattened inputs, and the end. The last is made here, where no device has to be waited
-        for, and filled up with its end to 2^k + 1 elements (empty segments), so that compiled code meets few shapes.
+        `ids` and next-token `targets`, int64 (n, T). A target is `IGNORE_TARGET` if it is padding, or if it begins a
+        piece that continues a document from another row. With the mask it is also `IGNORE_TARGET` if it belongs to
+        another document than its input. The mask adds `documents`, int32 (n, T), the number of each input's document
+        in its row (-1: padding); `positions`, int64 (n, T), the place of each input in its document; and
+        `document_bounds`, int32 (segments + 1,), the starts of documents in the flattened inputs, and the end. The
+        bounds are computed on the CPU, which avoids a device synchronization. They are padded with the end to 2^k + 1
+        elements (empty segments), so that compiled code sees few shapes.
     """
     rows = torch.from_numpy(block.tokens)
-    # Copies even of a single row, whose parts are contiguous as they are: the two must not share memory.
+    # Clone even a single row, whose two parts are contiguous already: they must not share memory.
     ids, targets = (part.clone(memory_format=torch.contiguous_format) for part in (rows[:, :-1], rows[:, 1:]))
     if block.documents is None:
         return {"ids": ids, "targets": targets}
@@ -271,7 +273,7 @@ def micro_batch_of(block: RowBlock) -> MicroBatch:
 
 
 def _bounds(first: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Where segments start in flattened rows, and the end, repeated up to 2^k + 1 elements."""
+    """Return where segments start in flattened rows, padded with the end to 2^k + 1 elements."""
     starts = np.flatnonzero(first)
     bounds = np.full(2 ** (len(starts) - 1).bit_length() + 1, first.size, dtype=np.int32)
     bounds[: len(starts)] = starts

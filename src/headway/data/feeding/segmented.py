@@ -1,9 +1,9 @@
-"""The plan of a run that was changed on the way: one plan after the other, each of which goes on where the last ended.
+"""The plan of a run that was changed midway: one plan after another, each of which continues where the last ended.
 
-Where a segment begins, some rows of the epoch under way have been used and others have not. What is left of it comes
-first, together with the rows of data that has joined, shuffled anew; then whole epochs follow. So within an epoch no
-row is used twice and none is left out, whatever was changed. Where what was used cannot be told in the rows of the new
-segment, the change is refused, unless it begins an epoch anew (`Segment.new_epoch`).
+Where a segment begins, some rows of the current epoch have been used and others have not. The remaining rows come
+first, shuffled again together with the rows of added data; whole epochs follow. So within an epoch no row is used twice
+and none is skipped, whatever was changed. If the used rows cannot be identified among the rows of the new segment, the
+change is rejected, unless it starts a new epoch (`Segment.new_epoch`).
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ if TYPE_CHECKING:
     from headway.config.segments import Segment
     from headway.data.feeding.split import SplitRows
 
-#: Name of the flag that begins an epoch anew on purpose.
+#: Name of the flag that starts a new epoch on purpose.
 START_EPOCH = "--start-epoch"
 
-# Rows of an epoch that are looked at one by one where weights are given to a run that had none: 8 bytes each are kept.
-_LOOKED_AT = 100_000_000
+# Limit on the rows to examine one by one when a run without weights gets weights: each takes 8 bytes of memory.
+_MAX_EXAMINED_ROWS = 100_000_000
 _CHUNK = 2**20
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """What a sequence still has of the epoch under way."""
+    """The rows that a sequence has left in the current epoch."""
 
     epoch: int
     count: int
     """Rows left, at least 1."""
     whole: bool
-    """Nothing of the epoch was used."""
+    """No row of the epoch was used."""
     locate: Callable[[NDArray[np.int64]], tuple[NDArray[np.intp], NDArray[np.int64]]]
-    """Numbers of what is left, from 0 on -> sources and rows within them, as the earlier plan numbers them; (n,)."""
+    """Maps indices of remaining rows, from 0 on, to sources and rows within them, as the earlier plan numbers them;
+    (n,)."""
 
 
 class RowMap:
-    """Which rows of a new segment hold the text of a row of the one before.
+    """A map from the rows of a segment to the rows of the next one that hold their text.
 
     Args:
-        before: Rows of each part of the data that the earlier segment knows, by its sources in order.
-        after: The same of the new segment, whose first parts are those of the earlier one.
-        cut: Rows of the new segment that an earlier row is cut into.
+        before: Rows of each part of the earlier segment's data, by its sources in order.
+        after: Rows of each part of the new segment's data, by its sources; its first parts are the earlier ones.
+        cut: Number of rows of the new segment into which an earlier row is cut.
     """
 
     def __init__(self, before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]], cut: int) -> None:
@@ -69,7 +70,7 @@ class RowMap:
     def _fresh(
         self, before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]
     ) -> Iterator[tuple[int, int, int]]:
-        """Rows that hold text of no earlier row: source, first row, and how many."""
+        """Yield the rows that hold no text of an earlier row: source, first row, and count."""
         for number, (name, parts) in enumerate(after.items()):
             known = before.get(name, ())
             for part, rows in enumerate(parts):
@@ -80,11 +81,11 @@ class RowMap:
     def __call__(
         self, found: tuple[NDArray[np.intp], NDArray[np.int64]], piece: NDArray[np.int64]
     ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Sources and rows of the new segment.
+        """Return the sources and rows of the new segment.
 
         Args:
             found: Numbers of sources in the earlier segment, and rows within them, (n,).
-            piece: Which of the `cut` rows that each becomes, from 0 on, (n,).
+            piece: Index among the `cut` rows that each earlier row becomes, from 0 on, (n,).
         """
         sources, rows = found
         result = np.empty_like(rows)
@@ -96,7 +97,7 @@ class RowMap:
         return self._numbers[sources], result
 
     def carried(self, source: int, seen: NDArray[np.bool_]) -> tuple[int, NDArray[np.bool_]]:
-        """What is seen of a source's rows, in those of the new segment: (source there, (rows there,))."""
+        """Map a source's seen rows to the new segment: its number there, and a mask of its rows there, (rows,)."""
         number = int(self._numbers[source])
         result = np.zeros(self._after[self.names[number]][-1], dtype=np.bool_)
         rows = np.flatnonzero(seen).astype(np.int64)
@@ -107,14 +108,14 @@ class RowMap:
 
 
 class Remainder:
-    """What is left of an epoch when a segment begins (`headway.data.feeding.order.Opening`).
+    """The rows that remain of an epoch when a segment begins (`headway.data.feeding.order.Opening`).
 
     Args:
-        epoch: Its number in the new sequence.
-        runs: What earlier sequences have left.
-        row_map: How earlier rows are found among the new ones.
-        fresh: Rows of the new segment that belong to no earlier one: source, first row, and how many.
-        numbered: Sources and rows within them -> numbers as the new sequence has them.
+        epoch: Number of the epoch in the new sequence.
+        runs: The remaining rows of earlier sequences.
+        row_map: The map from earlier rows to new ones.
+        fresh: Rows of the new segment that hold no text of an earlier one: source, first row, and count.
+        numbered: Maps sources and rows within them to row numbers in the new sequence.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Remainder:
         self.count = int(self._starts[-1])
 
     def rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row numbers of some of what is left, (n,)."""
+        """Return the row numbers of some remaining rows, int64 (n,)."""
         result = np.empty(len(items), dtype=np.int64)
         groups = np.searchsorted(self._starts, items, side="right") - 1
         for group in np.unique(groups).tolist():
@@ -149,33 +150,33 @@ class Remainder:
 
 @dataclass(frozen=True)
 class Border:
-    """How epochs go on where a segment begins."""
+    """How epochs continue where a segment begins."""
 
     row_map: RowMap | None
-    """None where epochs of all data begin anew."""
+    """None if a new epoch of all data begins."""
     numbers: dict[int, int]
-    """Number that the earlier segment has of each source."""
+    """Number of each source in the earlier segment."""
     before: dict[int, int]
-    """The epoch under way of each source of the earlier segment."""
+    """The current epoch of each source of the earlier segment."""
     after: dict[int, tuple[int, bool]]
-    """The epoch that the new segment goes on with, and whether some of it was used."""
+    """The epoch of each source with which the new segment continues, and whether some of it was used."""
 
 
 class SegmentedPlan:
-    """The plans of a run's segments, one after the other (`headway.data.feeding.plan.RowPlan`).
+    """The plans of a run's segments, one after another (`headway.data.feeding.plan.RowPlan`).
 
     Args:
         config: A resolved config with segments.
 
     Raises:
-        ConfigError: a segment cannot go on where the one before ended.
+        ConfigError: A segment cannot continue where the one before ended.
     """
 
     def __init__(self, config: Config) -> None:
         self.segments = config.segments
         self.firsts = [segment.first_step for segment in self.segments]
         self.plans: list[RowPlan] = []
-        #: How rows of the segment before are found in those of a segment; None for the first, and for a new epoch.
+        #: Per segment, the map from the rows of the segment before; None for the first segment and for a new epoch.
         self.row_maps: list[RowMap | None] = []
         for number in range(len(self.segments)):
             plan, row_map = _plan_after(config, number, self.plans[-1] if self.plans else None)
@@ -189,44 +190,44 @@ class SegmentedPlan:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Those of the last segment, then others of earlier ones."""
+        """Names of the last segment's sources, then those of other sources of earlier segments."""
         return self._names
 
     def number_at(self, step: int) -> int:
-        """Which segment a step is in."""
+        """Return the number of the segment that contains a step."""
         return bisect_right(self.firsts, step) - 1
 
     def borders(self, step: int, end: int) -> tuple[int, int]:
-        """Return the first step of a step's segment, and the one after its last in a run of `end` steps."""
+        """Return the first step of a step's segment, and the step after its last, in a run of `end` steps."""
         number = self.number_at(step)
         return self.firsts[number], self.firsts[number + 1] if number + 1 < len(self.firsts) else end
 
     def own_sources(self, step: int, sources: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Numbers of sources as the segment of a step has them, (n,)."""
+        """Return the numbers that the segment of a step gives to sources, (n,)."""
         numbers = self._numbers[self.number_at(step)]
         place = np.full(len(self._names), -1, dtype=np.intp)
         place[numbers] = np.arange(len(numbers), dtype=np.intp)
         return place[sources]
 
     def plan_at(self, step: int) -> RowPlan:
-        """The plan of a step's segment."""
+        """Return the plan of a step's segment."""
         return self.plans[self.number_at(step)]
 
     def sequence_length(self, step: int) -> int:
-        """Tokens per row in a step."""
+        """Return the tokens per row in a step."""
         return self.plan_at(step).sequence_length(step)
 
     def step_rows(self, step: int) -> int:
-        """Rows of a step."""
+        """Return the number of rows in a step."""
         return self.plan_at(step).step_rows(step)
 
     def picks(self, step: int, start: int, stop: int) -> Picks:
-        """Rows `start` to `stop` (exclusive) of a step."""
+        """Return rows `start` to `stop` (exclusive) of a step."""
         picks = self.plan_at(step).picks(step, start, stop)
         return Picks(self._numbers[self.number_at(step)][picks.sources], picks.rows, picks.epochs)
 
     def counts(self, first: int, last: int) -> list[int]:
-        """Rows of each source in steps `first` to `last` (exclusive)."""
+        """Count the rows of each source in steps `first` to `last` (exclusive)."""
         counts = [0] * len(self._names)
         for number, start, end in self._parts(first, last):
             for source, rows in zip(self._numbers[number], self.plans[number].counts(start, end), strict=True):
@@ -234,33 +235,33 @@ class SegmentedPlan:
         return counts
 
     def epochs(self, step: int) -> list[float]:
-        """How many times each source was gone through by the end of a step, since the row length last changed."""
+        """Return the epochs of each source by the end of a step, since the row length last changed."""
         return self._spread(step, self.plan_at(step).epochs(step), 0.0)
 
     def epoch_rows(self, step: int) -> list[int]:
-        """Rows that each source has in an epoch, of the length of a step."""
+        """Count the rows of each source in an epoch, at the row length of a step."""
         return self._spread(step, self.plan_at(step).epoch_rows(step), 0)
 
     def stretches(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Steps `first` to `last` (exclusive), cut where the row length or the segment changes."""
+        """Cut steps `first` to `last` (exclusive) where the row length or the segment changes."""
         for number, start, end in self._parts(first, last):
             yield from self.plans[number].stretches(start, end)
 
     def begun(self, step: int) -> int:
-        """The step from which on epochs are counted as they are in `step`."""
+        """Return the step at which the epoch count of `step` began."""
         number = self.number_at(step)
         begun, row_map = self.plans[number].begun(step), self.row_maps[number]
         carries = row_map is not None and row_map.cut == 1
         return self.begun(begun - 1) if carries and begun == self.firsts[number] else begun
 
     def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
-        """What steps `first` to `last` (exclusive), which are of one stretch, use of each epoch."""
+        """Yield the use of each epoch in steps `first` to `last` (exclusive), which lie in one of `stretches`."""
         number = self.number_at(first)
         for use in self.plans[number].by_epoch(first, last):
             yield use._replace(source=int(self._numbers[number][use.source]))
 
     def border(self, first: int) -> Border:
-        """How epochs go on at the first step of a segment but the first."""
+        """Return how epochs continue at the first step of a segment other than the first."""
         number = self.firsts.index(first)
         earlier, later = self._numbers[number - 1].tolist(), self._numbers[number].tolist()
         ends = _positions(self.plans[number - 1], first - 1, after=True)
@@ -276,20 +277,22 @@ class SegmentedPlan:
         )
 
     def describe(self, last: int) -> dict[str, Any]:
-        """All that the rows of the steps before `last` follow from, but the store; before the first change what it
-        would be without one."""
+        """Describe all but the store that determines the rows of the steps before `last`.
+
+        Before the first change, the description is that of a run without changes.
+        """
         number = self.number_at(max(0, last - 1))
         if number == 0:
             return self.plans[0].describe(last)
-        # Of the last one the plan itself tells what follows from `steps`; a longer run may have the same rows.
-        told = {"changes", "shards", "row_tokens"}
-        beside = [*(told for _ in range(number)), {*told, "steps"}]
-        pairs = zip(self.segments, beside, strict=False)
-        segments = [segment.model_dump(mode="json", exclude=left) for segment, left in pairs]
+        # For the last segment the plan's own description covers `steps`: a longer run may have equal rows.
+        excluded = {"changes", "shards", "row_tokens"}
+        per_segment = [*(excluded for _ in range(number)), {*excluded, "steps"}]
+        pairs = zip(self.segments, per_segment, strict=False)
+        segments = [segment.model_dump(mode="json", exclude=fields) for segment, fields in pairs]
         return {"segments": segments, "last": self.plans[number].describe(last)}
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The segments that steps are in: number, first step, and the one after the last."""
+        """Cut steps at the borders of segments; yield segment number, first step, and the step after the last."""
         for number, start in enumerate(self.firsts):
             end = self.firsts[number + 1] if number + 1 < len(self.firsts) else last
             begin, end = max(first, start), min(last, end)
@@ -304,11 +307,11 @@ class SegmentedPlan:
 
 
 def plan_of(config: Config, rows: SplitRows) -> RowPlan:
-    """Return the plan of a resolved config for the rows of a store.
+    """Make the plan of a resolved config for the rows of a store.
 
     Raises:
-        ConfigError: sources are used up before the last step, or the config and the store have other sources.
-        DataError: a source that has a weight has no row.
+        ConfigError: Sources run out before the last step, or the config and the store have different sources.
+        DataError: A source that has a weight has no row.
     """
     if config.segments:
         return SegmentedPlan(config)
@@ -319,7 +322,7 @@ def plan_of(config: Config, rows: SplitRows) -> RowPlan:
 
 
 def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:
-    """Of each source: its sequence's position before (or after) a step, and the rows of an epoch of that sequence."""
+    """Return, per source, the position in its sequence before (or after) a step and the rows of an epoch there."""
     if isinstance(plan, PlainPlan):
         return [(plan.position(step + after), plan.order.rows)] * len(plan.sources)
     assert isinstance(plan, MixedPlan), "there are two kinds"
@@ -328,7 +331,7 @@ def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:
 
 
 def _plan_after(config: Config, number: int, before: RowPlan | None) -> tuple[RowPlan, RowMap | None]:
-    """The plan of a segment, and how rows of the one before are found in its own."""
+    """Make the plan of a segment, and the map from the rows of the segment before."""
     own, segment = config.of_segment(number), config.segments[number]
     names, mixed = tuple(segment.rows), is_mixed(own.data)
 
@@ -358,18 +361,18 @@ def _plan_after(config: Config, number: int, before: RowPlan | None) -> tuple[Ro
 
 
 def _row_map(earlier: Segment, segment: Segment, length_before: int, length: int) -> RowMap:
-    """How rows are found again.
+    """Make the map from the rows of a segment to those of the next one.
 
     Raises:
-        ConfigError: what was used of the epoch cannot be told in the rows of the new segment.
+        ConfigError: The used rows of the epoch cannot be identified among the rows of the new segment.
     """
     where = f"step {segment.first_step:,} of the run"
     if earlier.packing != segment.packing or (length != length_before and segment.packing != "concat"):
         raise ConfigError(
             f"rows packed by {earlier.packing} to {length_before:,} tokens cannot be found among rows packed by"
-            f" {segment.packing} to {length:,}, so which ones of the epoch were used cannot be told",
+            f" {segment.packing} to {length:,}, so it is unknown which rows of the epoch were used",
             where=f"data.packing, train.sequence_length: {where}",
-            fix=f"{START_EPOCH} begins an epoch of all data anew",
+            fix=f"{START_EPOCH} starts a new epoch of all data",
         )
     if length_before % length:
         divisors = [n for n in range(length_before, 0, -1) if length_before % n == 0 and n <= length]
@@ -377,8 +380,8 @@ def _row_map(earlier: Segment, segment: Segment, length_before: int, length: int
             f"a row of {length:,} tokens holds parts of several rows of {length_before:,}, of which some were used in"
             " this epoch and others were not",
             where=f"train.sequence_length: {where}",
-            fix=f"{START_EPOCH} begins an epoch of all data anew; or a length that divides {length_before}, for example"
-            f" train.sequence_length={divisors[0]}",
+            fix=f"{START_EPOCH} starts a new epoch of all data; or choose a length that divides {length_before}, for"
+            f" example train.sequence_length={divisors[0]}",
         )
     before = {name: of.get(length_before, []) for name, of in earlier.rows.items()}
     after = {name: of.get(length, []) for name, of in segment.rows.items()}
@@ -386,20 +389,20 @@ def _row_map(earlier: Segment, segment: Segment, length_before: int, length: int
         raise ConfigError(
             f"the data no longer has all that the run has used of {', '.join(lost)}",
             where=where,
-            fix=f"restore it; or {START_EPOCH} begins an epoch of all data anew",
+            fix=f"restore it; or {START_EPOCH} starts a new epoch of all data",
         )
     return RowMap(before, after, length_before // length)
 
 
 class _Carry:
-    """How sequences go on from one plan to the next.
+    """The continuation of sequences from one plan to the next.
 
     Args:
         before: The plan of the segment before.
-        step: The first step of the new one.
-        counts: Rows of its sources.
-        row_map: How earlier rows are found again; None begins an epoch anew.
-        seed: Of the new segment.
+        step: The first step of the new segment.
+        counts: Rows of the new segment's sources.
+        row_map: The map from earlier rows to new ones; None starts a new epoch.
+        seed: Seed of the new segment.
     """
 
     def __init__(self, before: RowPlan, step: int, counts: Sequence[int], row_map: RowMap | None, seed: int) -> None:
@@ -410,7 +413,7 @@ class _Carry:
             self.phase = self._before.mixture.segment_at(step - 1).phase.number
 
     def epochs_before(self, names: Sequence[str]) -> list[Fraction]:
-        """How often each source was gone through in phases that are over."""
+        """Return the epochs of each source in the phases that are over."""
         if not isinstance(self._before, MixedPlan):
             return [Fraction(0)] * len(names)
         known = dict(
@@ -419,7 +422,7 @@ class _Carry:
         return [known.get(name, Fraction(0)) for name in names]
 
     def together(self, plain: PlainPlan) -> tuple[RowOrder | None, int]:
-        """The sequence of all rows of a plain plan, and the position in it; None for the plan's own."""
+        """Return the sequence of all rows of a plain plan, or None for the plan's own, and the position in it."""
         total, before = sum(self._counts), self._before
         if self._map is None:
             return None, (max(epoch for epoch, _, _, _ in self._sequences()) + 1) * total
@@ -438,7 +441,7 @@ class _Carry:
         return order, order.start
 
     def by_source(self, names: Sequence[str]) -> tuple[list[RowOrder | None], list[int]]:
-        """The sequence of each source of a mixture, and the position in it."""
+        """Return the sequence of each source of a mixture, or None for the plan's own, and the position in it."""
         before = self._before
         if self._map is None:
             if isinstance(before, MixedPlan):
@@ -470,7 +473,7 @@ class _Carry:
     ) -> tuple[RowOrder | None, int]:
         if not count:
             return None, 0
-        assert self._map is not None, "otherwise an epoch begins anew"
+        assert self._map is not None, "otherwise a new epoch begins"
         fresh = [entry for entry in self._map.fresh if entry[0] == number]
         runs: list[Leftover] = []
         if left is not None:
@@ -481,7 +484,7 @@ class _Carry:
                 return None, leftover.epoch * count
             epoch, runs = leftover.epoch, [leftover]
         elif isinstance(self._before, PlainPlan) and name in self._before.sources:
-            # All rows that it had in this epoch are used: what is left is what has joined.
+            # All rows that the source had in this epoch are used: only added rows remain.
             epoch = self._before.position(self._step) // self._before.order.rows
             if not fresh:
                 return None, (epoch + 1) * count
@@ -492,7 +495,7 @@ class _Carry:
         return order, order.start
 
     def _sequences(self) -> Iterator[tuple[int, RowOrder, int, int]]:
-        """Of each sequence that the earlier plan has: epoch, order, position, rows."""
+        """Yield epoch, order, position and rows of each sequence of the earlier plan."""
         before = self._before
         if isinstance(before, PlainPlan):
             position = before.position(self._step)
@@ -501,7 +504,7 @@ class _Carry:
             yield from (sequence for _, sequence in self._by_number())
 
     def _by_number(self) -> Iterator[tuple[int, tuple[int, RowOrder, int, int]]]:
-        """The same of a mixture, with the number of the source."""
+        """Yield each sequence of an earlier mixture, with the number of its source."""
         before = self._before
         assert isinstance(before, MixedPlan), "a plain plan has one sequence"
         segment = before.mixture.segment_at(self._step - 1)
@@ -512,7 +515,7 @@ class _Carry:
 
 
 def _within_source(sources: NDArray[np.intp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A sequence of one source numbers its rows as they are."""
+    """Return rows unchanged: a sequence of one source numbers rows as the source does."""
     return rows
 
 
@@ -536,19 +539,19 @@ def _leftover_of_one(epoch: int, order: RowOrder, position: int, rows: int, sour
 
 
 def _leftovers_by_source(plan: PlainPlan, step: int) -> list[Leftover | None]:
-    """What is left of each source of a plain plan, all of whose rows are looked at; None where nothing is.
+    """Collect the remaining rows of each source of a plain plan, row by row; None for a source without any.
 
     Raises:
-        ConfigError: they are too many to be kept.
+        ConfigError: There are too many rows to keep in memory.
     """
     position, rows = plan.position(step), plan.order.rows
     used = position % rows
-    if rows - used > _LOOKED_AT:
+    if rows - used > _MAX_EXAMINED_ROWS:
         raise ConfigError(
-            f"weights cannot be given in the middle of an epoch with {rows - used:,} rows left: up to {_LOOKED_AT:,} of"
-            " them can be told apart by their source",
+            f"weights cannot be set in the middle of an epoch with {rows - used:,} rows left: only up to"
+            f" {_MAX_EXAMINED_ROWS:,} rows can be sorted by their source",
             where=f"data.sources.*.weight, data.mixture: step {step:,} of the run",
-            fix=f"{START_EPOCH} begins an epoch of all data anew",
+            fix=f"{START_EPOCH} starts a new epoch of all data",
         )
     kept: list[list[NDArray[np.int64]]] = [[] for _ in plan.sources]
     for start in range(position, position + rows - used, _CHUNK):

@@ -15,10 +15,10 @@ from headway.data.store import TokenStore
 
 
 class PartedRows:
-    """The rows of a source whose parts are cut into rows by themselves: data that has joined does not move a row.
+    """The rows of a source whose parts are cut into rows separately, so that added data does not move a row.
 
     Args:
-        parts: Rows of every part of the data; None for one that has nothing of the source.
+        parts: Rows of every part of the data; None for a part that has nothing of the source.
 
     Attributes:
         counts: Rows of each part.
@@ -31,7 +31,7 @@ class PartedRows:
         self.count = int(self._starts[-1])
 
     def read(self, rows: NDArray[np.int64]) -> RowBlock:
-        """Rows by number."""
+        """Read rows by number."""
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         found = np.unique(numbers)
         places = [np.flatnonzero(numbers == number) for number in found]
@@ -42,7 +42,7 @@ class PartedRows:
         return join_blocks(blocks, places)
 
     def figures(self) -> PackingFigures:
-        """Of all parts together."""
+        """Return the figures of all parts together."""
         return total_figures([part.figures() for part in self._parts])
 
 
@@ -50,19 +50,19 @@ class SplitRows:
     """Rows by source and number.
 
     Args:
-        store: The store, or its parts in the order in which they joined.
-        split: Which split.
-        lengths: Tokens per row, one length or several; sources that have no row of any of them are left out.
+        store: The store, or its parts in the order in which they were added.
+        split: Name of the split.
+        lengths: Tokens per row, one length or several; sources that have no row of any length are omitted.
         packing: `data.packing`.
         document_mask: `data.document_mask`.
 
     Attributes:
         sources: Names of the sources that have rows.
-        too_short: Tokens of the others.
+        too_short: Tokens of each source that has none.
         where: The store's place, for messages.
 
     Raises:
-        DataError: no source has enough tokens for one row.
+        DataError: No source has enough tokens for one row.
     """
 
     def __init__(
@@ -79,7 +79,9 @@ class SplitRows:
 
         def rows_of(name: str, length: int) -> SourceRows:
             opened = [
-                open_rows(part, split, name, length, packing, document_mask) if name in part.sources(split) else None
+                open_rows(part, split, name, length, packing, document_mask=document_mask)
+                if name in part.sources(split)
+                else None
                 for part in parts
             ]
             return opened[0] if len(opened) == 1 and opened[0] is not None else PartedRows(opened)
@@ -100,31 +102,31 @@ class SplitRows:
             )
 
     def complaint(self) -> str | None:
-        """What a person should know of sources without a row, in one line."""
+        """Return one line for the user about the sources that have no row, or None."""
         if not self.too_short:
             return None
         names = ", ".join(f"'{name}' ({tokens:,} tokens)" for name, tokens in self.too_short.items())
-        return f"left out, for they have not the {self._shortest + 1:,} tokens of one row: {names}"
+        return f"left out, since they have fewer than the {self._shortest + 1:,} tokens of one row: {names}"
 
     def counts(self, length: int) -> list[int]:
-        """Rows of this length that each source has."""
+        """Count the rows of this length that each source has."""
         return [rows[length].count for rows in self._opened.values()]
 
     def counts_by_part(self, source: str, length: int) -> list[int]:
-        """Rows of this length that each part of the data has of one source."""
+        """Count the rows of this length that each part of the data has of one source."""
         rows = self._opened[source][length]
         return list(rows.counts) if isinstance(rows, PartedRows) else [rows.count]
 
     def figures(self, length: int) -> dict[str, PackingFigures]:
-        """How each source's documents fill rows of this length."""
+        """Return how each source's documents fill rows of this length."""
         return {name: rows[length].figures() for name, rows in self._opened.items()}
 
     def of_source(self, source: int, length: int) -> SourceRows:
-        """The rows of one source, by its number."""
+        """Return the rows of one source, by its number."""
         return self._opened[self.sources[source]][length]
 
     def read(self, length: int, sources: NDArray[np.intp], rows: NDArray[np.int64]) -> RowBlock:
-        """Rows of any sources, in the order asked for.
+        """Read rows of any sources, in the given order.
 
         Args:
             length: Tokens per row, T.

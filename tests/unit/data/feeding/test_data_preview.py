@@ -66,7 +66,7 @@ def test_a_source_too_short_for_a_row_is_told_of(
     train = {**TRAIN, "sequence_length": tokens["second"]}
     values: dict[str, Any] = {"data": {"sources": sources, "store": str(store.path)}, "train": train}
     config = Config.model_validate(values).resolved()
-    said = f"have not the {tokens['second'] + 1:,} tokens of one row: 'second' ({tokens['second']:,} tokens)"
+    said = f"fewer than the {tokens['second'] + 1:,} tokens of one row: 'second' ({tokens['second']:,} tokens)"
     view = preview_step(config, GRID, store, 0)
     assert [(s.name, s.asked, s.step) for s in view.sources] == [("first", 1.0, 1.0), ("second", 0.0, 0.0)]
     assert said in capsys.readouterr().err

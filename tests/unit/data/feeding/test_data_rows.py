@@ -88,7 +88,7 @@ def store_of(path: Path, sources: dict[str, list[str]] | None = None, **values: 
 
 
 def everything(store: TokenStore, source: str, length: int, packing: str, mask: bool = False) -> RowBlock:
-    rows = open_rows(store, "train", source, length, packing, mask)
+    rows = open_rows(store, "train", source, length, packing, document_mask=mask)
     return rows.read(np.arange(rows.count))
 
 
@@ -206,7 +206,7 @@ def test_places_are_those_that_the_model_would_find(tmp_path: Path, packing: str
 @pytest.mark.parametrize("mask", [False, True])
 def test_rows_do_not_depend_on_how_they_are_asked_for(tmp_path: Path, packing: str, mask: bool) -> None:
     store = store_of(tmp_path)
-    rows = open_rows(store, "train", "os", 32, packing, mask)
+    rows = open_rows(store, "train", "os", 32, packing, document_mask=mask)
     whole = rows.read(np.arange(rows.count))
     order = np.random.default_rng(0).permutation(rows.count)
     some = rows.read(order)
