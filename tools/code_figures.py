@@ -200,13 +200,13 @@ def import_graph(folder: Path) -> Graph:
     graph: Graph = {name: set() for name in files}
     for name, path in files.items():
         package = list(path.relative_to(folder).parent.parts)
-        above = range(len(package), -1, -1) if not (path.parent / "__init__.py").exists() else range(1)
-        places = [".".join(package[:depth]) for depth in above]
+        is_script = not (path.parent / "__init__.py").exists()
+        places = [".".join(package[:depth]) for depth in range(len(package), -1, -1)] if is_script else [""]
         for imported, level in imported_names(ast.parse(path.read_text(encoding="utf-8"))):
             roots = [".".join(package[: len(package) - level + 1])] if level else places
             candidates = (f"{root}.{imported}".strip(".") for root in roots)
             known = next(filter(None, (longest(candidate, files) for candidate in candidates)), None)
-            if known is None and len(above) > 1:
+            if known is None and is_script:
                 known = only_script(imported.partition(".")[0], files)
             if known and known != name:
                 graph[name].add(known)
