@@ -1,6 +1,6 @@
-"""What a token may look at, where it stands, and the kernels that compute it.
+"""Attention masks, token positions, and the kernels that compute attention.
 
-Suffixes of tensor names: B rows, T positions, S positions with those in the cache, N = B * T, H width of a head.
+Tensor-name suffixes: B rows, T positions, S positions including the cached ones, N = B * T, H width of a head.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from headway.models.causal_attention import causal_attention
 if TYPE_CHECKING:
     from headway.models.context import SharedPositions
 
-# From torch 2.12 on; before, every query head needs a key-value head of its own there.
+# Before torch 2.12 `varlen_attn` needs one key-value head per query head.
 _VARLEN_SHARES_HEADS = TorchVersion(torch.__version__) >= "2.12"
 _VARLEN_MAX_HEAD_DIM = 256
-# For fewer positions `causal_attention`'s calls take longer than what they compute.
+# For fewer positions the call overhead of `causal_attention` exceeds its computation.
 _PRODUCT_LENGTH = 16
-# Known before the compiler comes, which could not follow that.
+# Evaluated at import: torch.compile cannot trace this call.
 _BF16_TILES = has_bf16_tiles()
 
 
 class PackedDocuments(NamedTuple):
-    """Which document each token of some rows belongs to, where documents are to know nothing of each other."""
+    """The document of each token in packed rows; attention does not cross document boundaries."""
 
     numbers_BT: torch.Tensor
-    """Integers, (B, T); a document is a run of equal ones within a row. Padding counts as one more."""
+    """Integers, (B, T); a document is a run of equal numbers within a row. Padding counts as a document."""
     positions_BT: torch.Tensor
-    """int64, (B, T): the place of each token in its document, from 0."""
+    """int64, (B, T): the position of each token in its document, from 0."""
     bounds: torch.Tensor
-    """int32, (segments + 1,): where documents start in the flattened (N) tokens, and the end, which may be repeated."""
+    """int32, (segments + 1,): document starts in the flattened (N) tokens, then the end, which may be repeated."""
 
     @classmethod
     def of(cls, numbers_BT: torch.Tensor) -> PackedDocuments:
-        """All of it from the numbers; on an accelerator this waits for the device."""
+        """Derive every field from the document numbers; on an accelerator this waits for the device."""
         first_BT = torch.ones_like(numbers_BT, dtype=torch.bool)
         first_BT[:, 1:] = numbers_BT[:, 1:] != numbers_BT[:, :-1]
         place_T = torch.arange(numbers_BT.shape[1], device=numbers_BT.device)
@@ -51,19 +51,19 @@ class PackedDocuments(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A run of queries of a row that is shared by workers, and what they may look at."""
+    """A run of queries in a row that workers share, and the keys that those queries see."""
 
     length: int
-    """Queries; spans follow each other in the worker's tensors."""
+    """Number of queries; spans are contiguous in the worker's tensors."""
     end: int
-    """They look at no key from here on, counted in the whole row."""
+    """First key that the queries do not see, counted in the whole row."""
     mask: torch.Tensor | None
-    """As of `Positions`, for keys 0 to `end`."""
+    """As in `Positions`, for keys 0 to `end`."""
     is_causal: bool
 
 
 class Positions(NamedTuple):
-    """Where the tokens of a forward pass are, and what they may look at; the same for every layer."""
+    """The positions of the tokens of a forward pass and the keys that each sees; every layer uses the same ones."""
 
     cos: torch.Tensor
     """(T, 1, 1, H) or (B, T, 1, 1, H), from `rotary_tables`."""
@@ -71,22 +71,22 @@ class Positions(NamedTuple):
     mask: torch.Tensor | None = None
     """True where a query sees a key, (T, S) or (B, 1, T, T)."""
     is_causal: bool = False
-    """Attention is plainly causal, which kernels do faster than a mask."""
+    """Attention is plain causal; kernels are faster with this flag than with a mask."""
     window: int | None = None
-    """Sliding window, for the two that follow."""
+    """Sliding window, used with `bounds` and `segments`."""
     bounds: torch.Tensor | None = None
-    """`PackedDocuments.bounds`, for the kernel of variable length; then there is no mask."""
+    """`PackedDocuments.bounds` for the variable-length kernel, instead of a mask."""
     segments: list[tuple[int, int]] | None = None
-    """Documents in the flattened tokens, to be computed one by one; then there is no mask."""
+    """Documents in the flattened tokens, computed one by one, instead of a mask."""
     counted: torch.Tensor | None = None
-    """True for tokens that take part in the loss, (B, T); nothing to attention, but to routers of experts."""
+    """True for tokens that enter the loss, (B, T); used by expert routers, not by attention."""
     shared: SharedPositions | None = None
-    """The row's positions are shared by workers; what this one's may look at is then in `spans`."""
+    """Set if workers share the positions of a row; `spans` then holds what this worker's queries see."""
     spans: list[Span] | None = None
 
 
 def rotary_tables(length: int, head_dim: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables for `rotate` at positions 0 to `length`, fp32, each (length, 1, 1, head_dim), on the CPU.
+    """Compute the tables of `rotate` for positions 0 to `length`, fp32, each (length, 1, 1, head_dim), on the CPU.
 
     The first half of the sines is negated: the rotation of a pair (a, b) is (a cos - b sin, b cos + a sin).
     """
@@ -98,14 +98,16 @@ def rotary_tables(length: int, head_dim: int, theta: float) -> tuple[torch.Tenso
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding (Su et al. 2021, section 3.4.2), pairing element i with i + head_dim / 2 as Hugging Face does.
+    """Apply the rotary embedding (Su et al. 2021, section 3.4.2), pairing element i with i + head_dim / 2.
+
+    Hugging Face pairs elements in this way too.
 
     Args:
         x: (B, T, K, G, H).
-        cos, sin: From `rotary_tables`, (T, 1, 1, H) or, with positions of their own in each row, (B, T, 1, 1, H).
+        cos, sin: From `rotary_tables`, (T, 1, 1, H), or (B, T, 1, 1, H) if rows have different positions.
 
     Returns:
-        As `x`, in the wider of the dtypes.
+        Shape of `x`, in the wider of the dtypes.
     """
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
@@ -113,11 +115,11 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def attention_mask(
     start: int, length: int, window: int | None, device: torch.device
 ) -> tuple[torch.Tensor | None, bool]:
-    """How queries at positions `start` to `start + length` may look at keys from position 0 on.
+    """Return the mask for queries at positions `start` to `start + length` and keys from position 0 on.
 
     Returns:
-        A mask (length, start + length), true where a query sees a key, or None where none is needed; and whether
-        attention is plainly causal, which kernels do faster than a mask.
+        A mask (length, start + length), True where a query sees a key, or None if none is needed; and whether
+        attention is plain causal, which kernels compute faster than a mask.
     """
     end = start + length
     windowed = window is not None and end > window
@@ -134,10 +136,12 @@ def attention_mask(
 
 
 def document_mask(numbers_BT: torch.Tensor, window: int | None, start: int = 0) -> torch.Tensor:
-    """True where a query sees a key: causal, within the window and within its document, (B, 1, T - start, T).
+    """Return the mask that is True where a query sees a key, (B, 1, T - start, T).
+
+    A query sees the keys up to itself, within the window and within its document.
 
     Args:
-        numbers_BT: As of `PackedDocuments`.
+        numbers_BT: As in `PackedDocuments`.
         window: Sliding window, if any.
         start: The first position that is a query.
     """
@@ -152,11 +156,11 @@ def document_mask(numbers_BT: torch.Tensor, window: int | None, start: int = 0) 
 def document_kernel(
     device: torch.device, dtype: torch.dtype, head_dim: int, compiled: bool = False
 ) -> Literal["varlen", "segments", "mask"]:
-    """How attention is kept inside documents.
+    """Choose how attention is kept inside documents.
 
-    `varlen`: flash attention of variable length, on CUDA, for half precision; it looks at no pair of tokens in vain.
-    `segments`: document by document, on the CPU, where a call costs little; it does not either. `mask`: all pairs with
-    a mask, for the rest, and for compiled code on the CPU, whose graph must not depend on where documents end.
+    `varlen`: flash attention of variable length, for half precision on CUDA; it computes no masked pair. `segments`:
+    one call per document, on the CPU, where a call is cheap; it computes no masked pair either. `mask`: all pairs under
+    a mask, for all other cases, and for compiled code on the CPU, whose graph must not depend on document boundaries.
     """
     if device.type == "cpu":
         return "mask" if compiled else "segments"
@@ -165,18 +169,18 @@ def document_kernel(
 
 
 def _has_flash(device: torch.device) -> bool:
-    """Whether flash attention runs there: on NVIDIA GPUs from Ampere on."""
+    """Return whether flash attention runs on the device: NVIDIA GPUs from Ampere on."""
     return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 
 def packed_positions(
     cos: torch.Tensor, sin: torch.Tensor, documents: PackedDocuments, window: int | None, kernel: str
 ) -> Positions:
-    """Positions that begin anew with each document, and attention that stays inside it.
+    """Build positions that restart with each document, and attention that stays inside it.
 
     Args:
         cos, sin: `rotary_tables`, for at least T positions.
-        documents: Of the rows.
+        documents: The documents of the rows.
         window: Sliding window, if any.
         kernel: From `document_kernel`.
     """
@@ -195,16 +199,17 @@ def shared_positions(
     sin: torch.Tensor,
     length: int,
     shared: SharedPositions,
+    *,
     documents: PackedDocuments | None,
     window: int | None,
 ) -> Positions:
-    """This worker's positions of rows that it shares with others.
+    """Build this worker's positions of rows that it shares with others.
 
     Args:
         cos, sin: `rotary_tables`, for at least `length` positions.
         length: Positions of the whole row.
-        shared: Who has which.
-        documents: Of the whole rows, where they are to know nothing of each other.
+        shared: How workers split the positions.
+        documents: The documents of the whole rows, if attention stays inside documents.
         window: Sliding window, if any.
     """
     if documents is None:
@@ -223,12 +228,12 @@ def shared_positions(
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """Scaled dot-product attention, as `positions` allows it.
+    """Compute scaled dot-product attention under the constraints of `positions`.
 
     Args:
         q: (B, T, heads, H).
-        k, v: (B, S, kv_heads, H); head i of the queries looks at head i // (heads / kv_heads). S is the positions of
-            this worker where others have the rest.
+        k, v: (B, S, kv_heads, H); query head i uses head i // (heads / kv_heads). If workers share rows, S counts
+            only this worker's positions.
 
     Returns:
         (B, T, heads, H).
@@ -263,9 +268,9 @@ def _attend_all(
 
 
 def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether plainly causal attention of (B, T, heads, H) to (B, S, kv_heads, H) is computed by `causal_attention`.
+    """Return whether `causal_attention` computes causal attention of (B, T, heads, H) to (B, S, kv_heads, H).
 
-    Not in bf16 where processors have instructions for that which PyTorch's kernel uses: its products are in fp32.
+    In bf16 it does not on processors with bf16 instructions: PyTorch's kernel uses them, while these products are fp32.
     """
     if q.device.type != "cpu" or is_dtensor(q):
         return False
@@ -274,7 +279,7 @@ def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
 
 
 def _attend_spans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list[Span]) -> torch.Tensor:
-    """Each run of queries against the keys of the whole row up to its end."""
+    """Compute each run of queries against the keys of the whole row up to the end of the run."""
     parts = []
     for queries, span in zip(q.split([span.length for span in spans], dim=1), spans, strict=True):
         parts.append(_attend_all(queries, k[:, : span.end], v[:, : span.end], span.mask, span.is_causal))
@@ -284,7 +289,7 @@ def _attend_spans(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: list
 def _attend_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: list[tuple[int, int]], window: int | None
 ) -> torch.Tensor:
-    """Each document as if it were alone. No document crosses a row's end, so rows can be seen as one."""
+    """Compute each document on its own. No document crosses the end of a row, so the rows are flattened into one."""
     q_1N, k_1N, v_1N = (x.flatten(0, 1).unsqueeze(0) for x in (q, k, v))
     parts = []
     for start, end in segments:
@@ -297,13 +302,13 @@ def _attend_segments(
 def _attend_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """The same in one call of the flash kernel; an empty segment costs a block that ends at once."""
-    from torch.nn.attention.varlen import varlen_attn  # loads the compiler, which takes a second
+    """Compute all documents in one call of the flash kernel; an empty segment costs one block that ends at once."""
+    from torch.nn.attention.varlen import varlen_attn  # imports the compiler, which takes a second
 
     if not _VARLEN_SHARES_HEADS and q.shape[2] != k.shape[2]:
         k, v = _repeated(k, q), _repeated(v, q)
     shared: dict[str, Any] = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
-    # The longest document would have to come from the device; a row's length is an upper bound that is known here.
+    # The longest document is known only on the device; the row length is an upper bound known on the host.
     longest = q.shape[1]
     y_NKH = varlen_attn(
         q.flatten(0, 1),
@@ -313,7 +318,7 @@ def _attend_varlen(
         bounds,
         longest,
         longest,
-        # Keys to the left and to the right of the query's own.
+        # Number of keys to the left and to the right of the query's own position.
         window_size=(-1 if window is None else window - 1, 0),
         **shared,
     )
@@ -322,15 +327,15 @@ def _attend_varlen(
 
 
 def _repeated(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Each key-value head as often as there are query heads that share it."""
+    """Repeat each key-value head for the query heads that share it."""
     return x.unsqueeze(3).expand(-1, -1, -1, q.shape[2] // x.shape[2], -1).flatten(2, 3)
 
 
 def kernels_share_heads(device: torch.device, dtype: torch.dtype, masked: bool) -> bool:
-    """Whether a fast attention kernel takes fewer key-value heads than query heads.
+    """Return whether a fast attention kernel accepts fewer key-value heads than query heads.
 
-    On CUDA only flash attention does, and it takes neither fp32 nor a mask, nor runs on GPUs before Ampere. The kernel
-    that does would be passed over for the one that writes out all scores; repeating the heads for it is far cheaper.
+    On CUDA only flash attention does, and it supports neither fp32 nor masks nor GPUs before Ampere. With shared heads
+    PyTorch would then fall back to the kernel that writes out all scores; repeating the heads is far cheaper.
     """
     if device.type == "cpu":
         return True

@@ -1,4 +1,4 @@
-"""From a config to a decoder with weights."""
+"""Building a decoder with weights from a config."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from headway.models.shape import embedding_rows
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-#: Keys of training alone: a config's own, also where the shape is a checkpoint's.
-_OF_TRAINING = ("dropout", "init_std", "router_z_loss", "balance_bias_rate", "balance_loss")
+#: Keys that matter only in training; the config keeps them even if a checkpoint determines the shape.
+_TRAINING_KEYS = ("dropout", "init_std", "router_z_loss", "balance_bias_rate", "balance_loss")
 
 
 def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
-    """The config with every size filled in; completing it once more changes nothing.
+    """Fill in every size of the config; the function is idempotent.
 
-    With `from_pretrained` the shape is the checkpoint's (of `config` the keys of training alone remain, as `dropout`,
-    and a larger `max_sequence_length`). Without it an open `vocab_size` becomes the tokenizer's, rounded up to a
-    multiple of 64.
+    With `from_pretrained` the checkpoint determines the shape; `config` contributes only the training keys, such as
+    `dropout`, and a larger `max_sequence_length`. Without it an unset `vocab_size` becomes the tokenizer's, rounded up
+    to a multiple of 64.
 
     Args:
-        config: As written by a user.
-        vocab_size: Token ids that the data may hold.
+        config: The user's config.
+        vocab_size: Number of token ids that the data may contain.
 
     Raises:
         ConfigError: the vocabulary is smaller than the data's, or a key contradicts the checkpoint's.
@@ -62,21 +62,21 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
 def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
     assert config.from_pretrained is not None
     pretrained = read_model_config(config.from_pretrained)
-    kept = {key: getattr(config, key) for key in ("preset", "from_pretrained", *_OF_TRAINING)}
+    kept = {key: getattr(config, key) for key in ("preset", "from_pretrained", *_TRAINING_KEYS)}
     for key in sorted(_given(config) - kept.keys()):
         ours, theirs = getattr(config, key), getattr(pretrained, key)
         if key == "max_sequence_length" and ours > theirs and ours != type(config).model_fields[key].default:
-            kept[key] = ours  # it only bounds: the rotary tables of this decoder are computed for any length
+            kept[key] = ours  # only a bound: the decoder computes rotary tables for any length
         elif ours != theirs:
             raise ConfigError(
                 f"model.{key} is {ours}, but the checkpoint has {theirs}",
                 where=str(config.from_pretrained),
-                fix=f"leave model.{key} out" + (", or the model.preset that says it" if config.preset else ""),
+                fix=f"leave model.{key} out" + (", or the model.preset that sets it" if config.preset else ""),
             )
     if pretrained.experts is not None and pretrained.router_score == "softmax" and config.balance_bias_rate:
         raise ConfigError(
-            f"model.balance_bias_rate is {config.balance_bias_rate}, but the checkpoint has softmax scores, and with"
-            " them no bias for the choice of experts",
+            f"model.balance_bias_rate is {config.balance_bias_rate}, but the checkpoint has softmax scores, and hence"
+            " no bias for the choice of experts",
             where=str(config.from_pretrained),
             fix="model.balance_bias_rate=0, and balance by model.balance_loss",
         )
@@ -84,7 +84,8 @@ def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
 
 
 def _given(config: ModelConfig) -> set[str]:
-    """Keys that somebody has given a value. A config that a program wrote has every key: there no default counts."""
+    """Return the keys that were set explicitly. If every key is set, a program wrote the config, and defaults do not
+    count."""
     fields, given = type(config).model_fields, config.model_fields_set
     spelled_out = given >= fields.keys()
     return {
@@ -102,14 +103,14 @@ def build_model(
     initialize: bool = True,
     stages: Sequence[range] | None = None,
 ) -> Decoder:
-    """A decoder on the CPU in fp32, with first weights from the seed or from `config.from_pretrained`.
+    """Build a decoder on the CPU in fp32, with initial weights from the seed or from `config.from_pretrained`.
 
     Args:
-        config: Need not be complete.
-        vocab_size: Token ids that the data may hold.
-        seed: Of the first weights.
-        stages: Layers of the pipeline stages to build; the whole model when not given.
-        initialize: False leaves the weights' memory as it is, for a caller that loads all of them.
+        config: May be incomplete.
+        vocab_size: Number of token ids that the data may contain.
+        seed: Seed of the initial weights.
+        stages: Layers of the pipeline stages to build; the whole model by default.
+        initialize: False leaves the weights uninitialised, for a caller that loads all of them.
 
     Raises:
         ConfigError, CheckpointError: as `complete` and `headway.models.huggingface.import_model`.
@@ -127,11 +128,13 @@ def build_model(
 def build_without_memory(
     config: ModelConfig, *, vocab_size: int, seed: int, stages: Sequence[range] | None = None
 ) -> tuple[Decoder, Callable[[str, Sequence[int]], torch.Tensor]]:
-    """`build_model` for whoever never wants a whole model: a decoder on the meta device, and what gives the first value
-    of a tensor of its state by name and size, on the CPU. The rotary tables are to be made, too.
+    """Build a decoder on the meta device, and a function for the initial value of any tensor of its state.
+
+    The function takes name and size and returns the value on the CPU. Unlike `build_model`, no whole model ever exists.
+    The caller must create the rotary tables too.
 
     Raises:
-        ConfigError, CheckpointError: as `build_model`; the latter also while values are taken.
+        ConfigError, CheckpointError: as `build_model`; the returned function raises the latter too.
     """
     config = complete(config, vocab_size)
     model = _without_values(config, stages, "meta")
@@ -142,8 +145,11 @@ def build_without_memory(
 
 
 class _NoFirstValues(TorchFunctionMode):
-    """Leaves weights as modules have allocated them: values would be drawn only to be thrown away, and to draw them on
-    the meta device PyTorch loads its compiler, which takes a second."""
+    """Leaves the weights of new modules uninitialised.
+
+    Their values would be overwritten anyway, and drawing them on the meta device imports PyTorch's compiler, which
+    takes a second.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":

@@ -1,4 +1,4 @@
-"""Keys and values of the positions seen so far, so that generation computes each position once."""
+"""Keys and values of earlier positions, so that generation computes each position once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from headway.models.shape import Shape
 
 
 class KVCache:
-    """A fixed amount of memory for `capacity` positions of every layer.
+    """A preallocated cache of `capacity` positions for every layer.
 
-    The decoder writes into it and moves `length` on; one cache belongs to one sequence (batch) at a time.
+    The decoder writes into it and advances `length`; one cache serves one batch of sequences at a time.
 
     Args:
         shape: Shape of the decoder.
         rows: Sequences in the batch.
-        capacity: Positions that fit, prompt included.
-        dtype: That of the decoder's keys and values.
-        device: Where the decoder computes.
+        capacity: Maximum number of positions, prompt included.
+        dtype: Dtype of the decoder's keys and values.
+        device: Device of the decoder.
     """
 
     def __init__(self, shape: Shape, rows: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:

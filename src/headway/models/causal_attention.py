@@ -1,13 +1,15 @@
-"""Causal attention on the CPU by matrix products, several times as fast as PyTorch's kernel for rows of some hundred
-positions, in memory that grows with a row's length as that kernel's does.
+"""Causal attention on the CPU by matrix products.
 
-Scores of a block of queries are there at a time, in fp32, and are computed once more in the backward pass (Dao et al.
-2022, algorithm 4). Keys behind a block are left out.
+For rows of some hundred positions it is several times as fast as PyTorch's kernel; like that kernel it needs memory
+linear in the row length.
 
-It is an operator of its own, so that compiled code calls it as eager code does, with the same bits.
+The scores of one block of queries exist at a time, in fp32, and are recomputed in the backward pass (Dao et al. 2022,
+algorithm 4). Keys after a block are skipped.
 
-Suffixes of tensor names: B rows, T positions, K key-value heads, G query heads of each, H width of a head, X = B * K,
-Q = G * queries of a block, S keys of a block.
+It is a custom operator, so that compiled code calls it as eager code does, with identical bits.
+
+Tensor-name suffixes: B rows, T positions, K key-value heads, G query heads of each, H width of a head, X = B * K, Q = G
+* queries of a block, S keys of a block.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import NamedTuple
 
 import torch
 
-#: Queries of a block: half of the scores on the diagonal are in vain.
+#: Queries per block. Half of the scores in the diagonal block are wasted.
 _BLOCK = 128
-#: Of the scores of a block, about what a core's cache holds.
+#: Bytes of scores per block: about the size of a core's cache.
 _SCORE_BYTES = 2 * 2**20
 
 _library = torch.library.Library("headway", "DEF")
@@ -28,11 +30,11 @@ _library.define("causal_attention_backward(Tensor grad, Tensor q, Tensor k, Tens
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Scaled dot-product attention of each position to itself and those before it; differentiable once.
+    """Compute scaled dot-product attention of each position to itself and earlier ones; differentiable once.
 
     Args:
         q: (B, T, heads, H), on the CPU.
-        k, v: (B, T, kv_heads, H), of the dtype of `q`; head i of the queries looks at head i // (heads / kv_heads).
+        k, v: (B, T, kv_heads, H), in the dtype of `q`; query head i uses head i // (heads / kv_heads).
 
     Returns:
         (B, T, heads, H), contiguous.
@@ -42,7 +44,7 @@ def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
 
 
 class _Block(NamedTuple):
-    """Some rows, of them some key-value heads, and queries with the keys that they see."""
+    """Some rows, some of their key-value heads, and some queries with the keys that they see."""
 
     rows: slice
     heads: slice
@@ -51,7 +53,7 @@ class _Block(NamedTuple):
 
 
 def _blocks(q: torch.Tensor, kv_heads: int) -> Iterator[_Block]:
-    """All of them; of the same rows and heads the last queries, which see all keys, first."""
+    """Yield all blocks; for the same rows and heads, the last queries, which see all keys, come first."""
     rows, length, heads, _ = q.shape
     for end in range(length, 0, -_BLOCK):
         start = max(0, end - _BLOCK)
@@ -64,23 +66,23 @@ def _blocks(q: torch.Tensor, kv_heads: int) -> Iterator[_Block]:
 
 
 def _cut_queries(x: torch.Tensor, block: _Block, kv_heads: int) -> torch.Tensor:
-    """A block of (B, T, heads, H) as (B, K, G, T, H), in place."""
+    """View a block of (B, T, heads, H) as (B, K, G, T, H)."""
     x_BTKGH: torch.Tensor = x[block.rows, block.queries].unflatten(2, (kv_heads, -1))[:, :, block.heads]
     return x_BTKGH.permute(0, 2, 3, 1, 4)
 
 
 def _queries(x: torch.Tensor, block: _Block, kv_heads: int) -> torch.Tensor:
-    """The same as (X, Q, H), in fp32."""
+    """Return a block of (B, T, heads, H) as (X, Q, H), in fp32."""
     return _cut_queries(x, block, kv_heads).float().flatten(0, 1).flatten(1, 2)
 
 
 def _keys(x: torch.Tensor, block: _Block) -> torch.Tensor:
-    """A block of (B, T, K, H) as (X, S, H), in fp32."""
+    """Return a block of (B, T, K, H) as (X, S, H), in fp32."""
     return x[block.rows, block.keys, block.heads].transpose(1, 2).float().flatten(0, 1)
 
 
 def _attended(q_XQH: torch.Tensor, k_XSH: torch.Tensor, block: _Block, hidden_TT: torch.Tensor) -> torch.Tensor:
-    """What each query takes of each key, (X, Q, S), fp32; `q_XQH` is scaled."""
+    """Compute the attention weights of each query over the keys, (X, Q, S), fp32; `q_XQH` is already scaled."""
     s_XQS = torch.bmm(q_XQH, k_XSH.transpose(1, 2))
     size = block.queries.stop - block.queries.start
     s_XQS.unflatten(1, (-1, size))[..., block.queries].add_(hidden_TT[:size, :size])
@@ -89,7 +91,7 @@ def _attended(q_XQH: torch.Tensor, k_XSH: torch.Tensor, block: _Block, hidden_TT
 
 
 def _hidden(q: torch.Tensor) -> torch.Tensor:
-    """What is added to scores of queries and keys of the same places: nothing, or minus infinity for later keys."""
+    """Return the mask added to scores on the diagonal: zero, or minus infinity for later keys."""
     size = min(_BLOCK, q.shape[1])
     return torch.full((size, size), -torch.inf).triu_(1)
 
@@ -109,7 +111,7 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     kv_heads, scale, hidden_TT = k.shape[2], q.shape[3] ** -0.5, _hidden(q)
     q_grad = torch.empty(q.shape, dtype=q.dtype)
-    # Blocks of queries add to them.
+    # In fp32, since every block of queries adds to them.
     k_grad_BKTH, v_grad_BKTH = (torch.empty(k.transpose(1, 2).shape, dtype=torch.float32) for _ in range(2))
     with torch.autocast("cpu", enabled=False):
         for block in _blocks(q, kv_heads):

@@ -1,8 +1,8 @@
-"""Rows whose positions several workers share: who has which, and the keys and values of all.
+"""Context parallelism: workers share the positions of a row and gather each other's keys and values.
 
-Each worker computes its own queries against the keys and values of all positions, which are gathered in every layer
-(Dubey et al. 2024, section 3.3.2). Under a causal mask late positions are the dearer ones, so a row is cut into twice
-as many parts as there are workers, and each has one from the front and its mirror image from the end.
+Each worker computes its own queries against the keys and values of all positions, which every layer gathers (Dubey et
+al. 2024, section 3.3.2). Under a causal mask late positions cost more. A row is therefore cut into twice as many parts
+as there are workers; each worker gets a part from the front and its mirror image from the end.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class SharedPositions:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def spans(self, length: int) -> list[tuple[int, int]]:
-        """Where this worker's two parts of a row begin and end; the length is a multiple of twice the workers."""
+        """Return the bounds of this worker's two parts of a row; `length` is a multiple of twice the workers."""
         part = length // (2 * self.size)
         if part * 2 * self.size != length:
             raise ValueError(f"a row of {length} positions cannot be cut into {2 * self.size} equal parts")
         return [(number * part, (number + 1) * part) for number in (self.rank, 2 * self.size - 1 - self.rank)]
 
     def cut(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """This worker's positions of a tensor that has those of the whole row along `dim`."""
+        """Select this worker's positions from a tensor with the positions of the whole row along `dim`."""
         return torch.cat([x.narrow(dim, start, end - start) for start, end in self.spans(x.shape[dim])], dim)
 
     def gather(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all positions, in order; their gradients go back to the workers they come from."""
+        """Gather keys and values of all positions, in order; gradients return to the workers that own them."""
         both = torch.stack((k_BTKH, v_BTKH)).unflatten(2, (2, -1))
         everyone: torch.Tensor = _Gather.apply(both, self.group)  # type: ignore[no-untyped-call]
         front, back = everyone.unbind(3)  # (worker, 2, B, position, K, H) each
@@ -49,7 +49,7 @@ class SharedPositions:
 
 
 class _Gather(torch.autograd.Function):
-    """The tensors of all workers, stacked; the gradient of each is summed where the tensor was."""
+    """Stack the tensors of all workers; the backward pass sums each tensor's gradients on the worker that owns it."""
 
     @staticmethod
     def forward(ctx: Any, mine: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

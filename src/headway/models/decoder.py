@@ -1,7 +1,7 @@
 """The native decoder: RMSNorm, rotary embedding, grouped-query attention, SwiGLU (Touvron et al. 2023, section 2.2).
 
-Suffixes of tensor names: B rows, T positions, S positions with those in the cache, D width of the residual stream,
-K key-value heads, G query heads per key-value head, H width of a head, F inner width, V vocabulary.
+Tensor-name suffixes: B rows, T positions, S positions including the cached ones, D width of the residual stream, K
+key-value heads, G query heads per key-value head, H width of a head, F inner width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
     from headway.config import ModelConfig
 
 
-#: Endings of the names of projections whose output is added to the residual stream.
+#: Name endings of projections whose output is added to the residual stream.
 _TO_RESIDUAL = ("attention.output.weight", "down.weight", "experts.down")
 
 
 class Decoder(nn.Module):
     """A decoder-only transformer of the Llama family.
 
-    Works with fp32 weights, with fp32 weights under `torch.autocast`, and with bf16 weights. Without experts there is
-    no position at which it waits for the device, and no graph break under `torch.compile`; each layer with experts
-    breaks the graph twice, and waits once where there is no grouped kernel (see `headway.models.experts`).
+    Supports fp32 weights, fp32 weights under `torch.autocast`, and bf16 weights. A dense decoder never waits for the
+    device and has no graph break under `torch.compile`. Each layer with experts breaks the graph twice, and waits once
+    if there is no grouped kernel (see `headway.models.experts`).
 
     Args:
-        config: Complete, that is with `vocab_size` (see `headway.models.build.complete`).
+        config: Complete, including `vocab_size` (see `headway.models.build.complete`).
 
     Raises:
         ConfigError: the config's shape is not complete.
     """
 
-    #: Its random numbers, of dropout, are all for activations of which workers that share rows have other positions.
+    #: Dropout draws by position: workers that share rows have different positions and need different random numbers.
     draws_by_position = True
 
     def __init__(self, config: ModelConfig) -> None:
@@ -81,29 +81,29 @@ class Decoder(nn.Module):
         self.make_rotary_tables()
 
     def make_rotary_tables(self) -> None:
-        """Compute the rotary tables, which are no part of the state, on the device of the weights."""
+        """Compute the rotary tables on the device of the weights; they are not part of the state."""
         device = self._any_weight.device
         cos, sin = rotary_tables(self.config.max_sequence_length, self.shape.head_dim, self.config.rope_theta)
         self.cos, self.sin = cos.to(device), sin.to(device)
 
     def make_buffers(self) -> None:
-        """Compute what is no part of the state, on the device of the weights."""
+        """Compute every buffer that is not part of the state, on the device of the weights."""
         self.make_rotary_tables()
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """First weights, a pure function of the seed and each parameter's name, on any device.
+        """Set the initial weights, a pure function of the seed and each parameter's name on any device.
 
-        Normal with `init_std`; the two output projections of a layer have 1/sqrt(2 * layers) of it, so that the
-        residual stream does not grow with depth (Radford et al. 2019, section 2.3). Norms are 1, biases of routers 0.
-        The rotary tables are made anew, so a module from the meta device is ready after `to_empty` and this.
+        Weights are normal with `init_std`. The two output projections of a layer have 1/sqrt(2 * layers) of it, so that
+        the residual stream does not grow with depth (Radford et al. 2019, section 2.3). Norms are 1, router biases 0.
+        Also rebuilds the rotary tables, so a module from the meta device is ready after `to_empty` and this call.
         """
         for name, tensor in self.state_dict().items():
             tensor.copy_(self.first_value(name, tensor.shape, seed))
         self.make_rotary_tables()
 
     def first_value(self, name: str, size: Sequence[int], seed: int) -> torch.Tensor:
-        """What `initialize` gives one parameter or buffer of the state, on the CPU."""
+        """Return the value that `initialize` gives one parameter or buffer of the state, on the CPU."""
         if len(size) == 1:
             return torch.zeros(size) if name.endswith("selection_bias") else torch.ones(size)
         generator = torch.Generator().manual_seed(derive_seed(seed, "init", name))
@@ -112,24 +112,26 @@ class Decoder(nn.Module):
         return torch.empty(size).normal_(0.0, std, generator=generator)
 
     def wrap_units(self) -> list[nn.Module]:
-        """The parts whose weights are brought together one at a time where weights are sharded."""
+        """Return the modules whose weights are gathered one at a time when weights are sharded."""
         return list(self._layers())
 
     def _layers(self) -> list[Layer]:
-        """Those that are here."""
+        """Return the layers that this worker has."""
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def product_parameters(self) -> list[nn.Parameter]:
-        """The parameters of layers that are used in matrix products alone, so that autocast casts all that is seen of
-        them. Neither norms nor routers, which compute in fp32."""
+        """Return the layer parameters used only in matrix products, so that autocast casts every use of them.
+
+        Norms and routers compute in fp32 and are left out.
+        """
         names = (*_TO_RESIDUAL, "qkv.weight", "gate_up_groups.weight", "experts.gate_up", "shared.gate_up.weight")
         return [p for name, p in self.named_parameters() if name.startswith("layers.") and name.endswith(names)]
 
     def keep_stages(self, stages: Sequence[range]) -> None:
-        """Let go of all but some pipeline stages, each given by its layers; what stays keeps its name.
+        """Drop all but some pipeline stages, each given by its layers; what remains keeps its name.
 
-        The stage with the first layer has the embedding, the one with the last layer the norm and the output
-        projection. The matrix of tied embeddings is in both.
+        The stage with the first layer has the embedding; the stage with the last layer has the norm and the output
+        projection. Both have the matrix of tied embeddings.
         """
         kept = {layer for stage in stages for layer in stage}
         first, last = 0 in kept, self.shape.layers - 1 in kept
@@ -143,27 +145,32 @@ class Decoder(nn.Module):
             self.head = None
 
     def shared_between_stages(self) -> list[torch.Tensor]:
-        """The parameters that this and another pipeline stage both have: the first and the last one, when tied."""
+        """Return the parameters that the first and the last pipeline stage both hold when embeddings are tied."""
         return [self.embedding.weight] if self._is_shared else []
 
     def stage_output(self, ids_BT: torch.Tensor, workers: int = 1) -> torch.Tensor:
-        """A tensor without memory like what a pipeline stage but the last gives for a batch, (B, T / workers, D), where
-        so many workers have the positions of its rows between layers."""
+        """Return a meta tensor shaped like the output of an inner pipeline stage, (B, T / workers, D).
+
+        `workers` is the number of workers that split the positions of each row between layers.
+        """
         B, T = ids_BT.shape
         return torch.empty(B, T // workers, self.shape.dim, dtype=self._any_weight.dtype, device="meta")
 
     def set_activation_checkpointing(self, mode: Literal["none", "selective", "full"]) -> None:
-        """`full`: keep only each layer's input and compute the layer again in the backward pass; `selective`: keep some
-        of its results too (`models.recompute`)."""
+        """Set how much each layer keeps for the backward pass.
+
+        `full` keeps only each layer's input and recomputes the layer; `selective` also keeps some results
+        (`models.recompute`).
+        """
         for layer in self._layers():
             layer.activation_checkpointing = mode
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile every layer, and the loss, by themselves; arguments are those of `torch.compile`.
+        """Compile every layer and the loss separately; the arguments are those of `torch.compile`.
 
-        Layers are alike, so one is traced for all of them, which takes a fraction of the time of the whole model; and
-        what strategies do before and after a layer stays out of it. Shapes are not made variable: code for a shape
-        must not depend on which others have been seen before.
+        Layers are alike, so one trace serves all of them, at a fraction of the time for the whole model. Strategy hooks
+        before and after a layer stay outside the graph. Shapes stay static: the code for a shape must not depend on the
+        shapes seen before.
         """
         options = {"dynamic": False, **kwargs}
         for layer in self._layers():
@@ -171,59 +178,62 @@ class Decoder(nn.Module):
         self._is_compiled = True
 
     def mixtures(self) -> list[MixtureOfExperts]:
-        """The mixtures of experts, in the order of layers."""
-        if not self.shape.experts:  # asked in every step
+        """Return the mixtures of experts in layer order."""
+        if not self.shape.experts:  # called in every step; `modules()` is slow
             return []
         return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
 
     def expert_units(self) -> list[nn.Module] | None:
-        """The modules whose parameters are all stacked by expert, along their first dimension; None of a dense model,
-        none where only other pipeline stages have experts."""
+        """Return the modules whose parameters are all stacked by expert along the first dimension.
+
+        Returns None for a dense model, and an empty list if only other pipeline stages have experts.
+        """
         return [mixture.experts for mixture in self.mixtures()] if self.shape.experts else None
 
     def share_experts(self, workers: ProcessGroup | None, row_sharers: ProcessGroup | None) -> None:
         """Compute mixtures of experts together with other workers.
 
         Args:
-            workers: Those that share the experts of a layer, each with an equal run of them, to which the caller cuts
-                the parameters; None when all are here.
-            row_sharers: Those that compute other positions of the same rows; None when whole rows are here.
+            workers: The workers that share the experts of a layer, each with an equal contiguous range. The caller
+                cuts the parameters accordingly. None if every expert is local.
+            row_sharers: The workers that compute other positions of the same rows; None if rows are whole.
         """
         for mixture in self.mixtures():
             mixture.experts.workers, mixture.row_sharers = workers, row_sharers
 
     def scale_losses(self, scale: float) -> None:
-        """Tell routers, whose losses join in the backward pass, what the loss is multiplied by before that."""
+        """Set the factor that scales the loss before the backward pass; router losses are added there."""
         for mixture in self.mixtures():
             mixture.loss_scale = scale
 
     def take_counts(self) -> torch.Tensor | None:
-        """What routers have counted in backward passes since the last call, int64; None without experts."""
-        if not self.shape.experts:  # asked in every step
+        """Return and reset the routers' counts from backward passes, int64; None without experts."""
+        if not self.shape.experts:  # called in every step
             return None
         layers = self._layers_with_experts()
         return take_counts(layers, self.shape.experts) if layers else None
 
     def after_step(self, counts: torch.Tensor, updated: bool) -> dict[str, float]:
-        """Balance the experts by all workers' `take_counts` of a step; see `headway.models.moe.after_step`."""
+        """Balance the experts by the sum of all workers' `take_counts`; see `headway.models.moe.after_step`."""
         return after_step(self._layers_with_experts(), counts, updated, self.shape.experts_per_token)
 
     def _layers_with_experts(self) -> list[MixtureOfExperts | None]:
-        """One entry for each such layer of the whole model; None where another pipeline stage has it."""
+        """Return one entry per layer with experts in the whole model; None for layers of other pipeline stages."""
         layers = list(self.layers)[self.shape.dense_layers :]
         return [cast(MixtureOfExperts, layer.feed_forward) if isinstance(layer, Layer) else None for layer in layers]
 
     def tensor_plan(self, workers: int) -> dict[str, ParallelStyle]:
-        """How the matrices may be cut between tensor-parallel workers; see `headway.models.tensor_plan`."""
+        """Return the tensor-parallel style of each matrix; see `headway.models.tensor_plan`."""
         there = (name for name, module in self.named_modules() if not isinstance(module, nn.Identity))
         return decoder_plan(self.config, workers, there)
 
     def share_positions(self, group: ProcessGroup) -> None:
-        """Compute every row together with other workers, each of which calls `forward` with the whole row."""
+        """Split every row with other workers of `group`; each of them calls `forward` with the whole row."""
         self.shared = SharedPositions(group)
 
     def new_cache(self, rows: int, capacity: int, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache for `rows` sequences of up to `capacity` positions; `dtype` is the weights' by default."""
+        """Create an empty cache for `rows` sequences of up to `capacity` positions, by default in the dtype of the
+        weights."""
         weight = self.embedding.weight
         return KVCache(self.shape, rows, capacity, dtype or weight.dtype, weight.device)
 
@@ -237,29 +247,29 @@ class Decoder(nn.Module):
         stage: range | None = None,
         x_BTD: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Loss or logits; of a pipeline stage what the next one needs.
+        """Compute the loss or the logits; for a pipeline stage before the last, the input of the next stage.
 
         Args:
             ids_BT: int64 token ids, (B, T).
-            targets_BT: int64, (B, T); `IGNORE_TARGET` takes no part.
-            cache: Positions seen before, which `ids_BT` continue; they are added to it.
-            documents: Documents that share rows and are to be computed as if each were alone; without a cache only.
-            stage: Layers to compute; all when not given.
-            x_BTD: What the stage before has given; for all stages but the first.
+            targets_BT: int64, (B, T); positions with `IGNORE_TARGET` are left out of the loss.
+            cache: Keys and values of earlier positions; `ids_BT` continues them and is added to the cache.
+            documents: Documents packed into the rows; attention stays inside each. Not allowed with a cache.
+            stage: Layers to compute; all by default.
+            x_BTD: Output of the previous stage, for every stage but the first.
 
         Returns:
-            With targets the fp32 scalar sum of the cross-entropies in nats, without them logits (B, T, V). Losses of
-            routers are in the gradients of that sum, and not in its value (`headway.models.moe`). Where rows are shared
-            (`share_positions`) it is the sum, or the logits, of this worker's positions. Of a stage without the last
-            layer the residual stream, (B, T, D), of the positions that this worker has of it.
+            With targets, the fp32 scalar sum of the cross-entropies in nats; without targets, logits (B, T, V). Router
+            losses enter the gradients of that sum, not its value (`headway.models.moe`). If rows are shared
+            (`share_positions`), the sum or the logits cover this worker's positions. A stage without the last layer
+            returns the residual stream, (B, T, D), of this worker's positions.
 
         Raises:
-            ConfigError: the sequence is longer than `max_sequence_length`, or there is a cache together with documents
-                or with shared rows.
+            ConfigError: the sequence is longer than `max_sequence_length`, or a cache is combined with documents or
+                with shared rows.
         """
         counted_BT = None if targets_BT is None else targets_BT != IGNORE_TARGET
         tied = self._tied_gradient(targets_BT, stage)
-        x_BTD = self.hidden_states(ids_BT, cache, documents, counted_BT, stage, x_BTD, tied)
+        x_BTD = self.hidden_states(ids_BT, cache, documents, counted_BT=counted_BT, stage=stage, x_BTD=x_BTD, tied=tied)
         if stage is not None and stage.stop < self.shape.layers:
             return x_BTD
         if targets_BT is None:
@@ -273,7 +283,7 @@ class Decoder(nn.Module):
         )
 
     def _tied_gradient(self, targets_BT: torch.Tensor | None, stage: range | None) -> TiedGradient | None:
-        """Of a pass that begins with the embedding and ends with the loss, if one matrix serves both."""
+        """Create the shared gradient for a pass from embedding to loss, if one matrix serves both."""
         if targets_BT is None or stage is not None or self.head is not None:
             return None
         weight_VD = self.embedding.weight
@@ -285,7 +295,7 @@ class Decoder(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V) of final hidden states."""
+        """Compute logits (B, T, V) from final hidden states."""
         if is_dtensor(x_BTD):
             from torch.distributed.tensor import Replicate
 
@@ -298,16 +308,17 @@ class Decoder(nn.Module):
         ids_BT: torch.Tensor,
         cache: KVCache | None = None,
         documents: PackedDocuments | None = None,
+        *,
         counted_BT: torch.Tensor | None = None,
         stage: range | None = None,
         x_BTD: torch.Tensor | None = None,
         tied: TiedGradient | None = None,
     ) -> torch.Tensor:
-        """Output of the last layer, normalised if it is the model's last, (B, T, D); arguments and errors as in
-        `forward`.
+        """Compute the output of the last layer to run, (B, T, D), normalised if it is the model's last layer.
 
-        `counted_BT` is True for positions that routers count into their losses and loads; all when not given. The
-        result is a `DTensor` over positions where matrices are cut between workers (`tensor_plan`).
+        Arguments and errors are those of `forward`. `counted_BT` is True for positions that enter the routers' losses
+        and loads; all positions do when it is None. Under tensor parallelism (`tensor_plan`) the result is a `DTensor`
+        over positions.
         """
         positions = self._positions(ids_BT, cache, documents)
         if self.shared is not None:
@@ -347,7 +358,7 @@ class Decoder(nn.Module):
                     where="Decoder.forward, cache",
                     fix="generate from a checkpoint, with a model whose rows are not shared",
                 )
-            return shared_positions(self.cos, self.sin, T, self.shared, documents, window)
+            return shared_positions(self.cos, self.sin, T, self.shared, documents=documents, window=window)
         if documents is None:
             mask_TS, is_causal = attention_mask(start, T, window, device)
             return Positions(self.cos[start : start + T], self.sin[start : start + T], mask_TS, is_causal)
@@ -355,7 +366,7 @@ class Decoder(nn.Module):
             raise ConfigError(
                 "a key-value cache holds one document per row",
                 where="Decoder.forward, documents",
-                fix="leave out the cache, or give each document a row of its own",
+                fix="leave out the cache, or put each document into a row of its own",
             )
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else self._any_weight.dtype

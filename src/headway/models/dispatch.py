@@ -1,11 +1,11 @@
-"""Experts on other workers: how tokens travel to them, and what they give back.
+"""Expert parallelism: tokens travel to the workers of their experts, and the results travel back.
 
-Each worker of a group has the same number of neighbouring experts. Tokens are sorted by expert, and so by worker; one
-exchange brings them there, and one brings the results back (Lepikhin et al. 2020, "GShard", section 3.2; here no expert
-has a capacity, so messages are as long as routers make them). What a worker receives is in the order of the workers it
-comes from, and within one in the order of their tokens: a function of the data, not of timing.
+Each worker of a group has an equal contiguous range of experts. Tokens are sorted by expert, and so by worker; one
+all-to-all sends them, and another returns the results (Lepikhin et al. 2020, "GShard", section 3.2). Experts have no
+capacity limit here, so routers determine the message sizes. A worker receives tokens in the order of the sending
+workers, and within one worker in token order: a function of the data, not of timing.
 
-Suffixes as in `headway.models.experts`; L experts that this worker has, W workers of the group, S pairs that this
+Tensor-name suffixes as in `headway.models.experts`; L experts of this worker, W workers of the group, S pairs that this
 worker receives.
 """
 
@@ -20,35 +20,35 @@ from torch.autograd.function import once_differentiable
 
 
 class Transfer(NamedTuple):
-    """How many tokens go where, in one pass through one layer."""
+    """The number of tokens that workers exchange in one pass through one layer."""
 
     group: dist.ProcessGroup
     sent: list[int]
     """Pairs that this worker sends, by worker."""
     received: list[int]
-    """Pairs that it gets from them."""
+    """Pairs that this worker receives, by worker."""
     expert_S1: torch.Tensor
-    """int64: which of this worker's experts each of them is for, counted from 0."""
+    """int64: the local expert of each received pair, counted from 0."""
     counts_L: torch.Tensor
-    """int64: how many pairs each of this worker's experts has."""
+    """int64: the number of pairs of each local expert."""
 
     def there(self, x_PD: torch.Tensor) -> torch.Tensor:
-        """Tokens sorted by expert, to the workers of those; (S, D)."""
+        """Send tokens sorted by expert to the workers of those experts; (S, D)."""
         x_SD: torch.Tensor = _Exchange.apply(x_PD, self.sent, self.received, self.group)  # type: ignore[no-untyped-call]
         return x_SD
 
     def back(self, y_SD: torch.Tensor) -> torch.Tensor:
-        """What became of them, to where they came from and in that order; (P, D)."""
+        """Return results to the workers that sent the tokens, in the order sent; (P, D)."""
         y_PD: torch.Tensor = _Exchange.apply(y_SD, self.received, self.sent, self.group)  # type: ignore[no-untyped-call]
         return y_PD
 
 
 def plan_transfer(counts_E: torch.Tensor, group: dist.ProcessGroup) -> Transfer:
-    """Tell the others how many tokens their experts will get; waits for the device.
+    """Exchange the number of tokens for each expert with the other workers; waits for the device.
 
     Args:
-        counts_E: int64, how many of this worker's tokens each expert of the layer has.
-        group: The workers that share the experts; all of them must call this.
+        counts_E: int64, the number of this worker's tokens for each expert of the layer.
+        group: The workers that share the experts; all of them must call this function.
     """
     workers = dist.get_world_size(group)
     mine_WL = counts_E.view(workers, -1)
@@ -61,7 +61,7 @@ def plan_transfer(counts_E: torch.Tensor, group: dist.ProcessGroup) -> Transfer:
 
 
 class _Exchange(torch.autograd.Function):
-    """Sends each worker its rows; gradients go back the same way."""
+    """Send each worker its rows; gradients travel in the opposite direction."""
 
     @staticmethod
     def forward(

@@ -1,10 +1,10 @@
-"""The experts of a mixture: tokens sorted by expert, one product per expert, and back again. No token is dropped.
+"""The experts of a mixture: sort tokens by expert, run one product per expert, and sort back. No token is dropped.
 
-Suffixes: N tokens, K experts of a token, P = N * K pairs of token and expert, R rows of the sorted buffer (P, and
-padding where the kernel wants it), E experts, D width of the residual stream, F inner width of an expert.
+Tensor-name suffixes: N tokens, K experts of a token, P = N * K pairs of token and expert, R rows of the sorted buffer
+(P plus the padding that the kernel needs), E experts, D width of the residual stream, F inner width of an expert.
 
-Nothing here adds up in an order that depends on timing: a pair has a place of its own in the buffer, and what the K
-experts of a token give, forward and backward, is summed along a dimension.
+No sum depends on timing: each pair has its own row in the buffer, and the results of a token's K experts, forward and
+backward, are summed along a dimension.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from headway.models.dispatch import plan_transfer
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: The grouped kernels read 16 bytes at a time, also along the rows of a group when weights get their gradient.
+#: The grouped kernels read 16 bytes at a time, in the weight gradient also along the rows of a group.
 _ALIGNED_ROWS = 8
 
 
 class Places(NamedTuple):
-    """Where every pair of a token and one of its experts lies in a buffer that is sorted by expert."""
+    """The row of every pair of token and expert in a buffer sorted by expert."""
 
     row_NK: torch.Tensor
     """int64, all different."""
     ends_E: torch.Tensor
-    """int64: the row behind the last one of each expert, padding included."""
+    """int64: the end of each expert's rows (exclusive), padding included."""
     rows: int
-    """Rows of the buffer; those behind the last end are never read."""
+    """Rows of the buffer; rows after the last end are never read."""
 
 
 def sorted_places(experts_NK: torch.Tensor, counts_E: torch.Tensor, align: int = 1) -> Places:
-    """Places in the order of experts, and within an expert in the order of tokens.
+    """Assign rows in expert order, and within an expert in token order.
 
     Args:
         experts_NK: int64, the experts of each token.
-        counts_E: int64, how often each expert occurs there.
-        align: Every expert's rows are padded to a multiple of this. The size of the buffer does not depend on the
-            counts, so that nothing has to wait for them.
+        counts_E: int64, how often each expert occurs in `experts_NK`.
+        align: Pad every expert's rows to a multiple of this. The buffer size does not depend on the counts, so the
+            host need not wait for them.
     """
     pairs, experts = experts_NK.numel(), counts_E.numel()
     order_P = experts_NK.flatten().argsort(stable=True)
-    # A grouped product may leave the gradient of an expert without any rows as it finds it.
+    # The grouped product leaves the gradient of an expert uninitialised if the expert has no rows.
     least = align if align > 1 else 0
     padded_E = ((counts_E + (align - 1)) // align * align).clamp(min=least)
     ends_E = padded_E.cumsum(0)
-    # How much further back than without padding the rows of each expert begin.
+    # Offset that padding adds to the first row of each expert.
     shift_E = (ends_E - padded_E) - (counts_E.cumsum(0) - counts_E)
     sorted_P = torch.arange(pairs, device=order_P.device) + shift_E[experts_NK.flatten()[order_P]]
     row_P = torch.empty_like(order_P).index_copy_(0, order_P, sorted_P)
@@ -61,7 +61,7 @@ def sorted_places(experts_NK: torch.Tensor, counts_E: torch.Tensor, align: int =
 
 
 class _Spread(torch.autograd.Function):
-    """Copies every token to the rows of its experts."""
+    """Copy every token to the rows of its experts."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: torch.Tensor, row_NK: torch.Tensor, rows: int) -> torch.Tensor:
@@ -79,7 +79,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Brings the rows back to their tokens, (N, K, D)."""
+    """Gather the rows of each token, (N, K, D)."""
 
     @staticmethod
     def forward(ctx: Any, y_RD: torch.Tensor, row_NK: torch.Tensor) -> torch.Tensor:
@@ -96,35 +96,35 @@ class _Collect(torch.autograd.Function):
 
 
 def spread(x_ND: torch.Tensor, places: Places) -> torch.Tensor:
-    """Tokens in the rows of their experts, (R, D); padding is zero."""
+    """Copy tokens into the rows of their experts, (R, D); padding is zero."""
     x_RD: torch.Tensor = _Spread.apply(x_ND, places.row_NK, places.rows)  # type: ignore[no-untyped-call]
     return x_RD
 
 
 def collect(y_RD: torch.Tensor, places: Places) -> torch.Tensor:
-    """The inverse: what each expert of a token gave, (N, K, D)."""
+    """Gather the output of each expert of a token, (N, K, D); the inverse of `spread`."""
     y_NKD: torch.Tensor = _Collect.apply(y_RD, places.row_NK)  # type: ignore[no-untyped-call]
     return y_NKD
 
 
 class Experts(nn.Module):
-    """Feed-forward layers (SwiGLU) of equal size, their matrices stacked."""
+    """Feed-forward layers (SwiGLU) of equal size with stacked matrices."""
 
     def __init__(self, experts: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
-        # Rows of a matrix: the gate's, then the linear branch's.
+        # Rows of each matrix: first the gate, then the linear branch.
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * ffn_dim, dim))
         self.down = nn.Parameter(torch.empty(experts, dim, ffn_dim))
         self.workers: ProcessGroup | None = None
-        """Who shares the experts, each with an equal run of them; None when all are here."""
+        """The workers that share the experts, each with an equal contiguous range; None if all are local."""
 
     def forward(self, x_ND: torch.Tensor, experts_NK: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
-        """What each expert of a token makes of it.
+        """Compute the output of each expert of a token.
 
         Args:
             x_ND: Tokens.
-            experts_NK: int64, the experts of each.
-            counts_E: int64, how many tokens each expert has.
+            experts_NK: int64, the experts of each token.
+            counts_E: int64, the number of tokens of each expert.
 
         Returns:
             (N, K, D), in the dtype of the products.
@@ -132,7 +132,7 @@ class Experts(nn.Module):
         device = x_ND.device.type
         gate_up, down = _here(self.gate_up), _here(self.down)
         if torch.is_autocast_enabled(device):
-            # Here rather than in every product: what is sorted is then half as large.
+            # Cast before sorting rather than in every product: the sorted buffers are then half as large.
             dtype = torch.get_autocast_dtype(device)
             x_ND, gate_up, down = x_ND.to(dtype), gate_up.to(dtype), down.to(dtype)
         if self.workers is None:
@@ -145,14 +145,14 @@ class Experts(nn.Module):
 
 
 def _here(weight: torch.Tensor) -> torch.Tensor:
-    """The experts that this worker has."""
+    """Return the local experts of a weight."""
     return weight.to_local() if is_dtensor(weight) else weight
 
 
 def compute_experts(
     x_ND: torch.Tensor, experts_NK: torch.Tensor, counts_E: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """As `Experts.forward`, by matrices (E, 2 F, D) and (E, D, F) that are all here."""
+    """Compute `Experts.forward` with local matrices (E, 2 F, D) and (E, D, F)."""
     grouped = has_grouped_kernel(x_ND, gate_up, down)
     places = sorted_places(experts_NK, counts_E, _ALIGNED_ROWS if grouped else 1)
     x_RD = spread(x_ND, places)
@@ -162,7 +162,10 @@ def compute_experts(
 
 
 def has_grouped_kernel(x_ND: torch.Tensor, *weights: torch.Tensor) -> bool:
-    """Whether `grouped_product` takes these: bf16 on an NVIDIA GPU, with sides that are multiples of 16 bytes."""
+    """Return whether `grouped_product` supports the tensors.
+
+    It needs bf16 on an NVIDIA GPU, with sides that are multiples of 16 bytes.
+    """
     sides = [side for weight in weights for side in weight.shape[1:]]
     return (
         x_ND.device.type == "cuda"
@@ -174,13 +177,17 @@ def has_grouped_kernel(x_ND: torch.Tensor, *weights: torch.Tensor) -> bool:
 
 
 def grouped_product(x_RD: torch.Tensor, weight_EFD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-    """Rows times the transposed matrix of their expert, (R, F), in one kernel that reads the ends on the device."""
-    # The kernel's gradient has no use for strides of zero, as of an expanded gradient; `chunk` and `silu` give none.
+    """Multiply rows by the transposed matrix of their expert, (R, F), in one kernel.
+
+    The kernel reads the ends on the device.
+    """
+    # The kernel's backward does not support zero strides, such as those of an expanded gradient; `chunk` and `silu`
+    # produce none.
     return F.grouped_mm(x_RD, weight_EFD.transpose(-2, -1), offs=ends_E.to(torch.int32))
 
 
 def looped_product(x_RD: torch.Tensor, weight_EFD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-    """The same, one product after the other; waits for the ends."""
+    """Compute `grouped_product` one expert at a time; waits for the device."""
     ends = ends_E.tolist()
     groups = [x_RD[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     return torch.cat([F.linear(x, w) for x, w in zip(groups, weight_EFD.unbind(0), strict=True)])

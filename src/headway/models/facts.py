@@ -1,4 +1,4 @@
-"""Sizes and costs of a decoder by arithmetic, without building it."""
+"""Sizes and costs of a decoder, computed without building it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class ParameterCounts:
     """Numbers of parameters."""
 
     total: int
-    """All of them; a tied matrix counts once."""
+    """All parameters; a tied matrix counts once."""
     embedding: int
-    """Embedding table and, where it is a matrix of its own, the vocabulary projection."""
+    """The embedding table and, unless tied, the vocabulary projection."""
     non_embedding: int
     """The layers and the last norm (N of Kaplan et al. 2020, section 2.1)."""
     active: int
-    """All but the experts that a token does not go to."""
+    """Parameters that compute a token: all but the experts that it is not routed to."""
 
 
 def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter, in the decoder's order; a tied matrix appears once.
+    """Return the name and shape of every parameter in the decoder's order; a tied matrix appears once.
 
     Raises:
         ConfigError: the shape is not complete.
@@ -64,11 +64,11 @@ def parameter_shapes(config: ModelConfig, vocab_size: int | None = None) -> dict
 
 
 def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> ParameterCounts:
-    """Parameters of the decoder that `config` describes.
+    """Count the parameters of the decoder that `config` describes.
 
     Args:
-        config: A shape; `vocab_size` may be open when the argument gives it.
-        vocab_size: Takes the place of `config.vocab_size`.
+        config: A shape; `vocab_size` may be unset if the argument gives it.
+        vocab_size: Overrides `config.vocab_size`.
 
     Raises:
         ConfigError: the shape is not complete.
@@ -88,12 +88,12 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
 
 
 def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int | None = None) -> float:
-    """FLOPs to train on one token, forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B).
+    """Compute the training FLOPs per token, forward and backward.
 
-    N is the number of active parameters with the vocabulary projection and without an untied embedding table, whose
-    look-up is no product. L, H, Q are layers, heads and head width; T is the sequence length, or the sliding window
-    where that is shorter. As in the paper, attention counts every pair of positions, also those that the causal mask
-    hides.
+    The formula is 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B). N is the number of active parameters,
+    including the vocabulary projection and excluding an untied embedding table, whose look-up is no product. L, H, Q
+    are layers, heads and head width; T is the sequence length, or the sliding window if shorter. As in the paper,
+    attention counts every pair of positions, including those that the causal mask hides.
 
     Raises:
         ConfigError: the shape is not complete.
@@ -107,18 +107,18 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
 
 @dataclass(frozen=True)
 class PartCosts:
-    """Where a decoder may be cut, and FLOPs to train its parts on one token, as `flops_per_token` counts them."""
+    """Training FLOPs per token of the parts of a decoder that pipeline stages are made of (see `flops_per_token`)."""
 
     embedding: float
-    """Goes with the first layer; a look-up is no product."""
+    """Belongs to the stage of the first layer; a look-up is no product."""
     layers: tuple[float, ...]
-    """A cut may be between any two."""
+    """One entry per layer; stages may be cut between any two."""
     head: float
-    """The vocabulary projection, which goes with the last layer."""
+    """The vocabulary projection, in the stage of the last layer."""
 
 
 def part_costs(config: ModelConfig, sequence_length: int, vocab_size: int | None = None) -> PartCosts:
-    """Costs of what pipeline stages are made of.
+    """Compute the costs of the parts that pipeline stages are made of.
 
     Raises:
         ConfigError: the shape is not complete.
@@ -130,7 +130,7 @@ def part_costs(config: ModelConfig, sequence_length: int, vocab_size: int | None
 
 
 def kv_bytes_per_token(config: ModelConfig, bytes_per_element: int = 2) -> int:
-    """Bytes that one position takes in the key-value cache (bf16 unless `bytes_per_element` says otherwise).
+    """Compute the bytes of one position in the key-value cache (in bf16 by default).
 
     Raises:
         ConfigError: the shape is not complete.
@@ -139,24 +139,24 @@ def kv_bytes_per_token(config: ModelConfig, bytes_per_element: int = 2) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * bytes_per_element
 
 
-#: Bytes of fp32 logits alive at a time on a CPU, where they should stay in its last-level cache.
+#: Bytes of fp32 logits at a time on a CPU, so that they stay in its last-level cache.
 _CHUNK_BYTES_CPU = 16 * 2**20
-#: Elsewhere chunks should be few: each adds its part of the projection's gradient, in fp32, to what is there.
+#: On accelerators few chunks are better: each one adds a part of the projection's gradient, in fp32, to the sum.
 _CHUNK_BYTES_ELSEWHERE = 2**30
 _MIN_CHUNK_ROWS = 256
-#: Rows of the projection's gradient that a CPU computes at a time in 16 bits, and that it adds at a time in fp32.
+#: Rows of the projection's gradient that a CPU computes at a time in 16 bits, and adds at a time in fp32.
 PRODUCT_ROWS, ADDED_ROWS = 8192, 2048
-#: An accelerator computes products in tiles of at most so many rows; one that is not full takes as long as a full one.
+#: Most rows of a tile in an accelerator's products; a partial tile takes as long as a full one.
 _TILE_ROWS = 256
 
 
 def default_chunk_rows(device: str, vocab_size: int, in_16_bits: bool = False) -> int:
-    """Rows whose logits are alive at a time.
+    """Choose the number of rows whose logits exist at a time.
 
     Args:
-        device: Its kind, "cpu", "cuda", ...; on accelerators tiles are whole.
-        vocab_size: Columns of logits.
-        in_16_bits: None of them are alive in fp32.
+        device: Device type, "cpu", "cuda", ...; on accelerators the number is a multiple of the tile.
+        vocab_size: Columns of the logits.
+        in_16_bits: No logits exist in fp32.
     """
     if device == "cpu":
         return max(_MIN_CHUNK_ROWS, _CHUNK_BYTES_CPU // (4 * vocab_size)) * (2 if in_16_bits else 1)

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints (safetensors, `config.json`, tokenizer files), in and out, without `transformers`."""
+"""Import and export of Hugging Face checkpoints (safetensors, `config.json`, tokenizer) without `transformers`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The complete config of a Hugging Face checkpoint.
+    """Read the complete config of a Hugging Face checkpoint.
 
     Raises:
-        ConfigError: there is no such folder, or the model in it is none that the native decoder computes.
+        ConfigError: there is no such folder, or the native decoder does not support its model.
         CheckpointError: `config.json` cannot be read.
     """
     path = folder / "config.json"
@@ -60,15 +60,15 @@ def import_model(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
         The complete config, and the state dict of its `Decoder`: fp32, on the CPU.
 
     Raises:
-        ConfigError: the model is none that the native decoder computes.
-        CheckpointError: a file is missing or damaged, or its tensors are not those of the config.
+        ConfigError: the native decoder does not support the model.
+        CheckpointError: a file is missing or damaged, or its tensors do not match the config.
     """
     config, read = open_model(folder)
     return config, {name: read(name) for name in weight_names(config)}
 
 
 def open_model(folder: Path) -> tuple[ModelConfig, Callable[[str], torch.Tensor]]:
-    """As `import_model`, a tensor at a time: the config, and what reads the tensor of a name.
+    """Open a checkpoint as `import_model` does, and return its config and a function that reads one tensor by name.
 
     Raises:
         ConfigError, CheckpointError: as `import_model`.
@@ -86,8 +86,8 @@ def open_model(folder: Path) -> tuple[ModelConfig, Callable[[str], torch.Tensor]
 
 
 def _weight_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the file that holds it."""
-    # Before an index, which may be of an earlier content of the folder: transformers looks in this order too.
+    """Map each tensor name to the file that holds it."""
+    # This file comes before an index, which may be left over from earlier content. transformers uses this order too.
     if (folder / _WEIGHTS).is_file():
         return dict.fromkeys(_names_in(folder / _WEIGHTS), folder / _WEIGHTS)
     if (folder / _INDEX).is_file():
@@ -97,9 +97,9 @@ def _weight_files(folder: Path) -> dict[str, Path]:
         return {name: folder / file for name, file in weight_map.items()}
     if any(folder.glob("pytorch_model*.bin")):
         raise CheckpointError(
-            "the weights are pickled, and nothing is ever unpickled here, since that can run any code",
+            "the weights are pickled, and Headway never unpickles: that can run arbitrary code",
             where=str(folder),
-            fix="convert them where you trust them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)",
+            fix="if you trust them, convert them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)",
         )
     raise CheckpointError("there are no weights", where=str(folder), fix=f"give a folder with {_WEIGHTS} or {_INDEX}")
 
@@ -108,10 +108,10 @@ _FETCH_AGAIN = "fetch the checkpoint again"
 
 
 def _check_tensors(config: ModelConfig, folder: Path, files: dict[str, Path]) -> None:
-    """Compare names, shapes and dtypes with what the config asks for, before any of them is read in full."""
+    """Compare names, shapes and dtypes with the config before reading any tensor in full."""
     layers = Shape.of(config).layers
     last = f"model.layers.{layers - 1}.input_layernorm.weight"
-    if last not in files:  # before all of these layers are made
+    if last not in files:  # checked first: the config may ask for too many layers to build
         raise CheckpointError(
             f"tensors are missing: {last} of the {layers:,} layers in config.json",
             where=str(folder),
@@ -122,7 +122,7 @@ def _check_tensors(config: ModelConfig, folder: Path, files: dict[str, Path]) ->
     expected = {name: tuple(tensor.shape) for name, tensor in to_huggingface_tensors(config, state)}
     if missing := sorted(expected.keys() - files.keys()):
         raise CheckpointError(f"tensors are missing: {_some(missing)}", where=str(folder), fix=_FETCH_AGAIN)
-    # Old checkpoints also hold the rotary frequencies, and some tied ones their projection twice.
+    # Old checkpoints also hold the rotary frequencies, and some tied ones store the projection twice.
     extra = {name for name in files.keys() - expected.keys() if not name.endswith("rotary_emb.inv_freq")}
     if config.tie_embeddings and "lm_head.weight" in extra:
         extra.remove("lm_head.weight")
@@ -195,25 +195,25 @@ def export_model(
     max_shard_bytes: int = 5 * 10**9,
     tokenizer_json: bytes | None = None,
 ) -> None:
-    """Write a decoder as a Hugging Face checkpoint that transformers loads by itself.
+    """Write a decoder as a Hugging Face checkpoint that transformers loads without further code.
 
-    The folder is whole or not there: everything is written beside it and renamed into place. An earlier export is
-    replaced, and is still there under another name should the process be killed between the two renames.
+    The folder is complete or absent: the export is written next to it and renamed into place. It replaces an earlier
+    export, which survives under another name if the process is killed between the two renames.
 
     Args:
         model: On any device.
-        folder: To write.
-        tokenizer_folder: With `tokenizer.json`; its files are copied, and its special tokens named in `config.json`.
-        dtype: Of the weights in the files.
+        folder: Output folder.
+        tokenizer_folder: Contains `tokenizer.json`; its files are copied, and `config.json` gets its special tokens.
+        dtype: Dtype of the stored weights.
         max_shard_bytes: Weights are split into files of at most this size (one tensor may be larger).
-        tokenizer_json: Takes the place of the file in the tokenizer's folder.
+        tokenizer_json: Overrides the file in the tokenizer's folder.
 
     Raises:
-        ConfigError: the folder holds something else than an earlier export or cannot be replaced, there is no tokenizer
-            where one is said to be, or no architecture of transformers computes this decoder.
-        OSError: it cannot be written.
+        ConfigError: the folder holds anything but an earlier export or cannot be replaced, the tokenizer is missing, or
+            no architecture of transformers computes this decoder.
+        OSError: the export cannot be written.
     """
-    folder = folder.resolve()  # a link stays one; and "." has a name
+    folder = folder.resolve()  # keep a link in place, and give "." a name
     check_not_foreign(folder)
     special_ids = _special_ids(tokenizer_folder)
     config = to_huggingface(model.config, str(_DTYPES[dtype]).removeprefix("torch."), special_ids)
@@ -246,7 +246,7 @@ def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: tor
         content = {name: tensors[name].detach().to("cpu", _stored(name, dtype)).contiguous() for name in names}
         try:
             save_file(content, folder / file, metadata={"format": "pt"})
-        except SafetensorError as error:  # which is none, although a full disk is the usual reason
+        except SafetensorError as error:  # not an OSError, although a full disk is the usual reason
             raise OSError(str(error)) from error
         with (folder / file).open("rb") as written:
             os.fsync(written.fileno())
@@ -259,9 +259,9 @@ def _stored(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
-    """Ids of the special tokens that a tokenizer's files name; None where there is none.
+    """Return the ids of the special tokens that a tokenizer's files name; None for missing ones.
 
-    They are written in any case: transformers otherwise assumes those of the first Llama.
+    The ids are always written, since transformers otherwise assumes those of the first Llama.
     """
     ids: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     if tokenizer_folder is None:
@@ -275,13 +275,15 @@ def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
         vocabulary: dict[Any, int] = _vocabulary(tokenizer)
     except (AttributeError, IndexError, KeyError, TypeError):
         raise CheckpointError(
-            "the file is no tokenizer", where=str(tokenizer_folder / "tokenizer.json"), fix="give the run's own again"
+            "the file is no tokenizer",
+            where=str(tokenizer_folder / "tokenizer.json"),
+            fix="use the tokenizer of the run",
         ) from None
     config, names = (
         _read_json(file) if (file := tokenizer_folder / name).is_file() else {}
         for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
-    # As transformers does: the latter is of older files, and goes before where the former has not all.
+    # The order of transformers: special_tokens_map.json is older, and wins unless the config has the newer key.
     settings = {**names, **config} if "added_tokens_decoder" in config else {**config, **names}
     for kind in ("bos", "eos", "pad"):
         token = settings.get(f"{kind}_token")
@@ -291,7 +293,7 @@ def _special_ids(tokenizer_folder: Path | None) -> dict[str, int | None]:
 
 
 def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Id of every token: what ends a text may be an ordinary entry of a vocabulary too."""
+    """Return the id of every token; an end-of-text token may be an ordinary entry of the vocabulary."""
     vocab = tokenizer.get("model", {}).get("vocab", {})
     ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: number for number, entry in enumerate(vocab)}
     return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}

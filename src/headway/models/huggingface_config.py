@@ -1,7 +1,7 @@
-"""`config.json` of Hugging Face checkpoints of the Llama family, to and from `ModelConfig`.
+"""Conversion between the `config.json` of Hugging Face checkpoints of the Llama family and `ModelConfig`.
 
 The keys are those of transformers' `LlamaConfig`, `MistralConfig`, `Qwen3Config` and the configs with experts, in the
-spellings of its versions 4 (`torch_dtype`, `rope_theta`, `rope_scaling`) and 5 (`dtype`, `rope_parameters`).
+spellings of versions 4 (`torch_dtype`, `rope_theta`, `rope_scaling`) and 5 (`dtype`, `rope_parameters`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headway.models import huggingface_mixtures as mixtures
 from headway.models.facts import count_parameters
 from headway.models.shape import Shape
 
-#: Architecture -> what its config class assumes when a key is missing.
+#: Architecture -> the defaults of its config class for missing keys.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
     "MistralForCausalLM": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -28,7 +28,7 @@ _MODEL_TYPES = {
     **mixtures.MODEL_TYPES,
 }
 _WITH_WINDOW = ("MistralForCausalLM", mixtures.MIXTRAL)
-#: Key -> the only value that this decoder computes exactly.
+#: Key -> the only value that this decoder supports.
 _REQUIRED = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -39,8 +39,8 @@ _REQUIRED = {
     **mixtures.REQUIRED,
 }
 
-#: Key -> the largest value that is taken for a size, far above that of any model there is. Beyond it a config is
-#: damaged or hostile, and making that many modules would take all of the time and memory there is.
+#: Key -> the largest accepted size, far above that of any existing model. A config with a larger size is damaged or
+#: hostile, and building that many modules would exhaust time and memory.
 _LARGEST = {
     "num_hidden_layers": 10_000,
     "vocab_size": 2**24,
@@ -63,15 +63,14 @@ _MOST_PARAMETERS = 10**14
 
 
 def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
-    """The config of a checkpoint, complete.
+    """Convert the content of `config.json` to a complete config.
 
     Args:
         values: Content of `config.json`.
-        where: The file, for messages.
+        where: Name of the file in messages.
 
     Raises:
-        ConfigError: another architecture, a variant of it that this decoder does not compute, or sizes that no model
-            has.
+        ConfigError: the architecture or a variant of it is not supported, or the sizes are not those of any model.
     """
     architecture = _architecture(values, where)
     _check_sizes(values, where)
@@ -84,7 +83,7 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
             raise ConfigError(
                 f"{key} is {values[key]!r}; the native decoder computes {required!r} only",
                 where=where,
-                fix="use a checkpoint without it",
+                fix="use a checkpoint without this setting",
             )
     try:
         dim, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
@@ -149,7 +148,7 @@ def _architecture(values: dict[str, Any], where: str) -> str:
 
 
 def _rotary(values: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """What is said of the rotary embedding, first what transformers takes where there is both."""
+    """Return the rotary settings, beginning with those that transformers prefers if both keys are present."""
     found = [(key, values[key]) for key in ("rope_scaling", "rope_parameters") if values.get(key)]
     for key, value in found:
         if not isinstance(value, dict):
@@ -160,7 +159,7 @@ def _rotary(values: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _rope_theta(values: dict[str, Any], where: str) -> float:
-    """The rotary base; scaled rotary embeddings are refused, since they would silently compute something else."""
+    """Return the rotary base; raise for scaled rotary embeddings, which the decoder would silently compute wrongly."""
     rotary = _rotary(values, where)
     for parameters in rotary:
         kind = parameters.get("rope_type", parameters.get("type", "default"))
@@ -174,11 +173,11 @@ def _rope_theta(values: dict[str, Any], where: str) -> float:
 
 
 def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int | None]) -> dict[str, Any]:
-    """Content of `config.json` for a decoder, readable by transformers 4 and 5.
+    """Build the content of `config.json` for a decoder, readable by transformers 4 and 5.
 
     Args:
-        config: Complete.
-        dtype: Of the weights, as torch names it: `float32`, `bfloat16`.
+        config: A complete config.
+        dtype: Dtype of the weights in torch's spelling: `float32`, `bfloat16`.
         special_ids: `bos_token_id`, `eos_token_id`, `pad_token_id`.
 
     Raises:
@@ -187,10 +186,10 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
     shape = Shape.of(config)
     architecture = "LlamaForCausalLM"
     own: dict[str, Any] = {"attention_bias": False, "mlp_bias": False}
-    if config.sliding_window or shape.dim % shape.heads:  # Llama's config class wants heads to divide the width
+    if config.sliding_window or shape.dim % shape.heads:  # Llama's config class requires heads to divide the width
         architecture = "MistralForCausalLM"
-        # Without the version transformers takes every large vocabulary beside a Mistral for one that splits words
-        # wrongly, and warns of it. The keys written here are those of 5.0.
+        # Without a version, transformers warns for every Mistral with a large vocabulary that its tokenizer splits
+        # words wrongly. The keys written here are those of 5.0.
         own = {"sliding_window": config.sliding_window, "transformers_version": "5.0.0"}
     if config.qk_norm:
         if config.sliding_window:
@@ -215,7 +214,7 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": config.max_sequence_length,
-        "initializer_range": min(config.init_std, 1.0),  # transformers refuses a larger one
+        "initializer_range": min(config.init_std, 1.0),  # transformers rejects larger values
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},

@@ -1,4 +1,4 @@
-"""The folder of an export: whole or not there, and never in the place of a person's own files."""
+"""The output folder of an export: complete or absent, and never in place of the user's own files."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from headway.core.files import sha256_file, sync_folder, write_json
 from headway.core.foreign import LISTING_BYTES, read_json
 from headway.core.scratch import scratch_folder
 
-#: Lists what an export wrote, so that the next one to the same folder knows what is not a person's own.
+#: Lists the files of an export, so that the next export to the folder can tell them from the user's own files.
 MARKER = "headway_export.json"
 
 
 def check_not_foreign(folder: Path) -> None:
-    """Refuse a place that an export cannot take, or whose content is not an earlier export's.
+    """Check that an export may create or replace the folder.
 
     Raises:
-        ConfigError: it is a file, a mount point, or holds something else than an earlier export, as it was written.
+        ConfigError: it is a file, a mount point, or holds anything but an unchanged earlier export.
     """
     if folder.is_file():
         raise ConfigError("the output folder is a file", where=str(folder), fix="give a new folder")
     if os.path.ismount(folder):
         raise ConfigError(
-            "the output folder is a mount point, in whose place no other folder can be put",
+            "the output folder is a mount point, which cannot be replaced by another folder",
             where=str(folder),
             fix=f"give a folder inside it: {folder / 'export'}",
         )
@@ -38,33 +38,33 @@ def check_not_foreign(folder: Path) -> None:
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise ConfigError(
-            "the output folder holds something else than an earlier export",
+            "the output folder holds files that no earlier export wrote",
             where=f"{folder}: {', '.join(foreign[:3])}{more}",
             fix="give a new folder, or move these files away",
         )
 
 
 def mark(folder: Path) -> None:
-    """Write down what is in the folder of an export."""
+    """Record the files of an export and their digests in its folder."""
     write_json(
         folder / MARKER, {"files": {path.name: sha256_file(path) for path in sorted(folder.iterdir())}}, exact=True
     )
 
 
 def _written(folder: Path) -> dict[str, str | None]:
-    """Name -> SHA-256 of what an earlier export wrote; None where it has listed names alone."""
+    """Map each file name to the SHA-256 that an earlier export recorded; None if it recorded only names."""
     try:
         files: Any = read_json(folder / MARKER, LISTING_BYTES)["files"]
     except FileNotFoundError:
         return {}
     except (KeyError, TypeError, ValueError):
-        files = None  # nobody knows, so all is a person's own
+        files = None  # unreadable, so treat every file as the user's own
     listed = files if isinstance(files, dict) else dict.fromkeys(files) if isinstance(files, list) else {}
     return {**listed, MARKER: None}
 
 
 def _is_written(path: Path, written: dict[str, str | None]) -> bool:
-    """Whether an earlier export wrote this file: weights trained further may have been saved under its name."""
+    """Return whether an earlier export wrote this file; weights trained further may have been saved under its name."""
     if not path.is_file() or path.name not in written:
         return False
     digest = written[path.name]
@@ -73,13 +73,13 @@ def _is_written(path: Path, written: dict[str, str | None]) -> bool:
 
 @contextmanager
 def published(folder: Path) -> Iterator[Path]:
-    """Make a new folder, which takes the place of `folder` when the block ends without an error.
+    """Create a new folder that replaces `folder` when the block ends without an error.
 
-    What a killed export has left beside the folder goes; where it was killed while the two changed places, the former
-    folder is put back first.
+    Removes the remains of a killed export next to the folder. If that export was killed between its two renames, the
+    former folder is restored first.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Not in the scratch folder, which the next export removes: until the new one is in place it is the only one.
+    # Not in the scratch folder, which the next export removes: until the rename this is the only complete copy.
     old = folder.with_name(f".{folder.name}.before-export")
     with scratch_folder(f".{folder.name}.", folder.parent) as scratch:
         if old.exists():
@@ -95,6 +95,6 @@ def published(folder: Path) -> Iterator[Path]:
             sync_folder(folder.parent)
         except BaseException:
             if old.exists() and not folder.exists():
-                old.rename(folder)  # if that fails too it is left where it is
+                old.rename(folder)  # if this fails too, the former folder stays under its other name
             raise
         shutil.rmtree(old, ignore_errors=True)

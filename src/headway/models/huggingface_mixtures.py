@@ -1,8 +1,8 @@
-"""Which architecture of transformers computes a decoder with experts, and its keys in `config.json`.
+"""The transformers architecture for a decoder with experts, and its keys in `config.json`.
 
-Mixtral, Qwen 3 MoE and GLM-4 MoE have this decoder's attention and weigh the chosen experts as it does. The first two
-have softmax scores and no bias; the last has sigmoid scores, a bias that counts in the choice alone, and shared experts
-(as DeepSeek-V3 has, whose attention is another).
+Mixtral, Qwen 3 MoE and GLM-4 MoE have this decoder's attention and weigh the chosen experts as it does. Mixtral and
+Qwen have softmax scores and no bias. GLM has sigmoid scores, a bias that affects only the choice, and shared experts.
+DeepSeek-V3 has these too, but with different attention.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIXTRAL, QWEN, GLM = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCau
 MIXTURES = (MIXTRAL, QWEN, GLM)
 MODEL_TYPES = {MIXTRAL: "mixtral", QWEN: "qwen3_moe", GLM: "glm4_moe"}
 
-#: What the config classes assume when a key is missing, where that differs from what this decoder assumes.
+#: Defaults of the config classes for missing keys, where they differ from this decoder's defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
     MIXTRAL: {
         "max_position_embeddings": 131_072,
@@ -52,7 +52,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
     },
 }
-#: Key -> the only value with which this decoder computes the same.
+#: Key -> the only value that this decoder supports.
 REQUIRED = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 1,
@@ -64,10 +64,10 @@ REQUIRED = {
 
 
 def mixture_architecture(config: ModelConfig) -> str:
-    """The architecture that computes a decoder with experts.
+    """Return the architecture that computes a decoder with experts.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no architecture does.
     """
     architecture = GLM if config.router_score == "sigmoid" else QWEN if config.qk_norm else MIXTRAL
     for key, wrong, why, fix in _obstacles(config, architecture):
@@ -79,7 +79,7 @@ def mixture_architecture(config: ModelConfig) -> str:
 
 
 def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, str, str]]:
-    """Key, whether it is in the way, why, and what would not be."""
+    """List possible obstacles to the export: key, whether it applies, why, and the alternative."""
     softmax, narrow = architecture != GLM, bool(config.sliding_window)
     return [
         (
@@ -103,7 +103,7 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, 
         (
             "experts",
             not softmax and config.experts == 1,
-            "the supported architecture with sigmoid scores ranks two experts at least",
+            "the supported architecture with sigmoid scores needs at least two experts",
             "experts: 2, or router_score: softmax",
         ),
         (
@@ -122,7 +122,7 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, 
 
 
 def mixture_keys(config: ModelConfig) -> dict[str, Any]:
-    """The keys of `config.json` that belong to the experts and to their architecture."""
+    """Return the keys of `config.json` for the experts and their architecture."""
     shape, architecture = Shape.of(config), mixture_architecture(config)
     common = {"num_experts_per_tok": shape.experts_per_token, "output_router_logits": False}
     if architecture == MIXTRAL:
@@ -158,10 +158,10 @@ def mixture_keys(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_mixture_keys(architecture: str, values: dict[str, Any], where: str) -> dict[str, Any]:
-    """The keys of `ModelConfig` that a checkpoint with experts says.
+    """Return the keys of `ModelConfig` that a checkpoint with experts determines.
 
     Raises:
-        ConfigError: dense layers are elsewhere than at the start.
+        ConfigError: dense layers are not at the start.
     """
     expert_ffn_dim = values["intermediate_size"] if architecture == MIXTRAL else values["moe_intermediate_size"]
     keys = {"experts_per_token": values["num_experts_per_tok"], "expert_ffn_dim": expert_ffn_dim}
@@ -171,7 +171,7 @@ def from_mixture_keys(architecture: str, values: dict[str, Any], where: str) -> 
         dense = sorted(values.get("mlp_only_layers") or [])
         if dense != list(range(len(dense))):
             raise ConfigError(
-                f"layers without experts are {dense}; in the native decoder they are the first ones",
+                f"the layers without experts are {dense}; in the native decoder they must be the first ones",
                 where=f"{where}, mlp_only_layers",
                 fix="use another checkpoint",
             )

@@ -1,4 +1,4 @@
-"""Names and layouts of the weights: fused here, one tensor per projection in Hugging Face checkpoints."""
+"""Names and layouts of the weights: fused in Headway, one tensor per projection in Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.models.shape import Shape
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-#: Our name in a layer -> theirs, where the tensors are the same.
+#: Headway's name in a layer -> Hugging Face's, where the tensors are identical.
 _SAME_IN_LAYER = {
     "attention_norm.weight": "input_layernorm.weight",
     "attention.output.weight": "self_attn.o_proj.weight",
@@ -26,15 +26,15 @@ _QK_NORMS = {
 }
 
 
-#: Where a layer's experts are, and what the projections gate, up and down of one are called.
+#: Prefix of a layer's experts, and the names of the gate, up and down projections of an expert.
 _MIXTRAL = ("block_sparse_moe.", ("w1", "w3", "w2"))
 _OTHER_MIXTURES = ("mlp.", ("gate_proj", "up_proj", "down_proj"))
-#: Ending of the name of a router's bias, which stays in fp32: it moves by steps that bf16 would not tell apart.
+#: Name ending of a router's bias. It stays in fp32: bf16 would round its small steps away.
 SELECTION_BIAS = "e_score_correction_bias"
 
 
 def weight_names(config: ModelConfig) -> dict[str, list[str]]:
-    """Our parameter name -> the names of the tensors it holds in a Hugging Face checkpoint, in fused order."""
+    """Map each parameter name to the names of its tensors in a Hugging Face checkpoint, in fused order."""
     names = {"embedding.weight": ["model.embed_tokens.weight"], "norm.weight": ["model.norm.weight"]}
     if not config.tie_embeddings:
         names["head.weight"] = ["lm_head.weight"]
@@ -72,7 +72,7 @@ def _mixture_names(config: ModelConfig, shape: Shape, ours: str, theirs: str) ->
 
 
 def split_weight(name: str, tensor: torch.Tensor, shape: Shape) -> list[torch.Tensor]:
-    """The tensors that one of our parameters is in a Hugging Face checkpoint, in the order of `weight_names`."""
+    """Split a parameter into the tensors of a Hugging Face checkpoint, in the order of `weight_names`."""
     if name.endswith("gate_up.weight"):
         return list(tensor.chunk(2))
     if name.endswith("experts.gate_up"):
@@ -90,7 +90,7 @@ def split_weight(name: str, tensor: torch.Tensor, shape: Shape) -> list[torch.Te
 
 
 def fuse_weights(name: str, tensors: list[torch.Tensor], shape: Shape) -> torch.Tensor:
-    """The inverse of `split_weight`."""
+    """Fuse the tensors of a Hugging Face checkpoint into one parameter; the inverse of `split_weight`."""
     if name.endswith("gate_up.weight"):
         return torch.cat(tensors)
     if name.endswith("experts.gate_up"):
@@ -108,7 +108,7 @@ def fuse_weights(name: str, tensors: list[torch.Tensor], shape: Shape) -> torch.
 def to_huggingface_tensors(
     config: ModelConfig, state: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of the Hugging Face checkpoint of a decoder with this state dict; views where possible."""
+    """Yield names and tensors of the Hugging Face checkpoint for a state dict; views where possible."""
     shape = Shape.of(config)
     for name, theirs in weight_names(config).items():
         yield from zip(theirs, split_weight(name, state[name], shape), strict=True)

@@ -1,6 +1,6 @@
-"""One layer of the decoder, and its parts.
+"""One decoder layer and its parts.
 
-Suffixes of tensor names are those of `headway.models.decoder`.
+Tensor-name suffixes are those of `headway.models.decoder`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise `x`, (..., dim), in the dtype of the weight; the mean square is computed in fp32 in any case."""
+        """Normalise `x`, (..., dim), in the dtype of the weight; compute the mean square in fp32."""
         return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
@@ -43,8 +43,8 @@ class Attention(nn.Module):
         self.layer = layer
         self.group, self.head_dim = shape.queries_per_group, shape.head_dim
         self.dropout = config.dropout
-        # Output rows come by key-value group: that group's query heads, then its key, then its value. A contiguous
-        # cut of the rows into equal parts therefore cuts by group, which is what tensor parallelism needs.
+        # Output rows are ordered by key-value group: the group's query heads, then its key, then its value. Cutting
+        # the rows into equal contiguous parts therefore keeps groups whole, as tensor parallelism needs.
         self.qkv = nn.Linear(shape.dim, shape.kv_heads * (shape.queries_per_group + 2) * shape.head_dim, bias=False)
         self.output = nn.Linear(shape.heads * shape.head_dim, shape.dim, bias=False)
         self.q_norm = RMSNorm(shape.head_dim, config.norm_eps) if config.qk_norm else None
@@ -52,7 +52,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         B, T, _ = x_BTD.shape
-        # As many key-value groups as this worker has.
+        # -1: the number of key-value groups on this worker.
         qkv = self.qkv(x_BTD).view(B, T, -1, self.group + 2, self.head_dim)
         q_BTKGH, k_BTK1H, v_BTK1H = qkv.split([self.group, 1, 1], dim=3)
         if self.q_norm is not None and self.k_norm is not None:
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         k = rotate(k_BTK1H, positions.cos, positions.sin).to(qkv.dtype).squeeze(3)
         v = v_BTK1H.squeeze(3)
         if torch.is_grad_enabled() and (self.q_norm is None or self.q_norm.weight.dtype != qkv.dtype):
-            v = v.contiguous()  # as a view it would keep queries and keys from before their rotation, too
+            v = v.contiguous()  # a view would also keep the queries and keys from before the rotation alive
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         y_BTD = self.output(attend(q, k, v, positions).flatten(2))
@@ -74,8 +74,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         super().__init__()
         self.dropout = config.dropout
-        # Output rows come in groups: rows of the gate, then as many of the linear branch. A contiguous cut of the rows
-        # into equal parts therefore leaves each part gates with their partners, which tensor parallelism needs.
+        # Output rows come in groups: rows of the gate, then as many rows of the linear branch. Cutting the rows into
+        # equal contiguous parts therefore keeps each gate with its partner, as tensor parallelism needs.
         self.width = shape.ffn_dim // shape.ffn_groups
         self.gate_up_groups = nn.Linear(shape.dim, 2 * shape.ffn_dim, bias=False)
         self.down = nn.Linear(shape.ffn_dim, shape.dim, bias=False)
@@ -86,13 +86,13 @@ class FeedForward(nn.Module):
 
 
 def _for_products(x: torch.Tensor) -> torch.Tensor:
-    """In the dtype that autocast would give it in the next product, so that it travels to other workers in that."""
+    """Cast to the dtype that autocast would use in the next product, so that workers exchange the smaller tensor."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 class Layer(nn.Module):
-    """One decoder layer: attention and feed-forward or experts, each normalised before and added to the residual."""
+    """A decoder layer: attention, then feed-forward or experts, each pre-normalised and added to the residual."""
 
     def __init__(self, config: ModelConfig, shape: Shape, index: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Layer(nn.Module):
     def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
         if self.activation_checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
             return self._compute(x_BTD, positions, cache)
-        # torch.compile takes no `context_fn` that does nothing.
+        # torch.compile does not accept a `context_fn` that does nothing.
         selective = self.activation_checkpointing == "selective"
         options: dict[str, Any] = {"context_fn": selective_contexts} if selective else {}
         y_BTD: torch.Tensor = checkpoint(self._compute, x_BTD, positions, cache, use_reentrant=False, **options)

@@ -1,8 +1,8 @@
-"""Vocabulary projection and cross-entropy in one, without the logits of a whole batch.
+"""Vocabulary projection and cross-entropy in one function, without the logits of a whole batch.
 
 The logits of a batch are the largest tensor of a small model's training step. Here they exist for one chunk of rows at
-a time: their gradient is computed while they are there, in the forward pass, and only the gradients of the rows and of
-the projection are kept (Hsu et al. 2024, "Liger Kernel", section 3.2, fused linear cross-entropy).
+a time. The forward pass also computes their gradient, and keeps only the gradients of the rows and of the projection
+(Hsu et al. 2024, "Liger Kernel", section 3.2, fused linear cross-entropy).
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ from headway.models.tied import TiedGradient
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-#: Rows of logits that a CPU takes at a time where that is no loss: what is fp32 of them stays in its cache.
+#: Rows of logits that a CPU converts at a time where that costs nothing: the fp32 copies stay in its cache.
 _CACHED_ROWS = 32
 
 
 @dataclass(frozen=True)
 class VocabularyPart:
-    """The rows of the vocabulary projection that this worker has; workers have equally many, in order of rank."""
+    """The rows of the vocabulary projection on this worker; workers have equally many, in order of rank."""
 
     first: int
-    """The first of them."""
+    """Index of the first row."""
     group: dist.ProcessGroup
-    """The workers that have all together."""
+    """The workers that share the vocabulary."""
 
 
 def vocabulary_parallel_cross_entropy(
     x_BTD: DTensor, weight_VD: torch.Tensor, targets_BT: torch.Tensor, *, chunk_rows: int | None = None
 ) -> torch.Tensor:
-    """`linear_cross_entropy` where workers share the vocabulary, and the positions of `x`; the same on each of them.
+    """Compute `linear_cross_entropy` where workers share the vocabulary and the positions of `x`.
 
-    Shoeybi et al. 2019, section 3: logits stay where they are; maxima, sums and the targets' logits travel.
+    Every worker gets the same loss. Logits stay local; maxima, sums and the logits of targets travel (Shoeybi et al.
+    2019, section 3).
 
     Args:
-        x_BTD: On a one-dimensional mesh, cut by position.
-        weight_VD: A `DTensor` of the same mesh, cut into equal parts of the vocabulary.
-        targets_BT: All positions.
-        chunk_rows: As of `linear_cross_entropy`.
+        x_BTD: On a one-dimensional mesh, sharded by position.
+        weight_VD: A `DTensor` of the same mesh, sharded into equal parts of the vocabulary.
+        targets_BT: Targets of all positions.
+        chunk_rows: As in `linear_cross_entropy`.
     """
     from torch.distributed.tensor import Partial, Replicate
 
     assert is_dtensor(weight_VD)
     group = weight_VD.device_mesh.get_group()
-    if torch.is_autocast_enabled(x_BTD.device.type):  # before it travels
+    if torch.is_autocast_enabled(x_BTD.device.type):  # before the gather
         x_BTD = cast("DTensor", x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type)))
-    # Each worker's logits give a part of the gradient of `x`; its sum goes back to where the positions came from.
+    # Each worker's logits give a partial gradient of `x`; the backward pass sums them and splits the sum by position.
     whole_BTD = x_BTD.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     rows_VD = weight_VD.to_local()
     part = VocabularyPart(dist.get_rank(group) * rows_VD.shape[0], group)
@@ -76,19 +77,19 @@ def linear_cross_entropy(
     compiled: bool = False,
     tied: TiedGradient | None = None,
 ) -> torch.Tensor:
-    """Sum over rows of `cross_entropy(x @ weight.T, target)`, differentiable once in `x` and `weight`.
+    """Sum `cross_entropy(x @ weight.T, target)` over rows; differentiable once in `x` and `weight`.
 
     Under autocast the products are in its dtype; softmax, loss and the sum of the weight's gradient are in fp32.
 
     Args:
         x_ND: Rows, fp32, bf16 or fp16, (N, D).
         weight_VD: Vocabulary projection, fp32 or bf16, (V, D).
-        targets_N: int64, (N,); rows with `IGNORE_TARGET` take no part.
-        chunk_rows: Most rows whose logits are alive at a time; by device and vocabulary when not given.
-        part: What of the vocabulary `weight_VD` is, where others have the rest. They get the same rows and the same
-            loss; the gradient of `x_ND` is then that of this worker's logits, which is to be summed over workers.
-        compiled: Compile what is done between the products, if the whole vocabulary is here.
-        tied: Takes the gradient of the weight, which then has none from here (`tied_embedding`).
+        targets_N: int64, (N,); rows with `IGNORE_TARGET` are left out.
+        chunk_rows: Most rows whose logits exist at a time; chosen by device and vocabulary by default.
+        part: The part of the vocabulary in `weight_VD`, if other workers have the rest. All of them get the same rows
+            and the same loss. The gradient of `x_ND` covers this worker's logits and must be summed over workers.
+        compiled: Compile the code between the products, if the whole vocabulary is local.
+        tied: Stores the gradient of the weight, which then gets none from here (`tied_embedding`).
 
     Returns:
         fp32 scalar, in nats.
@@ -104,7 +105,7 @@ def linear_cross_entropy(
         return loss
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
-    # Logits in fp32 are overwritten as they are. Where others have parts, all wait for each other every time.
+    # fp32 logits are overwritten in place. With shared vocabularies each call is a collective, so calls should be few.
     at_once = _CACHED_ROWS if device == "cpu" and part is None and x_ND.element_size() == 2 else rows
     for x_CD, targets_C in zip(torch.split(x_ND, rows), torch.split(targets_N, rows), strict=True):
         logits_CV = x_CD @ w_VD.t()
@@ -115,7 +116,7 @@ def linear_cross_entropy(
 
 
 class _ChunkLoss(NamedTuple):
-    """Loss of a chunk and what its gradient needs."""
+    """The loss of a chunk, and the tensors that its gradient needs."""
 
     loss: torch.Tensor
     """Summed over rows."""
@@ -124,13 +125,13 @@ class _ChunkLoss(NamedTuple):
     sum_C1: torch.Tensor
     """Its sum over the whole vocabulary."""
     index_C1: torch.Tensor
-    """Index of each row's target, 0 where it is not here."""
+    """Index of each row's target; 0 if the target is not local."""
     here_C1: torch.Tensor
-    """Whether it is: neither ignored nor another worker's."""
+    """Whether the target is local: neither ignored nor on another worker."""
 
 
 def _chunk_loss(logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None) -> _ChunkLoss:
-    """`logits_CV` may be overwritten."""
+    """Compute the loss of a chunk of logits; may overwrite `logits_CV`."""
     valid_C1 = (targets_C != IGNORE_TARGET).unsqueeze(1)
     local_C1, here_C1 = targets_C.unsqueeze(1), valid_C1
     if part is not None:
@@ -157,11 +158,12 @@ def _loss_and_gradients(
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
     tied: TiedGradient | None,
+    *,
     chunk_rows: int,
     part: VocabularyPart | None,
     compiled: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, its gradient in `x` in the dtype of `x`, and in the weight in fp32."""
+    """Compute the loss, its gradient in `x` in the dtype of `x`, and its gradient in the weight in fp32."""
     w_VD = weight_VD.to(x_ND.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=x_ND.device)
     x_grad_ND = torch.empty_like(x_ND)
@@ -181,15 +183,18 @@ def _loss_and_gradients(
 
 
 def _accumulate(total_VD: torch.Tensor, grad_CV: torch.Tensor, x_CD: torch.Tensor, is_first: bool) -> None:
-    """Add a chunk's part of the projection's gradient. The first is not added to zeros: that would be two more passes
-    over a matrix as large as the weight."""
+    """Add a chunk's part of the projection's gradient.
+
+    The first part overwrites instead of being added to zeros, which saves two passes over a matrix as large as the
+    weight.
+    """
     if x_CD.dtype == torch.float32:
         total_VD.addmm_(grad_CV.t(), x_CD, beta=int(not is_first))
     elif total_VD.device.type != "cpu":
         take = total_VD.copy_ if is_first else total_VD.add_
         take(grad_CV.t() @ x_CD)
     else:
-        # In one go, adding 16 bits to 32 takes a CPU eight times as long as in blocks that are made fp32 in its cache.
+        # A CPU adds 16-bit to 32-bit values eight times as fast in blocks that it converts to fp32 in its cache.
         for total_RD, grad_CR in zip(total_VD.split(PRODUCT_ROWS), grad_CV.split(PRODUCT_ROWS, 1), strict=True):
             part_RD = grad_CR.t() @ x_CD
             if is_first:
@@ -202,15 +207,15 @@ def _accumulate(total_VD: torch.Tensor, grad_CV: torch.Tensor, x_CD: torch.Tenso
 def _chunk_gradient(
     logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, and two factors of the gradient of the logits: (C, V) in their dtype, and (C, 1).
+    """Compute the loss, and two factors of the gradient of the logits: (C, V) in their dtype, and (C, 1).
 
-    That gradient is exp / sum - one_hot(target). Whoever divides the short sides of both products by the sum saves a
-    pass over the long one. `logits_CV` may be overwritten.
+    That gradient is exp / sum - one_hot(target). Dividing the short sides of both products by the sum saves a pass over
+    the long one. May overwrite `logits_CV`.
     """
     dtype = logits_CV.dtype
-    logits_CV = logits_CV.float()  # those in 16 bits are not needed any more
+    logits_CV = logits_CV.float()  # frees the 16-bit logits
     loss, exp_CV, sum_C1, index_C1, here_C1 = _chunk_loss(logits_CV, targets_C, part)
-    if dtype == torch.float16:  # the sum over a large vocabulary has no place in it
+    if dtype == torch.float16:  # its range is too small for the sum over a large vocabulary
         exp_CV, sum_C1 = exp_CV.div_(sum_C1), torch.ones_like(sum_C1)
     one_hot_C = exp_CV.gather(1, index_C1).sub_(sum_C1.where(here_C1, 0.0)).squeeze(1)
     row_C = torch.arange(exp_CV.shape[0], device=exp_CV.device)
@@ -221,8 +226,10 @@ def _chunk_gradient(
 def _compiled_chunk_gradient(
     logits_CV: torch.Tensor, targets_C: torch.Tensor, _: VocabularyPart | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same for the whole vocabulary; `logits_CV` are overwritten. On a CPU by a few rows at a time, so that their
-    exponentials stay in its cache and take no memory."""
+    """Compute `_chunk_gradient` for the whole vocabulary with compiled code; overwrites `logits_CV`.
+
+    A CPU takes a few rows at a time, so that their exponentials stay in its cache and need no memory.
+    """
     if logits_CV.device.type != "cpu":
         whole: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _compiled(_chunk_gradient)(logits_CV, targets_C)
         return whole
@@ -235,7 +242,7 @@ def _compiled_chunk_gradient(
 
 
 def _overwrite(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_chunk_gradient` where its logits were."""
+    """Compute `_chunk_gradient` in place of its logits."""
     loss, grad_CV, scale_C1 = _chunk_gradient(logits_CV, targets_C)
     logits_CV.copy_(grad_CV)
     return loss, scale_C1
@@ -256,7 +263,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         tied: TiedGradient | None,
         *further: Any,
     ) -> torch.Tensor:
-        loss, *gradients = _loss_and_gradients(x_ND, weight_VD, targets_N, tied, *further)
+        rows, part, compiled = further
+        loss, *gradients = _loss_and_gradients(
+            x_ND, weight_VD, targets_N, tied, chunk_rows=rows, part=part, compiled=compiled
+        )
         ctx.save_for_backward(*gradients)
         ctx.weight_dtype, ctx.tied = weight_VD.dtype, tied
         return loss
@@ -266,7 +276,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_grad_ND, w_grad_VD = ctx.saved_tensors
         x_grad_ND = x_grad_ND * grad_output.to(x_grad_ND.dtype)
-        # It is as large as the weight, so it is scaled where it is, unless `retain_graph` says that it is wanted again.
+        # It is as large as the weight, so scale it in place, unless `retain_graph` keeps it for another backward pass.
         if torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph():
             w_grad_VD = w_grad_VD * grad_output
         else:

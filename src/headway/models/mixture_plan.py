@@ -1,9 +1,9 @@
-"""Mixtures of experts between matrices that tensor-parallel workers share.
+"""Mixtures of experts under tensor parallelism.
 
-Between layers each of these workers has some positions of the residual stream, and here it stays so: it routes its own
-tokens, and routed and shared experts compute them with whole matrices. Cutting those too would leave each worker slices
-of few columns, and bring all positions together first. What a worker saves by cutting it saves by having fewer experts
-instead (`headway.parallel.experts`).
+Between layers each tensor-parallel worker has some positions of the residual stream. A mixture keeps that layout: the
+worker routes its own tokens, and routed and shared experts compute them with whole matrices. Cutting those matrices too
+would leave each worker narrow slices and gather all positions first. Expert parallelism saves the memory instead
+(`headway.parallel.experts`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headway.models.moe import MixtureOfExperts
 
 
 class OwnPositions(ParallelStyle):
-    """Gives a mixture this worker's tokens; what it returns are again those of one worker, as the residual stream is.
+    """Runs a mixture on this worker's tokens and returns them in the layout of the residual stream.
 
-    Routed experts are left alone: they may have been dealt out before.
+    Leaves routed experts alone: expert parallelism may have sharded them before.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, MixtureOfExperts)
-        # The router's weight is used without its module.
+        # The mixture uses the router's weight directly, not through the module.
         weight = DTensor.from_local(module.router.weight.detach(), device_mesh, [Replicate()], run_check=False)
         module.router.weight = nn.Parameter(weight, requires_grad=module.router.weight.requires_grad)
         if module.shared is not None:

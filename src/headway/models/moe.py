@@ -1,7 +1,7 @@
-"""Mixture of experts in place of a feed-forward layer: router, shared experts, balance.
+"""Mixture of experts instead of a feed-forward layer: router, shared experts, balance.
 
-Tokens choose their `experts_per_token` best experts (Shazeer et al. 2017, section 2.1); shared experts see every token
-(Dai et al. 2024, DeepSeekMoE, section 3.2). Suffixes of tensor names as in `headway.models.experts`.
+Tokens choose their `experts_per_token` best experts (Shazeer et al. 2017, section 2.1); shared experts compute every
+token (Dai et al. 2024, DeepSeekMoE, section 3.2). Tensor-name suffixes as in `headway.models.experts`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from headway.config import ModelConfig
     from headway.models.shape import Shape
 
-#: Losses are added up in whole multiples of this: sums of integers are the same in every order.
+#: Losses are summed in integer multiples of this unit: integer sums do not depend on the order.
 _LOSS_UNIT = 2.0**-20
 _LARGEST_LOSS = 2.0**40
-#: Integers that a layer counts beside the loads of its experts: tokens, and two losses in units.
-_BESIDE_LOADS = 3
+#: Integers that a layer counts in addition to the loads of its experts: tokens, and two losses in units.
+_EXTRA_COUNTS = 3
 
 
 class Routing(NamedTuple):
-    """Where tokens go."""
+    """The experts chosen for each token."""
 
     logits_NE: torch.Tensor
     """fp32."""
@@ -46,7 +46,7 @@ class Routing(NamedTuple):
 
 
 class SharedExperts(nn.Module):
-    """The experts that every token has: as one SwiGLU of their common width."""
+    """The experts that compute every token, as one SwiGLU of their combined width."""
 
     def __init__(self, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -62,9 +62,9 @@ class SharedExperts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Routed and shared experts.
 
-    While training, the router's losses join the objective in the backward pass: their gradient is that of a sum over
-    tokens which is added to the loss that is differentiated. So that loss must be a sum over tokens too, and whatever
-    scales it has to scale the gradients instead, as `headway.training.step` does, or to set `loss_scale`.
+    In training, the router losses join the objective in the backward pass: their gradient is that of a sum over tokens,
+    added to the loss being differentiated. That loss must therefore be a sum over tokens too. A caller that scales the
+    loss must scale the gradients instead, as `headway.training.step` does, or set `loss_scale`.
     """
 
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
@@ -79,29 +79,29 @@ class MixtureOfExperts(nn.Module):
         bias = torch.zeros(shape.experts) if selects_with_bias(config) else None
         self.register_buffer("selection_bias", bias)
         self.loss_scale = 1.0
-        """What the loss is multiplied by before it is differentiated."""
+        """Factor of the loss in the backward pass."""
         self.row_sharers: ProcessGroup | None = None
-        """Workers that compute other positions of the same rows; None when this one has whole rows."""
+        """The workers that compute other positions of the same rows; None if rows are whole."""
         self._tally: torch.Tensor | None = None
 
     @property
     def bias_E(self) -> torch.Tensor | None:
-        """fp32, added to the scores where experts are chosen, and nowhere else; None with softmax and no `bias_rate`.
+        """fp32 bias of the scores, used only to choose experts; None with softmax scores and no `bias_rate`.
 
-        It changes between steps only, by `after_step`.
+        Only `after_step` changes it, between steps.
         """
         return self.selection_bias  # type: ignore[return-value]
 
-    # The loop over experts reads their loads, and the tally is no matter for a graph; the products are large anyway.
-    # This is `torch.compiler.disable`, which loads the compiler where it is used, not where it is named.
+    # Not compiled: the loop over experts reads their loads on the host, the tally is a side effect, and the products
+    # are large anyway. This is what `torch.compiler.disable` does, without importing the compiler here.
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def forward(self, x_BTD: torch.Tensor, counted_BT: torch.Tensor | None = None) -> torch.Tensor:
-        """Output of all experts of a token, weighted and added up, (B, T, D).
+        """Compute the weighted sum of the outputs of each token's experts, (B, T, D).
 
         Args:
             x_BTD: Normalised residual stream.
-            counted_BT: True for tokens that take part in the loss. The others (padding) are computed like them, but
-                enter neither the router's losses nor the loads.
+            counted_BT: True for tokens that enter the loss. The other tokens (padding) are computed too, but enter
+                neither the router's losses nor the loads.
         """
         x_ND = x_BTD.flatten(0, -2)
         routing = self.route(x_ND)
@@ -116,7 +116,7 @@ class MixtureOfExperts(nn.Module):
         return F.dropout(y_ND.view(x_BTD.shape), self.dropout, self.training)
 
     def route(self, x_ND: torch.Tensor) -> Routing:
-        """Choose the experts of every token, in fp32 whatever `train.precision` is (TF32 where that is asked for)."""
+        """Choose the experts of every token, in fp32 whatever `train.precision` is (TF32 if enabled)."""
         with torch.autocast(x_ND.device.type, enabled=False):
             logits_NE = F.linear(x_ND.float(), _on_own_tokens(self.router.weight).float())
         scores_NE = logits_NE.softmax(-1) if self.score == "softmax" else logits_NE.sigmoid()
@@ -136,12 +136,12 @@ class MixtureOfExperts(nn.Module):
             loads_E = count_experts(routing.experts_NK, loads_E.numel(), counted_N1)
         tokens = counted_N1.sum() if counted_N1 is not None else loads_E.new_tensor(y_ND.shape[0])
         z = summed_z_loss(routing.logits_NE, counted_N1)
-        # The loss of a micro-batch has a factor that knows all its tokens, and one that is a sum over them: so the
-        # parts of it that workers with parts of its rows compute add up to the whole.
+        # The balance loss of a micro-batch is a factor over all its tokens times a sum over them. With that factor
+        # summed over whole rows, the losses of the workers that share rows add up to the loss of the rows.
         all_loads_E, all_tokens = self._over_whole_rows(loads_E, tokens)
         balance = summed_balance_loss(routing.scores_NE, all_loads_E, all_tokens, self.experts_per_token, counted_N1)
         record = torch.cat([loads_E, torch.stack([tokens, _in_units(z), _in_units(balance)])])
-        # A loss without a weight stays out altogether: zero times infinity would not.
+        # Leave out a loss of weight zero altogether: zero times infinity is NaN.
         terms = [weight * loss for weight, loss in ((self.z_weight, z), (self.balance_weight, balance)) if weight]
         loss = torch.stack(terms).sum() if terms else torch.zeros_like(z)
         joined: torch.Tensor = _JoinLoss.apply(  # type: ignore[no-untyped-call]
@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         return joined
 
     def _over_whole_rows(self, loads_E: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loads and tokens of all positions of the micro-batch, of which this worker may have a part."""
+        """Sum loads and tokens over all positions of the micro-batch, of which this worker may have only some."""
         if self.row_sharers is None:
             return loads_E, tokens
         everyone = torch.cat([loads_E, tokens.view(1)])
@@ -161,20 +161,22 @@ class MixtureOfExperts(nn.Module):
         self._tally = record.clone() if self._tally is None else self._tally.add_(record)
 
     def take_tally(self) -> torch.Tensor | None:
-        """What backward passes have counted since the last call, int64 on the layer's device: loads of all experts,
-        tokens, and two losses in units. None if there were none."""
+        """Return and reset the counts of the backward passes since the last call; None if there were none.
+
+        The counts are int64 on the layer's device: loads of all experts, tokens, and two losses in units.
+        """
         tally, self._tally = self._tally, None
         return tally
 
     @torch.no_grad()
     def move_bias(self, loads_E: torch.Tensor) -> None:
-        """Make overloaded experts less likely and the others more, all by the same amount.
+        """Make overloaded experts less likely and the others more likely, all by the same amount.
 
         Wang et al. 2024, "Auxiliary-Loss-Free Load Balancing", algorithm 1; DeepSeek-V3, section 2.1.2.
 
         Args:
-            loads_E: int64, tokens of each expert in the global batch. The signs are those of integers, so every worker
-                that knows them has the same bias, bit for bit.
+            loads_E: int64, tokens of each expert in the global batch. Signs of integers are exact, so the bias is
+                identical on every worker, bit for bit.
         """
         if self.bias_E is not None and self.bias_rate:
             error_E = loads_E.sum() - loads_E * loads_E.numel()
@@ -182,7 +184,10 @@ class MixtureOfExperts(nn.Module):
 
 
 def _on_own_tokens(weight: torch.Tensor) -> torch.Tensor:
-    """A weight that tensor-parallel workers all have, each for its own tokens: its gradient is one part of a sum."""
+    """Return the local weight of tensor-parallel workers that each apply it to their own tokens.
+
+    Each worker's gradient is then a partial sum.
+    """
     if not is_dtensor(weight):
         return weight
     from torch.distributed.tensor import Partial
@@ -191,12 +196,12 @@ def _on_own_tokens(weight: torch.Tensor) -> torch.Tensor:
 
 
 def selects_with_bias(config: ModelConfig) -> bool:
-    """Whether routers have a bias: with sigmoid scores always, as Hugging Face checkpoints of that kind do."""
+    """Return whether routers have a bias; with sigmoid scores they always do, as in Hugging Face checkpoints."""
     return config.router_score == "sigmoid" or bool(resolved_balance(config)["balance_bias_rate"])
 
 
 def count_experts(experts_NK: torch.Tensor, experts: int, counted_N1: torch.Tensor | None = None) -> torch.Tensor:
-    """How many tokens each expert has, int64 (E,); exact, since integers are added."""
+    """Count the tokens of each expert, int64 (E,); exact, since integers are added."""
     ones = torch.ones_like(experts_NK) if counted_N1 is None else counted_N1.expand_as(experts_NK).long()
     tokens = experts_NK.shape[0]
     one_hot = torch.zeros(tokens * experts, dtype=torch.int64, device=experts_NK.device)
@@ -204,19 +209,21 @@ def count_experts(experts_NK: torch.Tensor, experts: int, counted_N1: torch.Tens
 
 
 def _chosen(scores_NE: torch.Tensor, experts_NK: torch.Tensor) -> torch.Tensor:
-    """The scores of chosen experts, (N, K)."""
+    """Gather the scores of the chosen experts, (N, K)."""
     return scores_NE.flatten().gather(0, _flat(experts_NK, scores_NE.shape[1])).view_as(experts_NK)
 
 
 def _flat(experts_NK: torch.Tensor, experts: int) -> torch.Tensor:
-    """Where chosen experts are in (N, E), flat: where GPUs are to be deterministic, the host waits for whatever is
-    scattered in more dimensions, as the gradient of what was gathered is."""
+    """Compute the flat indices of the chosen experts in (N, E).
+
+    Indices in more dimensions would make the host wait on deterministic GPUs: the gradient of a gather is a scatter.
+    """
     first_N1 = torch.arange(0, experts_NK.shape[0] * experts, experts, device=experts_NK.device).unsqueeze(1)
     return (first_N1 + experts_NK).flatten()
 
 
 def summed_z_loss(logits_NE: torch.Tensor, counted_N1: torch.Tensor | None = None) -> torch.Tensor:
-    """Sum over tokens of the squared log-sum-exp of their logits (Zoph et al. 2022, ST-MoE, equation 5)."""
+    """Sum the squared log-sum-exp of the logits over tokens (Zoph et al. 2022, ST-MoE, equation 5)."""
     z_N1 = logits_NE.logsumexp(-1, keepdim=True).square()
     return (z_N1 if counted_N1 is None else z_N1.where(counted_N1, 0.0)).sum()
 
@@ -228,9 +235,10 @@ def summed_balance_loss(
     experts_per_token: int,
     counted_N1: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """E times the sum over experts of load share times mean score share (Fedus et al. 2021, equation 4), times tokens.
+    """Compute the balance loss of a micro-batch, summed over its tokens.
 
-    It is taken within a micro-batch. 1 per token when all experts have the same load.
+    Per token it is E times the sum over experts of load share times mean score share (Fedus et al. 2021, equation 4),
+    which is 1 when all experts have the same load.
     """
     shares_NE = scores_NE / scores_NE.sum(-1, keepdim=True)
     if counted_N1 is not None:
@@ -245,53 +253,52 @@ def _in_units(loss: torch.Tensor) -> torch.Tensor:
 
 
 class _JoinLoss(torch.autograd.Function):
-    """Passes a tensor on unchanged; in the backward pass a scalar gets the gradient it has as a summand of the loss.
+    """Return a tensor unchanged, and give a scalar in the backward pass the gradient of a summand of the loss.
 
-    What was counted is told then too: a backward pass happens once, also where the forward pass is done again for it.
+    The backward pass also reports the counts: it happens once even if the forward pass is recomputed for it.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, y: torch.Tensor, loss: torch.Tensor, scale: float, record: torch.Tensor, tell: Any
-    ) -> torch.Tensor:
+    def forward(ctx: Any, y: torch.Tensor, loss: torch.Tensor, scale: float, *counting: Any) -> torch.Tensor:
+        record, report = counting
         ctx.save_for_backward(record)
-        ctx.tell, ctx.dtype, ctx.scale = tell, loss.dtype, scale
+        ctx.report, ctx.dtype, ctx.scale = report, loss.dtype, scale
         return y.view_as(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         (record,) = ctx.saved_tensors
-        ctx.tell(record)
+        ctx.report(record)
         return grad, torch.full((), ctx.scale, dtype=ctx.dtype, device=grad.device), None, None, None
 
 
 def take_counts(layers: Sequence[MixtureOfExperts | None], experts: int) -> torch.Tensor:
-    """What all layers have counted, one row each, int64 on the CPU; zeros for those that other workers have."""
+    """Return the counts of all layers, one row each, int64 on the CPU; zeros for layers of other workers."""
     tallies = [None if layer is None else layer.take_tally() for layer in layers]
     device = next((tally.device for tally in tallies if tally is not None), None)
-    nothing = torch.zeros(experts + _BESIDE_LOADS, dtype=torch.int64, device=device)
-    # Brought from a GPU at once, and not one after the other.
+    nothing = torch.zeros(experts + _EXTRA_COUNTS, dtype=torch.int64, device=device)
+    # One copy from the GPU instead of one per layer.
     return torch.stack([nothing if tally is None else tally for tally in tallies]).cpu()
 
 
 def after_step(
     layers: Sequence[MixtureOfExperts | None], counts: torch.Tensor, updated: bool, experts_per_token: int
 ) -> dict[str, float]:
-    """Move the routers' biases by what the global batch did, and say what that was.
+    """Move the routers' biases by the loads of the global batch, and return its metrics.
 
     Args:
-        layers: All of the model; None for those that other workers have.
-        counts: Sum over workers of `take_counts`.
-        updated: Whether the weights were updated. If not, loss or gradient was not finite, so no bias moves, and what
-            was counted tells nothing.
+        layers: The layers with experts of the whole model; None for layers of other workers.
+        counts: Sum of `take_counts` over workers.
+        updated: Whether the weights were updated. If not, the loss or a gradient was not finite: biases stay, and
+            the counts mean nothing.
 
     Returns:
         Metrics: `train/router_z_loss` and `train/router_balance_loss` (means over tokens and layers, before their
-        weights), `train/expert_load_max` (largest load over mean load, of the layer where that is most),
-        `train/dropped_share` (of the pairs of tokens and experts that were to be computed).
+        weights), `train/expert_load_max` (largest load over mean load, maximum over layers), `train/dropped_share`
+        (share of the pairs of token and expert that were dropped).
     """
-    experts = counts.shape[1] - _BESIDE_LOADS
+    experts = counts.shape[1] - _EXTRA_COUNTS
     loads, tokens, z, balance = counts.split([experts, 1, 1, 1], dim=1)
     seen = int(tokens.sum())
     if not updated or not seen:

@@ -1,9 +1,9 @@
-"""Selective activation checkpointing: which results of a layer are kept, and which are computed again.
+"""Selective activation checkpointing: which results of a layer are kept, and which are recomputed.
 
-Kept are the outputs of attention, whose computation grows with the square of the row, and every second matrix product:
-the first, the third, and so on. Norms, activation functions, rotations and the other products are computed again from
-the layer's input (Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 5,
-has the idea of recomputing what is large and cheap).
+Kept are the outputs of attention, whose cost grows with the square of the row length, and every second matrix product:
+the first, the third, and so on. Norms, activation functions, rotations and the other products are recomputed from the
+layer's input. Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section 5,
+introduced recomputing what is large and cheap.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ATTENTION = (
     "_efficient_attention_forward",
     "_cudnn_attention_forward",
 )
-#: What calls one of these out of sight, or is our own. Known by name only: to load the former is to load the compiler.
+#: A wrapper of one of these kernels, and our own operator. Matched by name: importing the former imports the compiler.
 _BY_NAME = ("torch_attn::_varlen_attn", "headway::causal_attention")
 
 
 def _overloads(*names: str) -> frozenset[Any]:
-    """Operators of this version of PyTorch that have one of the names."""
+    """Return the operators of this PyTorch version that have one of the names."""
     packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
     return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
 
@@ -38,7 +38,7 @@ PRODUCTS, ATTENTION = _overloads(*_PRODUCTS), _overloads(*_ATTENTION)
 
 
 def selective_contexts() -> tuple[Any, Any]:
-    """The `context_fn` of `torch.utils.checkpoint.checkpoint` for one layer: contexts of its first and second pass."""
+    """Create the contexts of a layer's first and second pass: the `context_fn` of `torch.utils.checkpoint`."""
     seen = {False: 0, True: 0}
 
     def policy(context: SelectiveCheckpointContext, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -1,4 +1,4 @@
-"""The complete shape of a decoder: what a resolved `ModelConfig` says, with nothing left open."""
+"""The complete shape of a decoder: a resolved `ModelConfig` with every size filled in."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _VOCAB_MULTIPLE = 64
 
 
 def embedding_rows(vocab_size: int) -> int:
-    """Rows of the embedding for a tokenizer's vocabulary: a multiple of 64."""
+    """Return the number of embedding rows for a vocabulary, rounded up to a multiple of 64."""
     return -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder of the Llama family, with or without experts; all are numbers of elements or of modules."""
+    """Sizes of a decoder of the Llama family, with or without experts, in elements or modules."""
 
     vocab_size: int
     dim: int
@@ -33,24 +33,24 @@ class Shape:
     head_dim: int
     ffn_dim: int
     experts: int = 0
-    """Routed experts of a layer; 0 where all layers are dense."""
+    """Routed experts per layer; 0 if all layers are dense."""
     experts_per_token: int = 0
     expert_ffn_dim: int = 0
     shared_ffn_dim: int = 0
-    """Common width of the shared experts of a layer; 0 without."""
+    """Combined width of a layer's shared experts; 0 without any."""
     dense_layers: int = 0
-    """Layers at the start without experts; all of them where there are none."""
+    """Leading layers without experts; all layers if the model has no experts."""
 
     @classmethod
     def of(cls, config: ModelConfig, vocab_size: int | None = None) -> Shape:
-        """The shape that a config describes.
+        """Derive the shape from a config.
 
         Args:
-            config: `kv_heads` and `head_dim` may be open; they follow from the others.
-            vocab_size: Takes the place of `config.vocab_size`.
+            config: `kv_heads` and `head_dim` may be unset; they then follow from the other sizes.
+            vocab_size: Overrides `config.vocab_size`.
 
         Raises:
-            ConfigError: a size is missing, for example because it is to come from a pretrained checkpoint.
+            ConfigError: a size is missing, for example because a pretrained checkpoint provides it.
         """
         vocab_size = vocab_size or config.vocab_size
         dim, layers, heads, ffn_dim = config.dim, config.layers, config.heads, config.ffn_dim
@@ -85,10 +85,10 @@ class Shape:
 
     @property
     def queries_per_group(self) -> int:
-        """Query heads that share one key and value head."""
+        """Query heads per key-value head."""
         return self.heads // self.kv_heads
 
     @property
     def ffn_groups(self) -> int:
-        """Groups of gate and linear rows in a feed-forward layer; see `headway.config.mesh.ffn_groups`."""
+        """Groups of gate and linear rows in a feed-forward layer (`headway.config.mesh.ffn_groups`)."""
         return ffn_groups(self.ffn_dim)

@@ -1,8 +1,8 @@
-"""How the decoder's matrices are cut between tensor-parallel workers.
+"""How tensor parallelism cuts the decoder's matrices.
 
-Between layers each worker has some positions of the residual stream and all of its width. A layer's first matrices take
-all positions and give each worker whole groups of heads, or of the feed-forward width; its last matrices give sums of
-parts, which are added up and dealt out by position again in one exchange.
+Between layers each worker has some positions of the residual stream in full width. A layer's first matrices take all
+positions and give each worker whole groups of heads or of the feed-forward width. Its last matrices give partial sums;
+one reduce-scatter adds them and splits the result by position.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dict[str, ParallelStyle]:
-    """A style for every part of a decoder that has parameters, or whose input is to be brought together.
+    """Return a style for every module of a decoder that has parameters or needs all positions of its input.
 
     Args:
-        config: Of the decoder.
-        workers: Tensor-parallel ones.
-        parts: Names of the modules that are there; a pipeline stage has some of them.
+        config: Config of the decoder.
+        workers: Number of tensor-parallel workers.
+        parts: Names of the local modules; a pipeline stage has some of the model's.
 
     Raises:
-        ConfigError: heads, feed-forward groups or vocabulary cannot be shared evenly.
+        ConfigError: the heads, feed-forward groups or vocabulary cannot be split evenly.
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -44,7 +44,7 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
     _check_equal_parts(shape, workers)
 
     def all_positions(others: int) -> ParallelStyle:
-        """The first argument with all positions on every worker; the others are as they are."""
+        """Gather all positions of the first argument on every worker and leave the others alone."""
         rest = (None,) * others
         return PrepareModuleInput(input_layouts=(Shard(1), *rest), desired_input_layouts=(Replicate(), *rest))
 

@@ -1,7 +1,7 @@
-"""A matrix that is embedding and vocabulary projection at once, and gets one gradient of its size instead of three.
+"""A matrix that is both embedding and vocabulary projection, with one gradient of its size instead of three.
 
-The gradient of the projection is as large as the matrix, and that of the embedding has a row for each token of the
-batch, few of all. PyTorch makes another such matrix of them, and a third for the sum.
+The gradient of the projection is as large as the matrix. The gradient of the embedding has nonzero rows only for the
+tokens of the batch. PyTorch allocates a second full matrix for it, and a third for the sum.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 
 class TiedGradient:
-    """Where, in one pass, the gradient of the projection waits for that of the embedding, which comes last.
+    """Holds the projection's gradient during one pass until the embedding's gradient, which comes last, is added.
 
-    To be made first of all in a pass: the room for the gradient, which is the largest block of all, is then where it
-    was in the step before, and not in a new place because a part of that one was given to something small.
+    Create it first in a pass. Its buffer is the largest allocation; made first, it reuses the block of the previous
+    step before a smaller tensor takes part of that block.
 
     Args:
         weight_VD: The matrix.
@@ -28,23 +28,25 @@ class TiedGradient:
         self._projection_VD: torch.Tensor | None = None
 
     def room(self) -> torch.Tensor | None:
-        """For the projection's gradient, fp32, (V, D), once."""
+        """Return the buffer for the projection's gradient, fp32, (V, D); None after the first call."""
         room_VD, self._room_VD = self._room_VD, None
         return room_VD
 
     def put(self, gradient_VD: torch.Tensor) -> None:
-        """Leave the gradient of the projection, which will be written to."""
+        """Store the gradient of the projection; the embedding's backward pass writes to it in place."""
         self._projection_VD = gradient_VD
 
     def take(self) -> torch.Tensor | None:
-        """That gradient, once."""
+        """Return the stored gradient; None after the first call."""
         gradient_VD, self._projection_VD = self._projection_VD, None
         return gradient_VD
 
 
 def takes_one_gradient(weight_VD: torch.Tensor) -> bool:
-    """Whether `tied_embedding` may be used for a tied matrix: tried out on the CPU only, and not while a compiler looks
-    on, which does not see what waits."""
+    """Return whether `tied_embedding` supports this tied matrix.
+
+    It is tested on the CPU only, and not under a compiler, which does not see the stored gradient.
+    """
     return (
         weight_VD.device.type == "cpu"
         and type(weight_VD) in (torch.Tensor, torch.nn.Parameter)
@@ -55,12 +57,12 @@ def takes_one_gradient(weight_VD: torch.Tensor) -> bool:
 
 
 def tied_embedding(ids_BT: torch.Tensor, weight_VD: torch.Tensor, tied: TiedGradient) -> torch.Tensor:
-    """`F.embedding` whose backward pass gives the weight both gradients, with the bits of their sum.
+    """Compute `F.embedding` with a backward pass that gives the weight both gradients, with the bits of their sum.
 
     Args:
         ids_BT: int64, (B, T).
         weight_VD: (V, D).
-        tied: In which the projection leaves its gradient before.
+        tied: Holds the projection's gradient, which the backward pass computes first.
 
     Returns:
         (B, T, D).
@@ -80,9 +82,9 @@ class _TiedEmbedding(torch.autograd.Function):
     def backward(ctx: Any, grad_BTD: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (ids_BT,) = ctx.saved_tensors
         total_VD = ctx.tied.take()
-        if total_VD is None:  # nobody has asked for the loss's gradient
+        if total_VD is None:  # the loss had no gradient
             total_VD = torch.zeros_like(ctx.like, device=grad_BTD.device)
-        # A row's own sum comes first, as when it was a matrix of its own.
+        # Sum the gradients of each token first: same order of additions, hence same bits, as with a separate matrix.
         tokens_U, place_N = ids_BT.flatten().unique(return_inverse=True)
         rows_UD = grad_BTD.new_zeros((len(tokens_U), grad_BTD.shape[-1]))
         rows_UD.index_add_(0, place_N, grad_BTD.flatten(0, 1))

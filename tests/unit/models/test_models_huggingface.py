@@ -351,5 +351,5 @@ def test_pickles_are_refused_without_being_read(checkpoint: Path) -> None:
     with pytest.raises(CheckpointError, match="there are no weights"):
         import_model(checkpoint)
     (checkpoint / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/owned'\ntR.")
-    with pytest.raises(CheckpointError, match="nothing is ever unpickled"):
+    with pytest.raises(CheckpointError, match="never unpickles"):
         import_model(checkpoint)
