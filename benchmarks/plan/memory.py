@@ -166,7 +166,9 @@ def measure(case: Case, world: World) -> int:
             convert_to_fp8(model, LENGTH)  # PyTorch has the products for the CPU too
         strategy = make_strategy(config, model, world)
         settings = config.optimizer.model_copy(update={"offload": False})  # DeepSpeed keeps them there by itself
-        optimizer = build_optimizer(settings, model, world.device, strategy.updates, config.determinism == "elastic")
+        optimizer = build_optimizer(
+            settings, model, world.device, strategy.owns_for_update, config.determinism == "elastic"
+        )
         engine = strategy if isinstance(strategy, Engine) else None
         if engine is not None:
             engine.take_over(optimizer)

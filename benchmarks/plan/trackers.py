@@ -116,7 +116,7 @@ def track(config: Config, workers: int) -> dict[str, int]:
                 table.clone()
                 for table in rotary_tables(config.model.max_sequence_length, model.shape.head_dim, 10_000.0)
             )
-            optimizer = build_optimizer(config.optimizer, model, world.device, strategy.updates)
+            optimizer = build_optimizer(config.optimizer, model, world.device, strategy.owns_for_update)
             ids = torch.zeros(1, config.train.sequence_length, dtype=torch.int64)
 
             def step() -> None:

@@ -91,7 +91,7 @@ def prepare(config: Config, world: World) -> Callable[[], tuple[float, float]]:
     feed = RandomRows(grid, config.train.sequence_length)
     strategy = make_strategy(config, model, world)
     elastic = config.determinism == "elastic"
-    optimizer = build_optimizer(config.optimizer, model, world.device, strategy.updates, elastic)
+    optimizer = build_optimizer(config.optimizer, model, world.device, strategy.owns_for_update, elastic)
     state, task = TrainState(model, optimizer), Task(model, feed, LANGUAGE_MODELLING)  # type: ignore[arg-type]
     lanes = grid.of_worker(world.data_rank, world.mesh.data)
 

@@ -72,8 +72,8 @@ def check(world: World, strategy: str) -> None:
     assert torch.equal(counts[:, :9], expected_counts[:, :9]), (counts, expected_counts)
     torch.testing.assert_close(counts.float(), expected_counts.float(), rtol=1e-4, atol=16)
 
-    updated = [p for p in cut.parameters() if spread.updates(p)]
-    norm = total_norm(world.gather(norm_parts([p for p in updated if spread.counts(p)], exact=False)))
+    updated = [p for p in cut.parameters() if spread.owns_for_update(p)]
+    norm = total_norm(world.gather(norm_parts([p for p in updated if spread.owns_for_norm(p)], exact=False)))
     expected_norm = float(torch.nn.utils.get_total_norm([p.grad for p in whole.parameters()]))
     assert abs(norm - expected_norm) < 1e-5 * expected_norm, (norm, expected_norm)
     if strategy == "ddp":  # what one worker has is not all: the norm that it would find by itself is another

@@ -146,7 +146,7 @@ def options_change_no_bits(world: World) -> None:
     for evaluated, options in ((False, {}), (True, {"reshard_after_forward": False}), (True, {"prefetch": 2})):
         asked = config("zero3", **options)
         model, strategy = built(world, asked)
-        optimizer = build_optimizer(asked.optimizer, model, world.device, strategy.updates)
+        optimizer = build_optimizer(asked.optimizer, model, world.device, strategy.owns_for_update)
         for _ in range(2):
             gradient(world, asked, model, strategy)
             optimizer.step()

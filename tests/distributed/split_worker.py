@@ -73,7 +73,7 @@ def check(world: World, strategy: str, **model: Any) -> None:
     total = sum(worker[0] for worker in world.gather([loss]))
     assert abs(total - expected.item()) < 1e-5 * abs(total), (total, expected.item())
 
-    counted = [p for p in cut.parameters() if spread.updates(p) and spread.counts(p)]
+    counted = [p for p in cut.parameters() if spread.owns_for_update(p) and spread.owns_for_norm(p)]
     norm = total_norm(world.gather(norm_parts(counted, exact=False)))
     expected_norm = float(torch.nn.utils.get_total_norm([p.grad for p in whole.parameters()]))
     assert abs(norm - expected_norm) < 1e-5 * expected_norm, (norm, expected_norm)

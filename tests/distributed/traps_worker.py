@@ -90,7 +90,7 @@ def train(config: Config, world: World, model: nn.Module, lanes: range) -> tuple
     objective = Objective(summed_loss, lambda batch: int((batch["targets"] != IGNORE_TARGET).sum()))
     strategy = make_strategy(config, model, world)
     elastic = config.determinism == "elastic"
-    optimizer = build_optimizer(config.optimizer, model, world.device, strategy.updates, elastic)
+    optimizer = build_optimizer(config.optimizer, model, world.device, strategy.owns_for_update, elastic)
     state, task = TrainState(model, optimizer), Task(model, feed, objective)
     results = []
     for step in range(STEPS):

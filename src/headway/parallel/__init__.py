@@ -1,1 +1,1 @@
-"""Processes, lanes and the ways to split a step over them."""
+"""Processes, lanes and the strategies that split a step over workers."""

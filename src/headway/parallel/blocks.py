@@ -1,7 +1,7 @@
-"""Which part of each tensor of the state this worker holds, and the whole of them on one worker.
+"""The part of each state tensor that this worker holds, and gathering whole tensors on one worker.
 
-Strategies cut the state in ways of their own; here every cut is a box, or a run of elements, at an offset. So whatever
-reads or writes a state knows those only, and a checkpoint has no trace of the strategy that made it.
+Every strategy shards the state differently, but every shard is a box, or a run of elements, at an offset. Code that
+reads or writes a state handles only these, and a checkpoint does not depend on the strategy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from headway.core.dtensors import is_dtensor
 from headway.core.types import Block, StateBlocks, StateTensors, part_of
-from headway.parallel.replicas import is_dealt_out
+from headway.parallel.replicas import is_expert_shard
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 
 def block_of(tensor: torch.Tensor) -> Block:
-    """This worker's part of a tensor; of a plain one that is all of it."""
+    """Return this worker's part of a tensor; a plain tensor is one whole part."""
     if not is_dtensor(tensor):
         return Block.whole(tensor)
     offset, size = _box(tensor)
     local = tensor.to_local().detach()
     if tuple(local.shape) != size:
         raise RuntimeError(
-            f"a part of shape {tuple(local.shape)} where {tensor.placements} of {tensor.shape} has {size}"
+            f"the local part has shape {tuple(local.shape)}; {tensor.placements} of {tensor.shape} gives {size}"
         )
     return Block(local, offset, tuple(tensor.shape))
 
 
 def _box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Offset and size of this worker's part.
+    """Compute offset and size of this worker's part.
 
-    Where `fully_shard` cuts the dimension that tensor parallelism has cut before, it says so by a placement with a
-    `split_factor`, though its mesh dimension comes first: such cuts are made last, inside of the others' parts.
+    If `fully_shard` cuts a dimension that tensor parallelism has cut before, it marks its placement with a
+    `split_factor`, although its mesh dimension comes first. Such cuts are applied last, within the parts of the other
+    cuts.
     """
     offset, size = [0] * tensor.ndim, list(tensor.shape)
     place = tensor.device_mesh.get_coordinate()
@@ -54,10 +55,11 @@ def _box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def is_first_of_equals(tensor: torch.Tensor, world: World) -> bool:
-    """Whether, among tensor-parallel workers that have the same part of a tensor, this is the first.
+    """Return whether this is the first of the tensor-parallel workers with the same part of a tensor.
 
-    Those that have the same experts count as replicas instead (`parallel.replicas`)."""
-    if is_dealt_out(tensor, world):
+    Workers that have the same experts count as replicas instead (`parallel.replicas`).
+    """
+    if is_expert_shard(tensor, world):
         return True
     if world.mesh.tp == 1 or world.mesh.coordinates(world.rank)["tp"] == 0:
         return True
@@ -69,17 +71,17 @@ def is_first_of_equals(tensor: torch.Tensor, world: World) -> bool:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The live elements of a tensor that are here."""
+    """Return the local live elements of a tensor."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def cut_like(tensor: torch.Tensor, local: torch.Tensor, shape: Sequence[int] | None = None) -> torch.Tensor:
-    """This worker's part of something that is cut as a tensor is: the part itself if that is whole, else a `DTensor`.
+    """Wrap a local part as a `DTensor` that is sharded like `tensor`; return it unchanged if `tensor` is plain.
 
     Args:
-        tensor: What is cut.
-        local: The part.
-        shape: Of the whole that it is a part of, in the order of rows; the tensor's own, in its layout, when not given.
+        tensor: Tensor whose sharding to use.
+        local: The local part.
+        shape: Shape of the whole, in row-major order; the shape and layout of `tensor` by default.
     """
     if not is_dtensor(tensor):
         return local
@@ -93,10 +95,10 @@ def cut_like(tensor: torch.Tensor, local: torch.Tensor, shape: Sequence[int] | N
 
 @torch.no_grad()
 def gather_whole(blocks: StateBlocks, world: World) -> StateTensors:
-    """The whole tensors on the first worker, an empty mapping on the others; all workers must call it.
+    """Gather the whole tensors on the first worker; the others get an empty mapping. All workers must call it.
 
-    Where the first worker has a tensor whole, it is the live one. The rest is put together in host memory, one part
-    after the other; parts that several workers hold are sent by the first of them.
+    A tensor that the first worker has whole is returned live. The others are assembled in host memory, part by part;
+    the first worker that holds a part sends it.
     """
     if world.size == 1:
         return {name: block.local for name, block in blocks.items()}
@@ -106,7 +108,7 @@ def gather_whole(blocks: StateBlocks, world: World) -> StateTensors:
     for name in sorted({name for worker in everyone for name in worker}):
         senders = _senders(name, everyone)
         if world.is_first:
-            whole[name] = _put_together(name, blocks.get(name), senders, everyone)
+            whole[name] = _assemble(name, blocks.get(name), senders, everyone)
         elif world.rank in senders:
             dist.send(blocks[name].local.detach().cpu().contiguous().flatten().view(torch.uint8), 0)
     return whole
@@ -118,7 +120,7 @@ def _description(block: Block) -> dict[str, Any]:
 
 
 def _senders(name: str, everyone: list[dict[str, Any]]) -> list[int]:
-    """For each different part that is not empty, the first worker that has it; one worker alone if it has all."""
+    """Return the first worker of each distinct non-empty part; a single worker if it has the whole tensor."""
     for rank, worker in enumerate(everyone):
         if name in worker and worker[name]["size"] == worker[name]["shape"]:
             return [rank]
@@ -129,7 +131,7 @@ def _senders(name: str, everyone: list[dict[str, Any]]) -> list[int]:
     return sorted(seen.values())
 
 
-def _put_together(name: str, mine: Block | None, senders: list[int], everyone: list[dict[str, Any]]) -> torch.Tensor:
+def _assemble(name: str, mine: Block | None, senders: list[int], everyone: list[dict[str, Any]]) -> torch.Tensor:
     if mine is not None and mine.is_whole:
         return mine.local
     first = next(worker[name] for worker in everyone if name in worker)

@@ -1,9 +1,10 @@
-"""Gradients in a few flat buffers, so that they travel and add up in a few large pieces.
+"""Gradients in a few flat buffers, so that they travel and are summed in a few large pieces.
 
 Every parameter's `.grad` is a view into a bucket. The layout is a function of the model alone: parameters in reverse
 order of registration, which is about the order in which the backward pass finishes them. `DistributedDataParallel`
-re-orders its buckets before the second step of a process (`Reducer._rebuild_buckets`). Where a value lies decides in
-which order three or more workers add it up, so a resumed run would not repeat the bits of an uninterrupted one.
+re-orders its buckets before the second step of a process (`Reducer._rebuild_buckets`). The position of a value decides
+in which order three or more workers sum it, so with such buckets a resumed run would not repeat the bits of an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from headway.core.heartbeat import exchanging
 from headway.parallel.blocks import cut_like, local_part
 
 BUCKET_BYTES = 25 * 2**20
-#: Flat copies that may be on their way at a time: one travels while the next is made.
+#: Most flat copies in flight: one travels while the next is packed.
 BUCKETS_IN_FLIGHT = 2
 
 
 class InFlight:
-    """Flat copies on their way, the oldest first; each is let go of as soon as it has arrived and was made use of."""
+    """Flat copies in flight, the oldest first; each is released as soon as it has arrived and been used."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[dist.Work, Callable[[], None]]] = deque()
 
-    def make_room(self) -> None:
-        """Before another copy is made: wait until there are few enough."""
+    def wait_for_capacity(self) -> None:
+        """Wait until few enough copies are in flight to create another one."""
         while len(self._waiting) >= BUCKETS_IN_FLIGHT:
             self._finish_oldest()
 
     def add(self, work: dist.Work | None, arrived: Callable[[], None]) -> None:
-        """One more; `arrived` holds the copy, and is called and forgotten when the exchange has ended."""
+        """Add an exchange; `arrived` holds the copy, and is called and released when the exchange has ended."""
         assert work is not None, "asynchronous"
         self._waiting.append((work, arrived))
 
     def finish(self) -> None:
-        """Wait for all of them."""
+        """Wait for all exchanges."""
         while self._waiting:
             self._finish_oldest()
 
@@ -67,7 +68,7 @@ class Bucket:
 
 
 def _view(flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """A gradient with its parameter's memory layout (such as channels-last): fused optimizers walk both alike."""
+    """View a gradient in its parameter's memory layout (such as channels-last), as fused optimizers require."""
     memory_order = sorted(range(p.ndim), key=p.stride, reverse=True)
     dense = flat.view([p.shape[dim] for dim in memory_order])
     return dense.permute([memory_order.index(dim) for dim in range(p.ndim)])
@@ -78,9 +79,10 @@ def make_buckets(
     bucket_bytes: int = BUCKET_BYTES,
     kind_of: Callable[[torch.Tensor], Hashable] = lambda p: None,
 ) -> list[Bucket]:
-    """Buckets for all trainable parameters, each of one dtype and kind, of at most `bucket_bytes` or one parameter.
+    """Create buckets for all trainable parameters, each of one dtype and kind.
 
-    Buckets come in the order in which they are first needed; those of several kinds fill at the same time.
+    A bucket has at most `bucket_bytes`, or one parameter. Buckets are ordered by first use; buckets of several kinds
+    fill at the same time.
     """
     groups: list[list[nn.Parameter]] = []
     filling: dict[Hashable, tuple[list[nn.Parameter], int]] = {}

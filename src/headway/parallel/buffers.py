@@ -1,4 +1,4 @@
-"""Buffers that a module changes while it trains: every worker would change its own copy in its own way."""
+"""Guards against buffers that a module changes while it trains: workers would change their copies differently."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from headway.core.errors import ConfigError
 
 
 class BufferWatch:
-    """Refuses a step in which the forward pass has changed a buffer that belongs to the state."""
+    """Rejects a step whose forward pass changed a buffer of the state."""
 
     def __init__(self, module: nn.Module) -> None:
         persistent = module.state_dict(keep_vars=True).keys()
         self._buffers = [(name, *_owner(module, name)) for name, _ in module.named_buffers() if name in persistent]
 
     def begin(self) -> None:
-        """Before the first forward pass of a step. Between steps buffers may change, the same way on every worker."""
+        """Record the buffers before the first forward pass of a step.
+
+        Between steps buffers may change, in the same way on every worker.
+        """
         self._before = [(owner._buffers[key], owner._buffers[key]._version) for _, owner, key in self._buffers]  # type: ignore[union-attr]
 
     def check(self) -> None:
-        """After the last backward pass of a step.
+        """Compare the buffers after the last backward pass of a step.
 
         Raises:
             ConfigError: a buffer was overwritten or replaced.
@@ -28,7 +31,7 @@ class BufferWatch:
             now = owner._buffers[key]
             if now is not before or now._version != version:  # type: ignore[union-attr]
                 raise ConfigError(
-                    "the model changes a buffer in its forward pass, which every worker would do in its own way",
+                    "the model changes a buffer in its forward pass, differently on every worker",
                     where=f"buffer '{name}'",
                     fix="keep it constant while training, or use one worker without determinism=elastic",
                 )

@@ -1,4 +1,4 @@
-"""Context parallelism: the positions of every row are shared by several workers, which all have the same weights."""
+"""Context parallelism: several workers with the same weights share the positions of every row."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from headway.parallel.world import World
 
 
 def cut_rows(module: nn.Module, world: World) -> None:
-    """Let a model compute this worker's positions of each row, together with the others.
+    """Make a model compute only this worker's positions of each row, together with the other workers.
 
     Args:
-        module: Declares by `share_positions(group)` that it can: it then takes whole rows, the same on all workers of
-            the group, and its loss is that of its own positions.
+        module: Its `share_positions(group)` enables this: it then takes whole rows, identical on all workers of the
+            group, and returns the loss of its own positions.
 
     Raises:
-        ConfigError: the module does not declare it.
+        ConfigError: the module has no such method.
     """
     declared = getattr(module, "share_positions", None)
     if declared is None:
         raise ConfigError(
-            f"{type(module).__name__} does not say how the positions of a row may be shared by workers",
+            f"{type(module).__name__} does not declare how workers may share the positions of a row",
             where="parallel.context",
             fix="parallel.context=1, or give the module a method share_positions",
         )

@@ -1,4 +1,4 @@
-"""Data parallelism with replicated weights: every worker has all of them, gradients are summed over workers."""
+"""Data parallelism with replicated weights: every worker has all weights, and gradients are summed over workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DataParallel:
-    """Buckets are summed as soon as the last backward pass has filled them, while it goes on with the rest."""
+    """Sums each bucket as soon as the last backward pass has filled it, overlapping the rest of that pass."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._world = world
@@ -45,16 +45,16 @@ class DataParallel:
         self._missing = [set(bucket.parameters) for bucket in self._buckets]
         self._pending = []
         self._buffers.begin()
-        if not self._updated:  # the step before was left out
+        if not self._updated:  # the last step was skipped
             for exchange in self._exchanges.values():
                 if isinstance(exchange, PowerSGD):
-                    exchange.forget()
+                    exchange.reset()
         self._updated = False
 
-    def updates(self, p: torch.Tensor) -> bool:
+    def owns_for_update(self, p: torch.Tensor) -> bool:
         return True
 
-    def counts(self, p: torch.Tensor) -> bool:
+    def owns_for_norm(self, p: torch.Tensor) -> bool:
         return self._replicas_of(p).rank == 0 and is_first_of_equals(p, self._world)
 
     @contextmanager
@@ -66,14 +66,14 @@ class DataParallel:
         pass
 
     def reduce(self) -> None:
-        # Buckets are sent in index order on every worker. One that a parameter without a gradient kept open is sent
-        # here, together with all behind it.
+        # Buckets are sent in index order on every worker. A parameter without a gradient keeps its bucket open; that
+        # bucket and all later ones are sent here.
         self._buffers.check()
         for bucket in self._buckets[len(self._pending) :]:
             self._send(bucket)
         for finish in self._pending:
             finish()
-        self._last = False  # the hooks stay with the parameters, also when another run trains them later
+        self._last = False  # the hooks outlive this strategy: another run may train the parameters later
 
     def after_update(self) -> None:
         self._updated = True
@@ -84,7 +84,7 @@ class DataParallel:
                 return
             if index < len(self._pending):
                 raise RuntimeError(
-                    "a parameter got a second gradient in one backward pass, after the first one was sent to the other"
+                    "a parameter got a second gradient in one backward pass, after the first was sent to the other"
                     " workers; use checkpoint(..., use_reentrant=False)"
                 )
             self._missing[index].discard(p)
@@ -98,9 +98,9 @@ class DataParallel:
 
 
 class ElasticDataParallel:
-    """Lanes and workers are summed in one fixed tree, so the bits are the same for any number of workers.
+    """Sums lanes and workers in one fixed tree, so that the bits are the same for any number of workers.
 
-    The price: partial sums of log2(lanes per worker) + 1 lanes are kept, and nothing overlaps with the backward pass.
+    The price: log2(lanes per worker) + 1 partial sums are kept, and nothing overlaps with the backward pass.
     """
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
@@ -115,15 +115,15 @@ class ElasticDataParallel:
         self._clear()
         self._buffers.begin()
 
-    def updates(self, p: torch.Tensor) -> bool:
+    def owns_for_update(self, p: torch.Tensor) -> bool:
         return True
 
-    def counts(self, p: torch.Tensor) -> bool:
+    def owns_for_norm(self, p: torch.Tensor) -> bool:
         return self._world.is_first
 
     @contextmanager
     def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
-        if self._in_buckets:  # the lane before, which was not the last one
+        if self._in_buckets:  # add the previous lane, which was not the last one
             self._add_lane()
             self._clear()
         yield
@@ -137,7 +137,7 @@ class ElasticDataParallel:
             self._add_lane()
             for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
                 bucket.flat.copy_(lanes.take())
-        # Of a worker with one lane the sum is in its place already.
+        # With one lane per worker the sum is already in the buckets.
         for bucket in self._buckets:
             tree_all_reduce_(bucket.flat)
 

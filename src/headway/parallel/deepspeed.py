@@ -1,10 +1,11 @@
-"""ZeRO stages 1 to 3 by DeepSpeed (Rajbhandari et al. 2020), with the loop, the data and the checkpoints of every run.
+"""ZeRO stages 1 to 3 by DeepSpeed (Rajbhandari et al. 2020), with Headway's loop, data and checkpoints.
 
-DeepSpeed sums gradients, updates and, in stage 3, brings weights together. What stays here: which items a step has,
-what the learning rate is, whether a step is left out, how far it is clipped, and what a checkpoint holds.
+DeepSpeed sums gradients, updates weights and, in stage 3, gathers them. Headway still decides the items of a step, the
+learning rate, skipped steps, clipping, and the content of checkpoints.
 
-Gradients arrive as the mean over workers of their sums over items. The mean over items and the clipping are one factor,
-which DeepSpeed takes for a loss scale to be removed; so no worker has to know beforehand how many items others have.
+DeepSpeed averages each worker's sum over items across workers. The mean over items and the clipping form one factor,
+which is passed to DeepSpeed as a loss scale to be removed. No worker therefore needs to know in advance how many items
+the others have.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class DeepSpeed:
-    """A strategy whose update is DeepSpeed's, and which therefore is an `Engine` too."""
+    """A strategy whose update is DeepSpeed's, which makes it an `Engine` too."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._module, self._world = module, world
@@ -48,10 +49,12 @@ class DeepSpeed:
         self._stale: list[torch.Tensor] = []
 
     def take_over(self, optimizer: Optimizer) -> None:
-        """Begin: from now on weights and moments lie in DeepSpeed's flat buffers, and the optimizer works on those."""
+        """Start the engine: weights and moments move into DeepSpeed's flat buffers, where the optimizer works."""
         self._optimizer = optimizer
         for p in self._module.parameters():
-            p.data = p.data.contiguous()  # flat buffers have row-major order, and so must what is sent before
+            p.data = (
+                p.data.contiguous()
+            )  # flat buffers are row-major, and the broadcasts before them need the same order
         self._engine, *_ = self._library.initialize(
             model=self._module, optimizer=optimizer, config=self._settings, dist_init_required=False
         )
@@ -60,19 +63,19 @@ class DeepSpeed:
 
     # A strategy
 
-    def updates(self, p: torch.Tensor) -> bool:
+    def owns_for_update(self, p: torch.Tensor) -> bool:
         return True
 
-    def counts(self, p: torch.Tensor) -> bool:
+    def owns_for_norm(self, p: torch.Tensor) -> bool:
         return True
 
     def begin(self) -> None:
         self._buffers.begin()
-        # A buffer of gradients outlives its step in stage 3 and in host memory. A parameter that takes no part in this
-        # one counts as one with a gradient of zero, not of the last step.
+        # In stage 3 and in host memory gradient buffers outlive their step. A parameter that this step does not use
+        # must have a zero gradient, not that of the last step.
         for gradient in self._stale:
             gradient.zero_()
-        # In the backward pass the scale is a factor of the loss.
+        # The scale also multiplies the loss in the backward pass, so it must be 1 there.
         self._zero.override_loss_scale(1.0)
 
     @contextmanager
@@ -96,7 +99,7 @@ class DeepSpeed:
 
     def norm_parts(self) -> list[float]:
         if self._offloads and self._world.device.type == "cuda":
-            torch.cuda.synchronize(self._world.device)  # copies to the host are under way
+            torch.cuda.synchronize(self._world.device)  # copies to the host may be in progress
         workers = float(self._world.mesh.data)
         return [part * workers**2 for part in norm_parts_of(self._gradients())]
 
@@ -105,14 +108,14 @@ class DeepSpeed:
         return self._step()
 
     def skip(self) -> None:
-        # DeepSpeed leaves a step out when its own norm is not a number, and then forgets all that belongs to it.
+        # DeepSpeed skips a step and discards its gradients if its own norm is NaN.
         for gradient in self._gradients():
             gradient.fill_(torch.nan)
         norms: dict[Any, Any] = getattr(self._zero, "norm_for_param_grads", {})
         for key in norms:
             norms[key] = torch.tensor(torch.nan)
         if self._step():
-            raise RuntimeError("DeepSpeed has made an update from gradients that are not finite")
+            raise RuntimeError("DeepSpeed applied an update from gradients that are not finite")
 
     def _step(self) -> bool:
         self._stale = self._gradients() if self._stage == 3 or self._offloads else []
@@ -120,7 +123,7 @@ class DeepSpeed:
         return bool(self._engine.was_step_applied())
 
     def _gradients(self) -> list[torch.Tensor]:
-        """This worker's gradients after the last micro-batch of a step, each element on one worker only."""
+        """Return this worker's gradients after the last micro-batch of a step; each element is on one worker only."""
         if self._offloads:
             return [flat.grad for flat in self._flat_parameters() if flat.grad is not None]
         return [part for group in self._zero.averaged_gradients.values() for part in group or ()]
@@ -138,7 +141,7 @@ class DeepSpeed:
         if place is None:
             return {}
         state = self._optimizer.state.get(place.flat, {})
-        # What is not as long as the weights belongs to all of them, such as the number of steps.
+        # State of another shape, such as the number of steps, applies to all weights.
         return {k: place.block(v) if v.shape == place.flat.shape else Block.whole(v) for k, v in state.items()}
 
     @contextmanager
@@ -157,7 +160,7 @@ class DeepSpeed:
         if self._stage < 3:
             self._zero.update_lp_params()
             return
-        # First let go of all that is whole, else small weights that are kept whole would stay as they were.
+        # Release gathered weights first; otherwise small weights that stay gathered would keep their old values.
         self._zero.parameter_offload.partition_all_parameters()
         for p in self._module.parameters():
             place = self._place(p) if p.requires_grad else None
@@ -173,7 +176,7 @@ class DeepSpeed:
         return parameters
 
     def _place(self, p: Any) -> _Place | None:
-        """Where a trainable parameter's part lies on this worker; None where it has none."""
+        """Return the location of this worker's part of a trainable parameter; None if it has none."""
         flat = self._flat_parameters()
         if self._stage < 3:
             found = p._hp_mapping
@@ -186,13 +189,13 @@ class DeepSpeed:
         return _Place(flat[group], start, length, begin, tuple(p.ds_shape))
 
     def _share(self, p: Any) -> tuple[int, int]:
-        """Of a parameter in stage 3: where this worker's part begins, and its length without what fills it up."""
+        """Return where this worker's part of a parameter begins in stage 3, and its length without padding."""
         size = p.partition_numel()
         begin = min(dist.get_rank(p.ds_process_group) * size, p.ds_numel)
         return begin, min(size, p.ds_numel - begin)
 
     def _frozen(self, p: Any) -> Block:
-        """A parameter that is not trained: stage 3 divides those too."""
+        """Return this worker's block of a frozen parameter; stage 3 divides those too."""
         if self._stage < 3:
             return Block.whole(p)
         begin, length = self._share(p)
@@ -200,25 +203,25 @@ class DeepSpeed:
 
 
 class _Place:
-    """A run of a parameter's elements within a flat buffer.
+    """A contiguous run of a parameter's elements in a flat buffer.
 
     Args:
         flat: The buffer.
-        start: Where the run begins in it.
-        length: Of the run.
-        begin: Number of its first element in the parameter.
-        shape: Of the parameter.
+        start: Offset of the run in the buffer.
+        length: Number of elements.
+        begin: Index of its first element in the parameter.
+        shape: Shape of the parameter.
     """
 
     def __init__(self, flat: torch.Tensor, start: int, length: int, begin: int, shape: tuple[int, ...]) -> None:
         self.flat, self.start, self.length, self.begin, self.shape = flat, start, length, begin, shape
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The run in a buffer that is laid out alike."""
+        """Return the run in a buffer with the same layout."""
         return flat.detach().view(-1)[self.start : self.start + self.length]
 
     def block(self, flat: torch.Tensor) -> Block:
-        """The same as a part of the state."""
+        """Return the run as a block of the state."""
         return Block(self.of(flat), (self.begin,), self.shape)
 
 
@@ -228,28 +231,28 @@ def _check_no_scalars(module: nn.Module) -> None:
             raise ConfigError(
                 "DeepSpeed cannot hold a parameter without dimensions",
                 where=f"parameter '{name}'",
-                fix="give it the shape (1,), or take one of our own strategies: parallel.strategy=zero2",
+                fix="give it the shape (1,), or use a native strategy: parallel.strategy=zero2",
             )
 
 
 def _ready_library(world: World) -> Any:
-    """DeepSpeed, on the device and among the processes of this run.
+    """Import and prepare DeepSpeed for the device and the processes of this run.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: DeepSpeed is not installed.
     """
-    # It picks a kind of device when it is imported: by itself it would take a GPU where it sees one.
+    # DeepSpeed chooses the device type on import; by default it would use any GPU that it finds.
     os.environ["DS_ACCELERATOR"] = world.device.type
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
     try:
         import deepspeed
     except ImportError as error:
         raise missing_extra("deepspeed", "deepspeed", "a strategy of DeepSpeed") from error
-    # Its all-reduce in shared memory serves inference alone; it would compile it, for a minute, when it joins others.
+    # Its shared-memory all-reduce is for inference only; compiling it at initialisation would take a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # It calls functions by names that PyTorch is about to change, and says so at every call.
+    # It calls functions by names that PyTorch has deprecated, and PyTorch warns at every call.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    # Groups and settings that an earlier run of this process has left.
+    # Reset the groups and settings of an earlier run in this process.
     deepspeed.utils.groups._release_process_group_references()
     deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     if not dist.is_initialized():

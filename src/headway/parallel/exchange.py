@@ -1,7 +1,7 @@
-"""Ways in which a bucket of gradients is summed over workers.
+"""Ways to sum a bucket of gradients over workers.
 
-`start` is called while the backward pass goes on, in the same order on every worker; `finish` after it, in that order
-too. Some ways need more than one exchange; what comes after the first waits for `finish`.
+`start` is called during the backward pass, in the same order on every worker; `finish` is called after it, in that
+order too. Some ways need several exchanges; all but the first wait until `finish`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headway.parallel.world import World
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: Ends what was started: when it returns, the bucket holds the sum.
+#: Completes an exchange: when it returns, the bucket holds the sum.
 Finish = Callable[[], None]
 
 
@@ -31,12 +31,12 @@ class Exchange(Protocol):
     """Sums buckets over workers."""
 
     def start(self, bucket: Bucket) -> Finish:
-        """Begin; the bucket must not be touched before what this returns has been called."""
+        """Start the sum; the bucket must not be touched before the returned function has been called."""
         ...
 
 
 def make_exchange(config: Config, world: World, replicas: Replicas) -> Exchange:
-    """What `parallel` asks for, by `reduce_precision`, `compression` and `replicate`, between some workers."""
+    """Create the configured exchange between replicas, by `reduce_precision`, `compression` and `replicate`."""
     parallel, group = config.parallel, replicas.group
     if replicas.size == 1:
         return Alone()
@@ -47,38 +47,38 @@ def make_exchange(config: Config, world: World, replicas: Replicas) -> Exchange:
         return TwoLevels(inner.get_group(), outer.get_group())
     if parallel.reduce_precision != "fp32":
         items = float(config.train.tokens_per_step)
-        if parallel.reduce_precision == "fp16" and config.train.precision != "fp16":  # nothing has scaled the loss
-            items /= _UP
+        if parallel.reduce_precision == "fp16" and config.train.precision != "fp16":  # no loss scale
+            items /= _FP16_SCALE
         return Rounded(getattr(torch, _DTYPES[parallel.reduce_precision]), items, group)
     return Plain(group)
 
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-#: Gradients of large models are around 1e-6 as means, where fp16 has steps of 6e-8; a thousand times as large they are
-#: still far from its largest number, 65,504. One above it is not finite, and the step is left out.
-_UP = 2.0**10
+#: Mean gradients of large models are around 1e-6, where fp16 has steps of 6e-8. Scaled by a thousand they are still far
+#: from its maximum, 65,504. A larger value becomes infinite, and the step is skipped.
+_FP16_SCALE = 2.0**10
 
 
 class Alone:
-    """There is nobody who would have anything to add."""
+    """No other worker has gradients to add."""
 
     def start(self, bucket: Bucket) -> Finish:
-        """Nothing to do, then or later."""
+        """Do nothing."""
         return lambda: None
 
 
 class Plain:
-    """One all-reduce in the gradients' own type.
+    """One all-reduce in the dtype of the gradients.
 
     Args:
-        group: Workers that share the sum, here and below; None for all.
+        group: Workers that share the sum, in all classes here; None for all.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
 
     def start(self, bucket: Bucket) -> Finish:
-        """Begin the all-reduce."""
+        """Start the all-reduce."""
         return _started(dist.all_reduce(bucket.flat, group=self._group, async_op=True))
 
 
@@ -86,15 +86,15 @@ class Rounded:
     """Gradients travel and are summed in half precision: half the traffic.
 
     Args:
-        dtype: Of what travels.
-        items: Gradients are sums over items; they travel divided by a power of two near this number.
+        dtype: Dtype of the exchange.
+        items: Gradients are sums over items; for the exchange they are divided by a power of two near this number.
     """
 
     def __init__(self, dtype: torch.dtype, items: float, group: dist.ProcessGroup | None = None) -> None:
         self._group, self._dtype, self._scale = group, dtype, 2.0 ** -round(math.log2(items))
 
     def start(self, bucket: Bucket) -> Finish:
-        """Round, and begin the all-reduce."""
+        """Round the bucket and start the all-reduce."""
         rounded = (bucket.flat * self._scale).to(self._dtype)
         wait = _started(dist.all_reduce(rounded, group=self._group, async_op=True))
 
@@ -106,19 +106,20 @@ class Rounded:
 
 
 class TwoLevels:
-    """Sums within a group first, then between groups, where links within are faster: between groups travels only what
-    one of a group's workers has, a part of the whole.
+    """Sums within a group first, then between groups, for links that are faster within a group.
+
+    Between groups each worker sends only its part of the bucket.
 
     Args:
-        inner: Of this worker and its neighbours.
-        outer: Of the workers with this one's place in the other groups.
+        inner: Group of this worker and its neighbours.
+        outer: Group of the workers at the same position in the other groups.
     """
 
     def __init__(self, inner: dist.ProcessGroup, outer: dist.ProcessGroup) -> None:
         self._inner, self._outer = inner, outer
 
     def start(self, bucket: Bucket) -> Finish:
-        """Begin to sum within the group."""
+        """Start the sum within the group."""
         size = dist.get_world_size(self._inner)
         padded = torch.nn.functional.pad(bucket.flat, (0, -bucket.flat.numel() % size))
         part = padded.new_empty(padded.numel() // size)
@@ -134,28 +135,28 @@ class TwoLevels:
 
 
 class PowerSGD:
-    """Matrices travel as two thin factors (Vogels et al. 2019, algorithms 1 and 2); the rest as it is.
+    """Matrices travel as two thin factors (Vogels et al. 2019, algorithms 1 and 2); other tensors travel unchanged.
 
-    What the factors miss is added to the next step's gradient. That remainder, and the factor that the next step starts
-    from, are state that no checkpoint has, so only `determinism: off` may use it. Of a step that is left out they are
-    to be forgotten, else its gradient would come back with the next one.
+    The error of the approximation is added to the next step's gradient. That error and the starting factor of the next
+    step are state that no checkpoint contains, so only `determinism: off` allows it. After a skipped step `reset` must
+    drop this state, or the skipped gradient would return in the next step.
 
     Args:
-        workers: How many share a gradient.
+        workers: Number of workers that share a gradient.
         rank: Columns of a factor.
-        seed: Of the first factors, the same on every worker.
+        seed: Seed of the initial factors, the same on every worker.
     """
 
     def __init__(self, workers: int, rank: int, seed: int, group: dist.ProcessGroup | None = None) -> None:
         self._group, self._workers, self._rank, self._seed = group, workers, rank, seed
-        self._missed: dict[torch.Tensor, torch.Tensor] = {}
+        self._errors: dict[torch.Tensor, torch.Tensor] = {}
         self._q: dict[torch.Tensor, torch.Tensor] = {}
 
     def start(self, bucket: Bucket) -> Finish:
-        """Begin with the first factor of every matrix, and with all that is none."""
+        """Start to sum the first factor of every matrix, and all other tensors."""
         matrices = [p for p in bucket.parameters if self._pays(p)]
         others = [_gradient(p) for p in bucket.parameters if not self._pays(p)]
-        wanted = [self._with_missed(p) for p in matrices]
+        wanted = [self._with_error(p) for p in matrices]
         ps = [m @ self._factor(p, m) for p, m in zip(matrices, wanted, strict=True)]
         wait = _sum_all([*ps, *others], self._group)
 
@@ -166,25 +167,25 @@ class PowerSGD:
             _sum_all(qs, self._group)()
             for p, m, basis, q in zip(matrices, wanted, bases, qs, strict=True):
                 total = basis @ q.t()
-                # What this worker's share of the result misses of its own gradient.
-                self._missed[p] = m.sub_(total / self._workers)
+                # Error feedback: this worker's gradient minus its share of the result.
+                self._errors[p] = m.sub_(total / self._workers)
                 self._q[p] = q
                 _gradient(p).copy_(total.view(p.shape))
 
         return finish
 
-    def forget(self) -> None:
-        """Begin anew, as in the first step."""
-        self._missed, self._q = {}, {}
+    def reset(self) -> None:
+        """Return to the state before the first step."""
+        self._errors, self._q = {}, {}
 
     def _pays(self, p: torch.Tensor) -> bool:
-        """Whether two factors are smaller than the matrix."""
+        """Return whether two factors are smaller than the matrix."""
         rows, columns = p.shape[0] if p.ndim else 1, p.numel() // max(1, p.shape[0]) if p.ndim else 1
         return p.ndim >= 2 and (rows + columns) * self._rank < rows * columns
 
-    def _with_missed(self, p: torch.Tensor) -> torch.Tensor:
+    def _with_error(self, p: torch.Tensor) -> torch.Tensor:
         gradient = _gradient(p).reshape(p.shape[0], -1)
-        return gradient + self._missed[p] if p in self._missed else gradient.clone()
+        return gradient + self._errors[p] if p in self._errors else gradient.clone()
 
     def _factor(self, p: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         if p not in self._q:
@@ -199,7 +200,7 @@ def _gradient(p: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_all(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> Finish:
-    """Begin one all-reduce of several tensors."""
+    """Start one all-reduce of several tensors."""
     if not tensors:
         return lambda: None
     flat = torch.cat([tensor.flatten() for tensor in tensors])

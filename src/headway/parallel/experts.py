@@ -1,10 +1,10 @@
-"""Expert parallelism: the experts of a mixture are dealt out to workers, to which tokens travel and come back.
+"""Expert parallelism: workers share the experts of a mixture, and tokens travel to the experts and back.
 
-Lepikhin et al. 2020 ("GShard"), section 3.2. The workers that share experts are neighbours which have tokens of their
-own anyway: they share the data, or the positions of rows (by context parallelism, or between the matrices that tensor
-parallelism cuts). Matrices of experts stay whole. So the gradient of an expert is complete for the tokens of all those
-workers where the expert is, and is summed over the workers that have the same experts; of all other weights nothing
-changes. A model declares which of its parameters are stacked by expert; this only applies it.
+Lepikhin et al. 2020 ("GShard"), section 3.2. The workers that share experts are neighbours with different tokens: they
+are data-parallel, or they share rows (context parallelism, or tensor parallelism between the matrices that it cuts).
+Expert matrices stay whole. The gradient of an expert is therefore complete for the tokens of all those workers, and is
+summed over the workers that have the same experts. All other weights are unaffected. A model declares which of its
+parameters are stacked by expert; this module applies the declaration.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 def shard_experts(module: nn.Module, world: World) -> None:
-    """Leave each worker its run of the experts, cut from all of them, which every worker has.
+    """Reduce each worker to its range of the experts; every worker begins with all of them.
 
     Args:
-        module: Declares by `expert_units()` the modules whose parameters are all stacked by expert, along the first
-            dimension (none if only other pipeline stages have any, None if the whole model has none), and takes by
-            `share_experts(workers, row_sharers)` the group that shares them and the group that shares rows, each None
-            where there is nobody to share with.
+        module: Its `expert_units()` returns the modules whose parameters are all stacked by expert along the first
+            dimension (an empty list if only other pipeline stages have experts, None if the model has none). Its
+            `share_experts(workers, row_sharers)` receives the group that shares experts and the group that shares
+            rows, each None if nothing is shared.
 
     Raises:
-        ConfigError: the module declares no experts, or not as many as could be dealt out evenly.
+        ConfigError: the module declares no experts, or they cannot be divided evenly.
     """
     mesh = world.mesh
     if mesh.ep == mesh.cp == mesh.tp == 1:
@@ -46,9 +46,9 @@ def shard_experts(module: nn.Module, world: World) -> None:
                 fix="parallel.expert=1, or give the module methods expert_units and share_experts",
             )
         return
-    # Where tensor parallelism cuts the rest, experts are of another kind than that also if every worker has them all.
+    # Under tensor parallelism experts need a mesh of their own even if every worker has all of them.
     axis = world.experts_axis("ep") if mesh.ep > 1 or mesh.tp > 1 else None
-    # Groups are made by all workers together, also by those of a stage that has no experts to use them for.
+    # All workers create groups together, including those of a stage without experts.
     workers, row_sharers, _ = axis and axis.get_group(), world.row_group, axis and world.expert_replica_group
     module.share_experts(workers if mesh.ep > 1 else None, row_sharers)  # type: ignore[operator]
     if axis is not None:
@@ -57,7 +57,7 @@ def shard_experts(module: nn.Module, world: World) -> None:
 
 
 def expert_units(module: nn.Module) -> list[nn.Module] | None:
-    """The modules whose parameters are all stacked by expert; None if the model has no experts, or does not say."""
+    """Return the modules whose parameters are all stacked by expert; None if the model declares none."""
     declared = getattr(module, "expert_units", None)
     units: list[nn.Module] | None = None if declared is None else declared()
     return units
@@ -75,7 +75,7 @@ def _part(whole: torch.Tensor, axis: DeviceMesh) -> DTensor:
         raise ConfigError(
             f"{experts} experts cannot be shared evenly by {workers} workers",
             where="parallel.expert",
-            fix="parallel.expert=1, or a number that divides theirs",
+            fix="parallel.expert=1, or a divisor of the number of experts",
         )
     from torch.distributed.tensor import DTensor, Shard
 

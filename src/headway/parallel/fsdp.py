@@ -1,7 +1,7 @@
 """Fully sharded data parallelism (ZeRO stage 3) through PyTorch's `fully_shard`, in one level or two.
 
-Zhao et al. 2023 ("PyTorch FSDP"), sections 3 and 4. Weights, gradients and moments are cut along their first dimension;
-each unit of the model is brought together for its forward and backward pass.
+Zhao et al. 2023 ("PyTorch FSDP"), sections 3 and 4. Weights, gradients and moments are sharded along their first
+dimension; each unit of the model is gathered for its forward and backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.parallel.blocks import is_first_of_equals, local_part
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.collectives import reduce_scatter
 from headway.parallel.experts import expert_units
-from headway.parallel.replicas import is_dealt_out
+from headway.parallel.replicas import is_expert_shard
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_, tree_reduce_scatter
 from headway.parallel.world import World
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from headway.config import Config
 
 
-#: The type of matrix products under autocast, by `train.precision`. With fp8 layers cast their weights themselves.
+#: Dtype of matrix products under autocast, by `train.precision`. fp8 layers cast their weights themselves.
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-#: Where PyTorch leaves it to the collective, of which there is another here, to make a mean of the sum. Gradients of
-#: other types it divides itself, before and after.
+#: For these dtypes PyTorch lets the collective, which is replaced here, turn the sum into a mean. It divides gradients
+#: of other dtypes itself, before and after.
 _DIVIDED_BY_COLLECTIVES = (torch.float32, torch.bfloat16)
 
 
 class FullyShardedDataParallel:
-    """Shards within `dp_shard` workers, whose groups (`dp_replicate`) hold copies of each other."""
+    """Shards over `dp_shard` workers; these groups hold replicas of each other (`dp_replicate`)."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         self._module, self._world = module, world
@@ -45,14 +45,14 @@ class FullyShardedDataParallel:
         self._last = _LastLane()
         self._buffers = BufferWatch(module)
         self._copies = world.device_mesh["dp_replicate"].get_group() if world.mesh.dp_replicate > 1 else None
-        units, experts = wrap_units(module), _dealt_out(module, world)
+        units, experts = wrap_units(module), _sharded_experts(module, world)
         self._uncut: list[nn.Parameter] = []
         if experts and world.experts_axis("expert_shard").size() == 1:
-            # Nobody shares these experts. PyTorch would bring them together all the same, and leave out the sum.
+            # No other worker has these experts. PyTorch would gather them anyway, and omit the sum.
             self._uncut, experts = [p for unit in experts for p in unit.parameters()], []
         for p in module.parameters():
-            p.data = p.data.contiguous()  # PyTorch cuts nothing else
-        _shard(module, units, experts, self._uncut, world, config)
+            p.data = p.data.contiguous()  # fully_shard requires it
+        _shard(module, world, config, units=units, experts=experts, uncut=self._uncut)
         assert isinstance(module, FSDPModule)
         self._root = module
         self._units = [unit for unit in units if isinstance(unit, FSDPModule) and unit is not module]
@@ -66,15 +66,15 @@ class FullyShardedDataParallel:
         module.register_forward_hook(self._after_forward)
 
     def _after_forward(self, *_: Any) -> None:
-        # What stays whole for a backward pass would stay in place of its shards where there is none.
+        # Without a backward pass, units that stay gathered for it would never be resharded.
         if not torch.is_grad_enabled():
             for unit in self._all:
                 unit.reshard()
 
-    def updates(self, p: torch.Tensor) -> bool:
+    def owns_for_update(self, p: torch.Tensor) -> bool:
         return True
 
-    def counts(self, p: torch.Tensor) -> bool:
+    def owns_for_norm(self, p: torch.Tensor) -> bool:
         return self._world.mesh.coordinates(self._world.rank)["dp_replicate"] == 0 and is_first_of_equals(
             p, self._world
         )
@@ -86,7 +86,7 @@ class FullyShardedDataParallel:
     @contextmanager
     def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
         self._last.yes = last
-        # In between gradients add up where they are, whole: no communication, for the memory of all of them.
+        # Between syncs whole gradients accumulate locally: no communication, but memory for all gradients.
         self._root.set_requires_gradient_sync(last or (last_of_lane and self._elastic))
         self._root.set_is_last_backward(last)
         yield
@@ -108,29 +108,30 @@ class FullyShardedDataParallel:
         pass
 
 
-def _dealt_out(module: nn.Module, world: World) -> list[nn.Module]:
-    """The modules with experts that are this worker's run of all."""
+def _sharded_experts(module: nn.Module, world: World) -> list[nn.Module]:
+    """Return the modules with experts of which this worker has only its range."""
     units = expert_units(module) or ()
-    return [unit for unit in units if any(is_dealt_out(p, world) for p in unit.parameters())]
+    return [unit for unit in units if any(is_expert_shard(p, world) for p in unit.parameters())]
 
 
 def _shard(
     module: nn.Module,
+    world: World,
+    config: Config,
+    *,
     units: Sequence[nn.Module],
     experts: Sequence[nn.Module],
     uncut: Iterable[nn.Parameter],
-    world: World,
-    config: Config,
 ) -> None:
-    """Cut every unit, and as the root what is in none of them; experts that are dealt out between those who have the
-    same ones; some parameters not at all.
+    """Shard every unit, then the remaining parameters as the root.
 
-    The root is whole from the beginning of a forward pass to the end of its backward pass: its parameters are the first
-    and the last to be used in either. Under autocast a model can name those of its units that are used in matrix
-    products alone. They travel, and lie together, in half precision, as autocast would cast them; all else of a unit,
-    norms mostly, is little and goes with the root, in fp32.
+    Expert-parallel experts are sharded over the workers that have the same ones; parameters in `uncut` are not sharded.
+    The root stays gathered from the beginning of a forward pass to the end of its backward pass: its parameters are the
+    first and the last to be used in both. Under autocast a model can declare which parameters are used only in matrix
+    products. They travel and are gathered in half precision, as autocast would cast them. All other parameters of a
+    unit, mostly norms, are small and join the root in fp32.
     """
-    # Shards, their gradients and moments in host memory: on the device is what is whole at the moment.
+    # With offload, shards, their gradients and moments are in host memory; only gathered units are on the device.
     pinned = world.device.type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if config.optimizer.offload else OffloadPolicy()
     axis = world.weights_axis("dp_shard")
@@ -154,7 +155,7 @@ def _shard(
         return
     products = set(declared())
     shard(module, products, reshard_after_forward=False)
-    # Gradients are summed in fp32, over micro-batches too.
+    # Gradients are summed in fp32, also over micro-batches.
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for unit in (*experts, *units):
         others = [p for p in unit.parameters() if p not in products]
@@ -162,8 +163,10 @@ def _shard(
 
 
 def _prefetch(root: FSDPModule, units: Sequence[FSDPModule], ahead: int | None) -> None:
-    """Begin to bring units together that many before they are used; None leaves it to PyTorch: one, and in the forward
-    pass only where kernels are queued ahead."""
+    """Start to gather units `ahead` units before they are used.
+
+    None keeps PyTorch's default: one unit, and in the forward pass only where kernels are queued ahead.
+    """
     if ahead is None:
         return
     backwards = list(reversed(units))
@@ -175,10 +178,10 @@ def _prefetch(root: FSDPModule, units: Sequence[FSDPModule], ahead: int | None) 
 
 
 def _count_unused_as_zero(unit: FSDPModule) -> None:
-    """Have a unit sum the gradients of all its parameters whenever it sums any.
+    """Make a unit sum the gradients of all its parameters whenever it sums any.
 
-    PyTorch packs those that have one. Where workers use different parameters of a unit (experts, say), sums would be of
-    different ones; and lanes that are kept would wait for one that does not come. (Its own remedy,
+    PyTorch packs only existing gradients. If workers used different parameters of a unit (experts, for example), the
+    sums would not match, and kept lanes would wait for a gradient that never comes. (Its own fix,
     `set_reduce_scatter_unused_params`, comes with torch 2.13.)
     """
     state = unit._get_fsdp_state()
@@ -189,7 +192,7 @@ def _count_unused_as_zero(unit: FSDPModule) -> None:
 
 def _with_zeros(group: Any, post_backward: Callable[..., None], *arguments: Any) -> None:
     for parameter in group.fsdp_params if group.reduce_grads else ():
-        whole = getattr(parameter, "_unsharded_param", None)  # not before it was used for the first time
+        whole = getattr(parameter, "_unsharded_param", None)  # missing before its first use
         if whole is None or not whole.requires_grad:
             continue
         if whole.grad is None and parameter.unsharded_accumulated_grad is None:
@@ -198,16 +201,16 @@ def _with_zeros(group: Any, post_backward: Callable[..., None], *arguments: Any)
 
 
 class _LastLane:
-    """Whether the lane under way is the last one of the step."""
+    """Whether the current lane is the last one of the step."""
 
     yes = False
 
 
 class _Sum(ReduceScatter):
-    """Sums one unit's gradients over workers and leaves each its shard.
+    """Sums one unit's gradients over workers and leaves each worker its shard.
 
-    Of `elastic` runs, lanes and workers are summed in the fixed tree. A lane that is not the last is kept, whole, and
-    adds nothing to the shard yet.
+    In `elastic` runs lanes and workers are summed in the fixed tree. A lane that is not the last is kept whole and does
+    not contribute to the shard yet.
     """
 
     def __init__(self, elastic: bool, last: _LastLane, copies: dist.ProcessGroup | None) -> None:
@@ -241,10 +244,9 @@ class _Sum(ReduceScatter):
 
 
 def wrap_units(module: nn.Module) -> list[nn.Module]:
-    """The parts of a model that are brought together one at a time.
+    """Return the parts of a model that are gathered one at a time.
 
-    A model names them by a method `wrap_units`; without one they are the children of its lists of modules that no other
-    list contains.
+    A model declares them by a method `wrap_units`. Otherwise they are the children of its outermost module lists.
     """
     declared = getattr(module, "wrap_units", None)
     if declared is not None:

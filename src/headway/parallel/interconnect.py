@@ -1,6 +1,6 @@
-"""How a machine's GPUs reach each other and the outside: RDMA devices, network interfaces, NVLink, GPUDirect.
+"""How a machine's GPUs reach each other and other machines: RDMA devices, network interfaces, NVLink, GPUDirect.
 
-Read from /sys, /proc and `nvidia-smi`, without PyTorch and without touching a device.
+Read from /sys, /proc and `nvidia-smi`, without PyTorch and without opening a device.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from headway.core.machine import Machine
 #: /sys/class/net/*/type, from <linux/if_arp.h>.
 _ETHERNET, _INFINIBAND = 1, 32
 
-#: NVLinks that a Hopper or Blackwell GPU has (NVIDIA H100 architecture whitepaper, "Fourth-Generation NVLink").
+#: NVLinks of a Hopper or Blackwell GPU (NVIDIA H100 architecture whitepaper, "Fourth-Generation NVLink").
 _LINKS_PER_GPU = 18
 
-#: Ways between two devices in `nvidia-smi topo -m`, from near to far.
+#: Connections between two devices in `nvidia-smi topo -m`, from near to far.
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
-#: Where distributions and HPC-X put libraries that are not on the loader's path.
+#: Where distributions and HPC-X install libraries outside the loader's path.
 _LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/opt/mellanox/sharp/lib")
 
 
@@ -31,21 +31,21 @@ class RdmaPort:
     device: str
     port: int
     link_layer: str
-    """"InfiniBand", "Ethernet" (that is RoCE) or what else the driver says."""
+    """"InfiniBand", "Ethernet" (RoCE) or another value of the driver."""
     state: str
     """"ACTIVE", "DOWN", "INIT", ..."""
     gigabits_per_second: float | None
     roce_v2_index: int | None
-    """First entry of the port's GID table that is RoCE v2 over IPv4."""
+    """Index of the first RoCE v2 entry over IPv4 in the port's GID table."""
 
     @property
     def active(self) -> bool:
-        """Whether data can flow."""
+        """Whether the port can carry data."""
         return self.state == "ACTIVE"
 
     @property
     def kind(self) -> str:
-        """ "infiniband", "roce", or "other" for devices that need a plug-in of their maker (EFA)."""
+        """ "infiniband", "roce", or "other" for devices that need a vendor plug-in (EFA)."""
         if self.device.startswith("efa") or self.link_layer not in ("InfiniBand", "Ethernet"):
             return "other"
         return "infiniband" if self.link_layer == "InfiniBand" else "roce"
@@ -58,10 +58,10 @@ class Interface:
     name: str
     up: bool
     has_hardware: bool
-    """A device of its own, or a bond of such; not a bridge, a tunnel or one end of a virtual cable."""
+    """A physical device or a bond of such devices; not a bridge, a tunnel or one end of a veth pair."""
     is_ethernet: bool
     addressed: bool
-    """Has an address that is good beyond the link."""
+    """Has an address that is routable beyond the link."""
     default_route: bool
     megabits_per_second: int | None
     mtu: int | None
@@ -73,43 +73,43 @@ class GpuTopology:
 
     gpus: tuple[str, ...]
     between_gpus: Mapping[tuple[str, str], str]
-    """"NV18" for so many NVLinks, or one of `DISTANCES`."""
+    """"NV18" for 18 NVLinks, or one of `DISTANCES`."""
     to_network: Mapping[str, str]
-    """From each GPU to the RDMA device next to it, one of `DISTANCES`; empty when none is listed."""
+    """From each GPU to the nearest RDMA device, one of `DISTANCES`; empty if none is listed."""
 
     @property
     def nvlinks(self) -> int:
-        """NVLinks between the two GPUs that have the fewest between them."""
+        """Smallest number of NVLinks between any two GPUs."""
         counts = [int(way[2:]) if re.fullmatch(r"NV\d+", way) else 0 for way in self.between_gpus.values()]
         return min(counts, default=0)
 
     @property
     def is_switched(self) -> bool:
-        """Whether there are more links than the GPUs have ends for: then they go through switches."""
+        """Whether NVLinks go through switches: direct links between all pairs would exceed the links per GPU."""
         return self.nvlinks * (len(self.gpus) - 1) > _LINKS_PER_GPU
 
 
 @dataclass(frozen=True)
 class Interconnect:
-    """Everything a choice of NCCL's settings depends on."""
+    """Everything that the choice of NCCL settings depends on."""
 
     gpus: int
-    """0 when there are none, or nothing tells of them."""
+    """Number of GPUs; 0 if there are none or `nvidia-smi` does not report them."""
     compute_capability: float | None
-    """Of the oldest GPU."""
+    """Compute capability of the oldest GPU."""
     topology: GpuTopology | None
     ports: tuple[RdmaPort, ...]
     verbs: bool
-    """Whether programs here may open RDMA devices (/dev/infiniband)."""
+    """Whether programs can open RDMA devices (/dev/infiniband)."""
     interfaces: tuple[Interface, ...]
     gpudirect: str | None
-    """The kernel's way to let network cards read GPU memory ("nvidia_peermem", "dmabuf"); None without one."""
+    """How the kernel lets network cards read GPU memory ("nvidia_peermem", "dmabuf"); None if it cannot."""
     sharp_library: str | None
-    """The library for reductions inside InfiniBand switches."""
+    """Path of the plug-in for reductions in InfiniBand switches."""
 
     @property
     def nvlink_sharp(self) -> bool:
-        """Whether the GPUs' switches can reduce: NVSwitch of the third generation, Hopper or newer, over two GPUs."""
+        """Whether the NVSwitches can reduce: third generation, Hopper or newer, more than two GPUs."""
         return bool(
             self.topology
             and self.topology.is_switched
@@ -118,14 +118,16 @@ class Interconnect:
         )
 
     def active_ports(self, kind: str) -> tuple[RdmaPort, ...]:
-        """Usable ports of a kind, without those slower than the fastest: those are for storage or management."""
+        """Return the usable ports of a kind, without slower ones, which are for storage or management."""
         ports = [port for port in self.ports if port.kind == kind and port.active] if self.verbs else []
         fastest = max((port.gigabits_per_second or 0.0 for port in ports), default=0.0)
         return tuple(port for port in ports if (port.gigabits_per_second or 0.0) == fastest)
 
     def socket_interface(self) -> Interface | None:
-        """The fastest interface that is up, real and has an address; in a container, whose only way out is a virtual
-        cable, the one with the default route."""
+        """Return the fastest real interface that is up and has an address.
+
+        In a container with only virtual interfaces, returns the one with the default route.
+        """
         usable = [i for i in self.interfaces if i.up and i.addressed]
         for candidates in (
             [i for i in usable if i.has_hardware and i.is_ethernet],
@@ -138,7 +140,7 @@ class Interconnect:
 
 
 def read_interconnect(machine: Machine, *, with_gpus: bool = True) -> Interconnect:
-    """Look at a machine. `with_gpus=False` saves asking `nvidia-smi`."""
+    """Inspect a machine; `with_gpus=False` skips `nvidia-smi`."""
     capabilities = _compute_capabilities(machine) if with_gpus else []
     return Interconnect(
         gpus=len(capabilities),
@@ -153,7 +155,7 @@ def read_interconnect(machine: Machine, *, with_gpus: bool = True) -> Interconne
 
 
 def _compute_capabilities(machine: Machine) -> list[float | None]:
-    """One per GPU; None where an old driver does not tell."""
+    """Return one value per GPU; None where an old driver does not report it."""
     output = machine.run(("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"))
     if output.state == "ok":
         lines = [line.strip() for line in output.text.splitlines() if line.strip()]
@@ -171,11 +173,11 @@ def _topology(machine: Machine) -> GpuTopology | None:
 
 
 def parse_topology(text: str) -> GpuTopology | None:
-    """Read the matrix of `nvidia-smi topo -m`; None when there is none.
+    """Parse the matrix of `nvidia-smi topo -m`; return None without one.
 
     Rows and columns are devices; "X" is on the diagonal. Columns of affinities follow the devices.
     """
-    # Some versions underline the head line on every terminal.
+    # Some versions underline the header line even without a terminal.
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
     head = next((line.split() for line in lines if re.match(r"\s*GPU0\b", line)), None)
     if head is None:
@@ -228,11 +230,11 @@ def _interfaces(machine: Machine) -> Iterator[Interface]:
     for name in machine.names("/sys/class/net"):
         folder = f"/sys/class/net/{name}"
         if not machine.exists(f"{folder}/operstate") or name == "lo":
-            continue  # a file such as bonding_masters, or the loop
+            continue  # a file such as bonding_masters, or the loopback interface
         speed = machine.number(f"{folder}/speed")
         yield Interface(
             name=name,
-            # Drivers without a notion of a link say "unknown" and work.
+            # Drivers without link state report "unknown" and work.
             up=machine.text(f"{folder}/operstate") in ("up", "unknown"),
             has_hardware=machine.exists(f"{folder}/device") or machine.exists(f"{folder}/bonding"),
             is_ethernet=machine.number(f"{folder}/type") == _ETHERNET,
@@ -244,7 +246,7 @@ def _interfaces(machine: Machine) -> Iterator[Interface]:
 
 
 def _routes(machine: Machine) -> tuple[set[str], set[str]]:
-    """Interfaces that have an address, and those with a default route."""
+    """Return the interfaces that have an address, and those with a default route."""
     routed, default = set(), set()
     for line in (machine.text("/proc/net/route") or "").splitlines()[1:]:
         name, destination = line.split()[:2]
@@ -253,7 +255,7 @@ def _routes(machine: Machine) -> tuple[set[str], set[str]]:
             default.add(name)
     for line in (machine.text("/proc/net/if_inet6") or "").splitlines():
         _, _, _, scope, _, name = line.split()
-        if scope == "00":  # global; a link-local address is no address for others
+        if scope == "00":  # global; other machines cannot reach a link-local address
             routed.add(name)
     return routed, default
 
@@ -262,14 +264,14 @@ def _gpudirect(machine: Machine) -> str | None:
     for module in ("nvidia_peermem", "nv_peer_mem"):
         if machine.exists(f"/sys/module/{module}"):
             return module
-    # DMA-BUF takes the open kernel modules and Linux 5.12 (NCCL user guide, NCCL_DMABUF_ENABLE).
+    # DMA-BUF needs the open kernel modules and Linux 5.12 (NCCL user guide, NCCL_DMABUF_ENABLE).
     release = re.match(r"(\d+)\.(\d+)", machine.text("/proc/sys/kernel/osrelease") or "")
     is_open = "Open Kernel Module" in (machine.text("/proc/driver/nvidia/version") or "")
     return "dmabuf" if is_open and release and (int(release[1]), int(release[2])) >= (5, 12) else None
 
 
 def _sharp_library(machine: Machine) -> str | None:
-    """Where NCCL's plug-in for SHARP is; it needs libsharp_coll beside it."""
+    """Find NCCL's plug-in for SHARP; it needs libsharp_coll too."""
     folders = [*filter(None, machine.environment.get("LD_LIBRARY_PATH", "").split(":")), *_LIBRARY_FOLDERS]
     names = {folder: machine.names(folder) for folder in folders}
     has_sharp = any(name.startswith("libsharp_coll.so") for found in names.values() for name in found)

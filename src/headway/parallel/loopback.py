@@ -1,4 +1,4 @@
-"""Workers of one machine talk over its loopback interface alone, so that nobody else can reach them."""
+"""Restricts the workers of a single machine to its loopback interface, so that no other machine can reach them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import MutableMapping
 
 from headway.core.launched import are_all_on_this_machine
 
-#: The interface on which each library listens, and how it takes a whole name (NCCL takes prefixes otherwise).
+#: Variable for each library's interface, and its format (NCCL matches prefixes without the "=").
 _INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
-#: Its names on Linux and on macOS.
+#: Names of the loopback interface on Linux and macOS.
 _NAMES = ("lo", "lo0")
 
 
 def keep_to_loopback(size: int, environment: MutableMapping[str, str] | None = None) -> None:
-    """Have gloo and NCCL listen on the loopback interface only, where all workers are known to be on this machine.
+    """Make gloo and NCCL listen on the loopback interface if all workers are known to be on this machine.
 
-    They read their variables when they make a group. Variables that are set already stay as they are.
+    The libraries read these variables when they create a group. Variables that are already set stay as they are.
 
     Args:
         size: Number of workers.
-        environment: Changed instead of this process's.
+        environment: Environment to change; this process's by default.
     """
     environment = os.environ if environment is None else environment
     there = {name for _, name in socket.if_nameindex()}

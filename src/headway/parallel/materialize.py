@@ -1,4 +1,4 @@
-"""Memory for a model that was cut before it had any: a worker never holds more than its parts and one whole tensor."""
+"""Memory for a model that was sharded on the meta device: a worker holds only its shards and one whole tensor."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def materialize(
     *,
     in_host_memory: bool = False,
 ) -> None:
-    """Give a module on the meta device memory for this worker's parts, and the state its first values.
+    """Allocate this worker's shards of a module on the meta device and fill its state with initial values.
 
-    A whole tensor is made from the value that the first worker has for it, one after the other, and each worker keeps
-    its part: so it has the numbers that it has where a model is not cut. (Drawn part by part, every worker would draw
-    the same ones.) All workers must call it.
+    The first worker computes whole tensors one after the other, and each worker keeps its part. The values are
+    therefore those of an unsharded model. (If every worker drew its own parts, all workers would draw the same
+    numbers.) All workers must call this function.
 
     Args:
-        module: With a method `make_buffers` for buffers that are no part of its state.
-        first_value: (name, size) -> whole tensor, on workers that others get theirs from; None leaves weights as they
-            are, for a caller that loads them.
-        in_host_memory: Weights stay there; buffers are on the device in any case.
+        module: Its method `make_buffers` creates the buffers that are not part of its state.
+        first_value: (name, size) -> whole tensor, called on the workers that send to others; None leaves weights
+            uninitialised, for a caller that loads them.
+        in_host_memory: Keep weights in host memory; buffers are on the device in any case.
     """
     module.to_empty(device="cpu" if in_host_memory else world.device)
     module.make_buffers()  # type: ignore[operator]

@@ -1,8 +1,8 @@
 """Profiles: which of NCCL's environment variables to set on a machine, and why.
 
-NCCL finds most things out by itself. A profile settles what it cannot know (which of several networks is meant for
-training) and what fails late or slowly when left open. It is a pure function of what was found; see
-`interconnect.read_interconnect`. The variables are described in the NCCL user guide, "Environment Variables".
+NCCL detects most things itself. A profile sets what it cannot know (which of several networks is meant for training)
+and what fails late or slowly if left to NCCL. It is a pure function of the interconnect; see
+`interconnect.read_interconnect`. The NCCL user guide describes the variables under "Environment Variables".
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headway.parallel.interconnect import DISTANCES, Interconnect, RdmaPort
 ProfileName = Literal["none", "ethernet", "infiniband", "roce", "nvlink"]
 PROFILES: tuple[ProfileName, ...] = get_args(ProfileName)
 
-#: What has switches add, of NVLink (NVLS) or of InfiniBand (CollNet): in an order that nobody promises.
-_BY_SWITCHES = "NVLS,NVLSTree,CollNetDirect,CollNetChain"
-#: Variables that are about nothing else.
-_FOR_SWITCHES = ("NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE")
+#: Algorithms in which switches of NVLink (NVLS) or InfiniBand (CollNet) add, in no guaranteed order.
+_SWITCH_ALGORITHMS = "NVLS,NVLSTree,CollNetDirect,CollNetChain"
+#: Variables that only enable such algorithms.
+_SWITCH_VARIABLES = ("NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE")
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,27 @@ class Setting:
 
 @dataclass(frozen=True)
 class Profile:
-    """What to set, and why this was chosen."""
+    """The settings to apply, and why this profile was chosen."""
 
     name: ProfileName
     reason: str
     settings: tuple[Setting, ...] = ()
     left_open: tuple[str, ...] = ()
-    """Variables that are not set after all, each with the reason."""
+    """Variables that are not set, each with the reason."""
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The variables to add to an environment: what its owner has set stays as it is."""
+        """Return the variables to add to an environment; variables that are already set stay as they are."""
         return {setting.name: setting.value for setting in self.settings if setting.name not in given}
 
 
 def choose_profile(wanted: str, found: Interconnect, determinism: str = "off") -> Profile:
-    """The profile that is asked for; `auto` takes the best one that the machine has the parts for.
+    """Choose the requested profile; `auto` chooses the best one that the machine supports.
 
     Args:
-        determinism: What the run promises; unless that is nothing, switches do not add, whatever the profile.
+        determinism: Level of determinism of the run; unless it is "off", no profile lets switches add.
 
     Raises:
-        ConfigError: the profile does not exist, or the machine lacks what it is about.
+        ConfigError: the profile does not exist, or the machine lacks the hardware for it.
     """
     if wanted not in ("auto", *PROFILES):
         raise ConfigError(
@@ -68,18 +68,22 @@ def choose_profile(wanted: str, found: Interconnect, determinism: str = "off") -
         profile = Profile("none", "asked for")
     else:
         profile = _best(found) if wanted == "auto" else _MAKERS[wanted](found, "asked for")
-    return profile if determinism == "off" else _in_order(profile)
+    return profile if determinism == "off" else _with_fixed_order(profile)
 
 
-def _in_order(profile: Profile) -> Profile:
-    """The same without what adds in another order each time. (PyTorch by itself rules out NVLS alone, which leaves
-    NVLSTree between machines.)"""
-    algorithms = Setting("NCCL_ALGO", f"^{_BY_SWITCHES}", "switches add in any order, which determinism rules out")
-    settings = tuple(setting for setting in profile.settings if setting.name not in _FOR_SWITCHES)
+def _with_fixed_order(profile: Profile) -> Profile:
+    """Return the profile without algorithms that add in a varying order.
+
+    PyTorch itself excludes only NVLS, which leaves NVLSTree between machines.
+    """
+    algorithms = Setting(
+        "NCCL_ALGO", f"^{_SWITCH_ALGORITHMS}", "switches add in any order, which determinism rules out"
+    )
+    settings = tuple(setting for setting in profile.settings if setting.name not in _SWITCH_VARIABLES)
     left_out = tuple(
         f"{setting.name}: it is for determinism=off ({setting.reason})"
         for setting in profile.settings
-        if setting.name in _FOR_SWITCHES
+        if setting.name in _SWITCH_VARIABLES
     )
     return replace(profile, settings=(*settings, algorithms), left_open=(*profile.left_open, *left_out))
 
@@ -93,10 +97,12 @@ def _best(found: Interconnect) -> Profile:
         if ports:
             return make(found, f"{len(ports)} active {ports[0].link_layer} ports with RDMA")
     if any(port.kind == "other" and port.active for port in found.ports):
-        return Profile("none", "the network's maker has a plug-in for NCCL that brings its own settings (EFA, for one)")
+        return Profile(
+            "none", "the network needs its vendor's plug-in for NCCL, which has its own settings (for example EFA)"
+        )
     if found.socket_interface() is None:
-        return Profile("none", "no network that could be used; GPUs of this machine need none")
-    return _ethernet(found, "no RDMA device that could be used")
+        return Profile("none", "no usable network; the GPUs of this machine do not need one")
+    return _ethernet(found, "no usable RDMA device")
 
 
 def _ethernet(found: Interconnect, reason: str) -> Profile:
@@ -145,11 +151,11 @@ def _roce(found: Interconnect, reason: str) -> Profile:
 
 
 def _nvlink(found: Interconnect, reason: str) -> Profile:
-    """NVLink within the machine, and between machines the best network there is."""
+    """Build the profile for NVLink within the machine and the best available network between machines."""
     if found.topology is None:
-        raise _lacks("nvlink", "nvidia-smi tells of no GPUs and no links between them")
+        raise _lacks("nvlink", "nvidia-smi reports no GPUs and no links between them")
     if not found.topology.nvlinks:
-        raise _lacks("nvlink", "no two GPUs, or a pair without NVLink between them")
+        raise _lacks("nvlink", "there are fewer than two GPUs, or a pair has no NVLink between them")
     settings: list[Setting] = []
     left_open: list[str] = []
     if found.active_ports("infiniband"):
@@ -161,10 +167,10 @@ def _nvlink(found: Interconnect, reason: str) -> Profile:
     else:
         network = Profile("none", "")
     if found.nvlink_sharp:
-        # 2, unlike 1, still asks the driver: under some hypervisors the switches do not reduce.
+        # 2, unlike 1, still checks with the driver: under some hypervisors switches cannot reduce.
         settings.append(Setting("NCCL_NVLS_ENABLE", "2", "NVLink switches can reduce (SHARP), if the driver agrees"))
     else:
-        left_open.append("NCCL_NVLS_ENABLE: no switch that reduces was seen; it takes NVSwitch, Hopper and three GPUs")
+        left_open.append("NCCL_NVLS_ENABLE: no switch that can reduce; this needs NVSwitch, Hopper and three GPUs")
     return Profile("nvlink", reason, (*settings, *network.settings), (*left_open, *network.left_open))
 
 
@@ -177,7 +183,7 @@ def _rdma(found: Interconnect, ports: tuple[RdmaPort, ...]) -> tuple[list[Settin
     speed = ports[0].gigabits_per_second
     rate = "an unknown rate" if speed is None else f"{speed:g} Gb/s"
     settings = [
-        Setting("NCCL_IB_DISABLE", "0", "RDMA is there"),
+        Setting("NCCL_IB_DISABLE", "0", "RDMA is available"),
         Setting("NCCL_IB_HCA", f"={devices}", f"the active ports of {rate}; slower ones are not for training"),
     ]
     if found.gpudirect is None:
@@ -190,7 +196,11 @@ def _rdma(found: Interconnect, ports: tuple[RdmaPort, ...]) -> tuple[list[Settin
             reason = f"GPUDirect through {found.gpudirect}: no GPU is farther than {farthest} from a port"
             settings.append(Setting("NCCL_NET_GDR_LEVEL", level, reason))
         else:
-            why = "where GPUs and ports sit is unknown" if farthest is None else f"a GPU is {farthest} from every port"
+            why = (
+                "the location of GPUs and ports is unknown"
+                if farthest is None
+                else f"a GPU is {farthest} from every port"
+            )
             left_open.append(f"NCCL_NET_GDR_LEVEL: {why}, so NCCL judges each pair")
     settings.extend(_socket_interface(found))
     return settings, left_open
@@ -218,7 +228,7 @@ def _why_no_ports(found: Interconnect, kind: str) -> str:
         return f"there is no {'InfiniBand' if kind == 'infiniband' else 'RoCE'} device"
     if not any(port.active for port in ports):
         return f"no port is active: {', '.join(f'{port.device}:{port.port} {port.state}' for port in ports)}"
-    return "programs here cannot open /dev/infiniband"
+    return "programs cannot open /dev/infiniband"
 
 
 def _lacks(profile: str, what: str) -> ConfigError:

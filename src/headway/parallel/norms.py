@@ -1,4 +1,4 @@
-"""The norm of a gradient that lies on several workers."""
+"""The norm of a gradient that is distributed over workers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import nn
 
 from headway.parallel.blocks import local_part
 
-#: Exponents of fp32 numbers as `frexp` gives them, denormal ones included.
+#: Exponents of fp32 numbers as `frexp` returns them, subnormal numbers included.
 _LEAST, _MOST = -148, 128
 _UNITS = 2.0**24
 
 
 def norm_parts(parameters: Iterable[nn.Parameter], exact: bool) -> list[float]:
-    """What one worker's gradients add to the norm of all: numbers for `total_norm`, equally many on every worker.
+    """Compute one worker's part of the norm: numbers for `total_norm`, equally many on every worker.
 
     Args:
-        parameters: Those whose gradient, or part of it, this worker counts; no other worker counts it.
-        exact: The norm must not depend on how gradients are cut, as long as rows are whole. Then the sum over rows is
-            exact; see `_exact_parts`.
+        parameters: Parameters whose gradient, or part of it, only this worker counts.
+        exact: Make the norm independent of how gradients are sharded, as long as rows are whole: the sum over rows is
+            then exact (`_exact_parts`).
     """
     return norm_parts_of([local_part(p.grad) for p in parameters if p.grad is not None], exact)
 
 
 def norm_parts_of(gradients: Sequence[torch.Tensor], exact: bool = False) -> list[float]:
-    """The same of gradients, or parts of them, that do not lie with their parameters."""
+    """Compute `norm_parts` of gradients, or parts of them, that are not stored with their parameters."""
     gradients = [gradient for gradient in gradients if gradient.numel()]
     if exact:
         return _exact_parts(gradients)
@@ -35,26 +35,27 @@ def norm_parts_of(gradients: Sequence[torch.Tensor], exact: bool = False) -> lis
 
 
 def total_norm(workers: Sequence[Sequence[float]]) -> float:
-    """The 2-norm of what all workers have; NaN when a gradient is not finite."""
+    """Compute the 2-norm over all workers; NaN if a gradient is not finite."""
     if not all(math.isfinite(part) for parts in workers for part in parts):
         return math.nan
     if len(workers[0]) == 1:
         return math.sqrt(math.fsum(part for (part,) in workers))
-    # Whole numbers of 2^(exponent - 24): Python adds them without rounding.
+    # Integer multiples of 2^(exponent - 24): Python adds them without rounding.
     units = sum(int(count) << index for parts in workers for index, count in enumerate(parts))
     return math.sqrt(math.ldexp(float(units), _LEAST - 24)) if units < 2**900 else math.inf
 
 
 @torch.no_grad()
 def _exact_parts(gradients: Sequence[torch.Tensor]) -> list[float]:
-    """The squared norm of every row, added up per exponent.
+    """Sum the squared norms of rows per exponent.
 
-    A row's own norm is a kernel's business and depends on the row alone. Over rows the order would matter, and how they
-    are dealt to workers. But fp32 numbers of one exponent are whole multiples of one unit below 2^24 of them, and fp64
-    adds those without rounding; so does `total_norm` with the sums. What comes out is the same for every cut.
+    The norm of one row depends on its kernel and the row alone. A sum over rows would depend on their order and on how
+    they are divided between workers. But fp32 numbers of one exponent are integer multiples of one unit, at most 2^24
+    of it. fp64 sums those without rounding, and `total_norm` adds the sums exactly. The result is the same for every
+    way of sharding.
     """
     numbers = _MOST - _LEAST + 1
-    # All rows together: a device is waited for once, and not for every parameter.
+    # All rows at once: wait for the device once instead of once per parameter.
     squares = torch.cat([_squared_rows(gradient) for gradient in gradients]).cpu() if gradients else torch.zeros(0)
     if not bool(squares.isfinite().all()):
         return [math.nan] * numbers

@@ -1,8 +1,8 @@
-"""Who updates which parameter, where moments are divided between workers (ZeRO stages 1 and 2).
+"""Ownership of parameters where moments are divided between workers (ZeRO stages 1 and 2).
 
-Rajbhandari et al. 2020, sections 5.1 and 5.2. Whole parameters are dealt out, not equal pieces of one flat buffer: the
-bits of an update then do not depend on where a buffer is cut, and an optimizer may look at a whole matrix (Muon). The
-price is that shares are only about equal; no worker has more than its fair share and the largest parameter.
+Rajbhandari et al. 2020, sections 5.1 and 5.2. Workers own whole parameters rather than equal pieces of one flat buffer.
+The bits of an update then do not depend on buffer boundaries, and an optimizer can use whole matrices (Muon). The
+price: shares are only about equal. No worker has more than its fair share plus the largest parameter.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from headway.parallel.replicas import Replicas
 
 
 class Ownership:
-    """The owner of every trainable parameter, a function of the model and the arrangement of the workers alone.
+    """The owner of every trainable parameter, a function of only the model and the arrangement of the workers.
 
     Args:
-        replicas_of: Among whom a parameter is dealt out: the workers that have the same part of it.
+        replicas_of: Returns the workers that have the same part of a parameter; one of them owns it.
     """
 
     def __init__(self, module: nn.Module, replicas_of: Callable[[torch.Tensor], Replicas]) -> None:
@@ -42,24 +42,24 @@ class Ownership:
             )
         self._owner: dict[torch.Tensor, int] = {}
         for kind, members in kinds.items():
-            self._owner |= _dealt(members, kind.size, shared_between_stages(module))
+            self._owner |= _assign_owners(members, kind.size, shared_between_stages(module))
 
     def owner(self, p: torch.Tensor) -> int:
-        """The worker, by its number among the parameter's replicas, that updates it."""
+        """Return the worker that updates the parameter, by its number among the parameter's replicas."""
         return self._owner[p]
 
     def is_mine(self, p: torch.Tensor) -> bool:
-        """Whether this worker updates a parameter."""
+        """Return whether this worker updates the parameter."""
         return self._owner[p] == self.replicas_of(p).rank
 
     @torch.no_grad()
     def share(self, parameters: Iterable[nn.Parameter], bucket_bytes: int) -> None:
-        """Bring every parameter from its owner to all the others, with a few buckets on their way at a time."""
+        """Send every parameter from its owner to all replicas, with a few buckets in flight at a time."""
         sent = InFlight()
         for replicas, owner, bucket in self._buckets(parameters, bucket_bytes):
             if replicas.size == 1:
                 continue
-            sent.make_room()
+            sent.wait_for_capacity()
             flat = self._pack(bucket)
             work = dist.broadcast(flat, src=replicas.global_rank(owner), group=replicas.group, async_op=True)
             sent.add(work, partial(self._unpack, bucket, flat))
@@ -67,14 +67,14 @@ class Ownership:
         sent.finish()
 
     def _pack(self, bucket: Sequence[nn.Parameter]) -> torch.Tensor:
-        """What the owner sends, in one piece; elsewhere only the room for it, since what is there is out of date."""
+        """Concatenate what the owner sends; on other workers allocate the buffer to receive it."""
         parts = [local_part(p.detach()) for p in bucket]
         if self.is_mine(bucket[0]):
             return torch.cat([part.flatten() for part in parts])
         return torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype, device=parts[0].device)
 
     def _unpack(self, bucket: Sequence[nn.Parameter], flat: torch.Tensor) -> None:
-        """Write what has arrived from another worker."""
+        """Copy received values into the parameters."""
         if not self.is_mine(bucket[0]):
             for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):
                 local = local_part(p.detach())
@@ -83,7 +83,7 @@ class Ownership:
     def _buckets(
         self, parameters: Iterable[nn.Parameter], bucket_bytes: int
     ) -> Iterable[tuple[Replicas, int, Sequence[nn.Parameter]]]:
-        """Parameters of one owner and one type, of about `bucket_bytes`, in the same order on every worker."""
+        """Yield buckets of one owner and dtype, of about `bucket_bytes`, in the same order on every worker."""
         kinds: dict[tuple[Replicas, int, torch.dtype], list[nn.Parameter]] = {}
         for p in parameters:
             kinds.setdefault((self.replicas_of(p), self.owner(p), p.dtype), []).append(p)
@@ -98,19 +98,21 @@ class Ownership:
 
 
 def shared_between_stages(module: nn.Module) -> list[torch.Tensor]:
-    """Parameters that the first and the last pipeline stage both have, in one order; a model names them by a method
-    `shared_between_stages`."""
+    """Return the parameters that both the first and the last pipeline stage hold, in a fixed order.
+
+    A model declares them by a method `shared_between_stages`.
+    """
     declared = getattr(module, "shared_between_stages", None)
     return [] if declared is None else list(declared())
 
 
-def _dealt(
+def _assign_owners(
     parameters: Sequence[nn.Parameter], workers: int, shared: Sequence[torch.Tensor] = ()
 ) -> dict[torch.Tensor, int]:
-    """The largest first, each to the worker that has least so far; equal ones in the order of the model.
+    """Assign the largest parameters first, each to the worker with the least load; ties follow the model's order.
 
-    What stages share comes before all else: then it has the same owner in both, whatever else they have, and their
-    gradients can meet.
+    Parameters shared by stages come before all others. They then have the same owner in both stages, whatever else the
+    stages hold, and their gradients can be summed between these owners.
     """
     load = [0] * workers
     owner: dict[torch.Tensor, int] = {}

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: workers have consecutive layers and pass activations and their gradients on.
+"""Pipeline parallelism: workers have consecutive layers and exchange activations and their gradients.
 
 The order of the micro-batches comes from `torch.distributed.pipelining`: GPipe (Huang et al. 2019), 1F1B (Narayanan et
-al. 2019) and interleaved 1F1B (Narayanan et al. 2021, section 2.2). Between stages only the residual stream travels:
-every worker of a pipeline has the micro-batches themselves, so targets and document masks need not. Where workers have
-some positions of it each (context and tensor parallelism), each talks to those that have the same ones.
+al. 2019) and interleaved 1F1B (Narayanan et al. 2021, section 2.2). Only the residual stream travels between stages:
+every worker of a pipeline has the micro-batches, with their targets and document masks. If workers share its positions
+(context and tensor parallelism), each exchanges with the workers that have the same positions.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ from headway.parallel.world import World
 if TYPE_CHECKING:
     from headway.config import Config
 
-#: (micro-batch, what the stage before gave or None, layers) -> what the next stage needs; of the last the summed loss.
+#: (micro-batch, output of the previous stage or None, layers) -> input of the next stage, or the summed loss.
 StageForward = Callable[[MicroBatch, torch.Tensor | None, range], torch.Tensor]
-#: Micro-batch -> a tensor on the meta device like what a stage but the last gives.
+#: Micro-batch -> a meta tensor like the output of any stage but the last.
 StageOutput = Callable[[MicroBatch], torch.Tensor]
-#: Whether it is a stage's last one of the lane -> what to do around a backward pass.
+#: Whether it is a stage's last backward pass of the lane -> context of that pass.
 AroundBackward = Callable[[bool], AbstractContextManager[None]]
 
 
 class Pipeline:
-    """One worker's stages, and the others to which they are connected."""
+    """One worker's stages and their connections to the other workers."""
 
     def __init__(
         self,
         config: Config,
         model: nn.Module,
         world: World,
+        *,
         stages: Sequence[range],
         forward: StageForward,
         output: StageOutput,
     ) -> None:
-        """Connect the workers of a pipeline; all workers do so together.
+        """Connect the workers of a pipeline; all workers must call this together.
 
         Args:
-            model: With this worker's layers only.
+            model: Has only this worker's layers.
             stages: The layers of every stage (`parallel.stages.plan_stages`).
         """
         self._schedule_name, self._world = config.parallel.pipeline_schedule, world
@@ -65,27 +66,27 @@ class Pipeline:
         self._schedule: tuple[tuple[int, torch.Size], Any] | None = None
         self._shared = shared_between_stages(model)
         self._is_copy = {id(p) for p in self._shared} if self._place else set()
-        # NCCL wants all of a group in its first exchange, and that of what stages share is between two of them.
+        # A group's first exchange in NCCL must include all its workers; that of shared parameters involves only two.
         dist.all_reduce(torch.zeros(1, device=world.device), group=self._group)
 
     def train(
         self, batches: Sequence[MicroBatch], seeds: Sequence[int], around_backward: AroundBackward
     ) -> torch.Tensor:
-        """Forward and backward passes of one lane; gradients are added to what is there.
+        """Run forward and backward passes of one lane; add to the existing gradients.
 
         Args:
             batches: The micro-batches of the lane, of one shape and on the device.
-            seeds: For the random numbers of each; every stage makes one of its own of it.
+            seeds: Seed of each micro-batch; every stage derives its own.
 
         Returns:
-            The loss summed over the lane; zero where the last stage is not.
+            The loss summed over the lane; zero unless the last stage is local.
         """
         like = self._output(batches[0])
         for batch in batches:
             assert self._output(batch).shape == like.shape, "the micro-batches of a lane have one shape"
         self._lane.begin(batches, seeds, around_backward)
         schedule = self._schedule_for(len(batches), like)
-        # All that the schedule carries from outside is the micro-batch's number.
+        # The schedule carries only the number of the micro-batch.
         numbers = torch.arange(len(batches))
         losses: list[torch.Tensor] = []
         first, last = 0 in self._mine, len(self._stages) - 1 in self._mine
@@ -98,7 +99,7 @@ class Pipeline:
 
     @torch.no_grad()
     def loss(self, batch: MicroBatch) -> torch.Tensor:
-        """The summed loss of one micro-batch, without a backward pass; zero where the last stage is not."""
+        """Compute the summed loss of one micro-batch without a backward pass; zero unless the last stage is local."""
         for number in self._mine:
             x = None
             if number > 0:
@@ -112,16 +113,16 @@ class Pipeline:
         return torch.zeros((), device=self._world.device)
 
     def reduce_shared(self) -> None:
-        """After each stage's gradients are summed over its replicas: sum those of what the first and the last share.
+        """Sum the gradients that the first and the last stage share, after each was summed over its replicas.
 
-        Two numbers have one sum, whichever comes first, so both stages have the same bits and stay equal.
+        Addition of two numbers is commutative, so both stages compute the same bits and stay equal.
         """
         peer = self._ranks[-1 if self._place == 0 else 0]
         for p in self._shared:
-            if p.grad is None:  # another replica has it, and so it is at the peer
+            if p.grad is None:  # another replica owns it, here and at the peer
                 continue
             mine = local_part(p.grad)
-            if not mine.numel():  # nor has the peer, whose matrix is cut in the same places
+            if not mine.numel():  # the shard is empty at the peer too
                 continue
             sent, received = mine.contiguous(), torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
             exchange = [
@@ -129,27 +130,31 @@ class Pipeline:
                 dist.P2POp(dist.irecv, received, peer, self._group),
             ]
             works = dist.batch_isend_irecv(exchange)
-            with exchanging("sum of what stages share"):
+            with exchanging("sum of gradients that stages share"):
                 for work in works:
                     work.wait()
             mine.add_(received)
 
-    def counts(self, p: torch.Tensor) -> bool:
-        """Whether this stage is the one that counts a parameter into norms: of two that share it the first."""
+    def owns_for_norm(self, p: torch.Tensor) -> bool:
+        """Return whether this stage's gradient of a parameter enters norms: of two stages that share it, the first's
+        does."""
         return id(p) not in self._is_copy
 
     def _rank_of(self, stage: int) -> int:
         return self._ranks[stage % len(self._ranks)]
 
     def _schedule_for(self, micro_batches: int, like: torch.Tensor) -> Any:
-        """The schedule for lanes of so many micro-batches of one shape. It has buffers for all of them, so it goes when
-        rows get another length (`data.mixture.stages`), which they do for all workers in the same step."""
+        """Return the schedule for lanes of this many micro-batches of one shape.
+
+        It holds buffers for all of them, so it is replaced when the row length changes (`data.mixture.stages`), which
+        happens on all workers in the same step.
+        """
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
         key = micro_batches, like.shape
         if self._schedule is None or self._schedule[0] != key:
             stages = [_make_stage(self._part(number), like, self._world.device, self._group) for number in self._mine]
-            # Losses are sums over items, and gradients too: neither is to be divided by the number of micro-batches.
+            # Losses and gradients are sums over items: do not divide them by the number of micro-batches.
             options: dict[str, Any] = {"loss_fn": lambda loss, _: loss.squeeze(0), "scale_grads": False}
             if self._schedule_name == "interleaved":
                 schedule: Any = ScheduleInterleaved1F1B(stages, micro_batches, **options)
@@ -164,26 +169,26 @@ class Pipeline:
 
 
 class _Lane:
-    """The lane under way, which a schedule does not carry."""
+    """The current lane, which a schedule does not carry."""
 
     def begin(self, batches: Sequence[MicroBatch], seeds: Sequence[int], around_backward: AroundBackward) -> None:
         self.batches, self.seeds, self.around_backward = batches, seeds, around_backward
         self._backward_passes: dict[int, int] = {}
 
     def is_last_backward(self, stage: int) -> bool:
-        """Count one more; a stage has as many as there are micro-batches."""
+        """Count one more backward pass of a stage; a stage has as many as there are micro-batches."""
         self._backward_passes[stage] = self._backward_passes.get(stage, 0) + 1
         return self._backward_passes[stage] == len(self.batches)
 
     def end(self) -> None:
-        """Every stage has done every micro-batch: a schedule that left one out would lose data without a word."""
+        """Check that every stage ran every micro-batch: a schedule that skipped one would silently lose data."""
         if any(passes != len(self.batches) for passes in self._backward_passes.values()):
-            raise RuntimeError(f"a pipeline stage did not do all of {len(self.batches)} micro-batches")
+            raise RuntimeError(f"a pipeline stage did not run all of its {len(self.batches)} micro-batches")
         self.batches = []
 
 
 class _Part(nn.Module):
-    """One stage as a schedule sees it; the parameters stay the model's, which strategies treat as a whole."""
+    """One stage as a schedule sees it; the parameters remain the model's, which strategies treat as a whole."""
 
     def __init__(
         self, forward: StageForward, lane: _Lane, number: int, stages: Sequence[range], seed: Callable[[int], object]
@@ -194,7 +199,7 @@ class _Part(nn.Module):
         self._layers = stages[number]
 
     def forward(self, x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """Micro-batch `number`, (1,), with what the stage before gave; the first stage gets the number in its place."""
+        """Run micro-batch `number`, (1,), on the previous stage's output; the first stage gets the number instead."""
         index = int(number)
         self._seed(derive_seed(self.lane.seeds[index], "stage", self.number))
         y = self._run(self.lane.batches[index], x if self.number else None, self._layers)
@@ -202,7 +207,7 @@ class _Part(nn.Module):
 
 
 def _make_stage(part: _Part, like: torch.Tensor, device: torch.device, group: dist.ProcessGroup | None) -> Any:
-    """A stage whose shapes are given: finding them out would run the model once, and send them pickled."""
+    """Create a stage with known shapes; inferring them would run the model once and send them pickled."""
     from torch.distributed.pipelining import PipelineStage
 
     class Stage(PipelineStage):

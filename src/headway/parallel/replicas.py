@@ -1,4 +1,4 @@
-"""Who has the same part of a parameter as this worker, and computes gradients of it from other tokens."""
+"""Replicas of a parameter: the workers that have the same part of it and compute its gradients from other tokens."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from headway.parallel.world import World
 
 @dataclass(frozen=True)
 class Replicas:
-    """Workers whose gradients of a parameter are to be summed; equal ones compare equal."""
+    """The workers whose gradients of a parameter are summed; equal groups compare equal."""
 
     group: dist.ProcessGroup | None
     """None for all workers."""
     rank: int
-    """This worker's number among them."""
+    """This worker's number in the group."""
     size: int
 
     def global_rank(self, rank: int) -> int:
-        """The number that one of them has among all workers."""
+        """Return the rank of a replica among all workers."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
 def replicas_of(p: torch.Tensor, world: World) -> Replicas:
-    """Those of one parameter: of experts that are dealt out they are others than of the rest."""
-    if is_dealt_out(p, world):
+    """Return the replicas of a parameter; those of sharded experts differ from those of other parameters."""
+    if is_expert_shard(p, world):
         return Replicas(world.expert_replica_group, world.expert_replica_rank, replica_count(p, world))
     return Replicas(world.replica_group, world.replica_rank, replica_count(p, world))
 
 
 def replica_count(p: torch.Tensor, world: World) -> int:
-    """How many they are."""
-    return world.mesh.expert_replicas if is_dealt_out(p, world) else world.mesh.replicas
+    """Return the number of replicas of a parameter."""
+    return world.mesh.expert_replicas if is_expert_shard(p, world) else world.mesh.replicas
 
 
-def is_dealt_out(p: torch.Tensor, world: World) -> bool:
-    """Whether a parameter is stacked by expert and this worker has its own run of it (`parallel.experts`)."""
+def is_expert_shard(p: torch.Tensor, world: World) -> bool:
+    """Return whether a parameter is stacked by expert and this worker has its range (`parallel.experts`)."""
     return is_dtensor(p) and world.experts_axis_name("ep") in (p.device_mesh.mesh_dim_names or ())

@@ -1,4 +1,4 @@
-"""Which layers make a pipeline stage, and which stages a worker has."""
+"""Pipeline stages: which layers form a stage, and which stages a worker has."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def plan_stages(config: Config, layers: Sequence[float], embedding: float, head: float) -> list[range]:
-    """The layers of every stage: as `parallel.pipeline_split` says, or so that the slowest stage is fastest.
+    """Return the layers of every stage: from `parallel.pipeline_split`, or so that the slowest stage is fastest.
 
     Args:
         layers: Cost of each layer, in any unit.
-        embedding: Cost of what comes with the first layer.
-        head: Cost of what comes with the last layer.
+        embedding: Cost of the embedding, in the stage of the first layer.
+        head: Cost of the head, in the stage of the last layer.
 
     Raises:
-        ConfigError: there are more stages than layers, or the split has another number of layers.
+        ConfigError: there are more stages than layers, or the split does not add up to the number of layers.
     """
     for problem in split_problems(config, len(layers)):
         raise problem
@@ -36,9 +36,9 @@ def plan_stages(config: Config, layers: Sequence[float], embedding: float, head:
 
 
 def split_evenly(costs: Sequence[float], stages: int) -> list[range]:
-    """Cut a sequence into runs of at least one element so that the largest sum is smallest.
+    """Cut a sequence into non-empty runs so that the largest sum is smallest.
 
-    All micro-batches pass through all stages, so the slowest one sets the pace of all.
+    All micro-batches pass through all stages, so the slowest stage limits the throughput.
     """
     ends = [0.0, *accumulate(costs)]
     # For the first n elements in s runs: the largest sum, and where the last run starts.
@@ -58,5 +58,5 @@ def split_evenly(costs: Sequence[float], stages: int) -> list[range]:
 
 
 def stages_of_worker(place: int, workers: int, stages: int) -> range:
-    """The numbers of the stages of one worker of a pipeline: dealt out in turns, so that stage 0 follows the last."""
+    """Return the stage numbers of one pipeline worker; stages are assigned round-robin."""
     return range(place, stages, workers)

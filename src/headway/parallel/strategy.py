@@ -1,7 +1,7 @@
 """The protocol behind `parallel.strategy`, and the table of strategies.
 
-A strategy decides who keeps what of weights, gradients and moments, and where gradients are summed. It is made before
-the optimizer, since it may replace a module's parameters by parts of them. After `reduce` the `.grad` of every
+A strategy decides which worker keeps which weights, gradients and moments, and where gradients are summed. It is
+created before the optimizer, since it may replace a module's parameters by shards. After `reduce` the `.grad` of every
 parameter that this worker updates is the **sum** over all lanes of the global batch, or the worker's part of it.
 """
 
@@ -29,78 +29,78 @@ if TYPE_CHECKING:
 
 
 class Strategy(Protocol):
-    """How one training step is spread over workers."""
+    """How one training step is split over workers."""
 
-    def updates(self, p: torch.Tensor) -> bool:
-        """Whether this worker's optimizer has the parameter, or its part of it."""
+    def owns_for_update(self, p: torch.Tensor) -> bool:
+        """Return whether this worker's optimizer updates the parameter, or its part of it."""
         ...
 
-    def counts(self, p: torch.Tensor) -> bool:
-        """Whether this worker is the one that counts what it has of a parameter into norms."""
+    def owns_for_norm(self, p: torch.Tensor) -> bool:
+        """Return whether this worker's gradient of the parameter, or its part of it, enters the gradient norm."""
         ...
 
     def begin(self) -> None:
-        """Before the first micro-batch of a step: gradients are cleared."""
+        """Prepare for a step before its first micro-batch: clear gradients."""
         ...
 
     def micro_batch(self, last_of_lane: bool, last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of one micro-batch; `last` is the last one of this worker's step."""
+        """Wrap forward and backward pass of one micro-batch; `last` marks the last one of this worker's step."""
         ...
 
     def end_lane(self) -> None:
-        """After the last micro-batch of a lane."""
+        """Finish a lane after its last micro-batch."""
         ...
 
     def reduce(self) -> None:
-        """After all lanes of this worker: finish the sum over workers."""
+        """Finish the sum over workers after all lanes of this worker."""
         ...
 
     def after_update(self) -> None:
-        """After the optimizer's step: bring the weights that others have updated."""
+        """Exchange updated weights after the optimizer's step."""
         ...
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """What a strategy is besides, whose library wants backward pass, update and storage to itself."""
+    """Further methods of a strategy whose library performs the backward pass, the update and the storage itself."""
 
     model: nn.Module
-    """What a forward pass that trains calls in place of the module."""
+    """The module to call in the forward pass of training."""
 
     def take_over(self, optimizer: Optimizer) -> None:
-        """Before anything else: the optimizer is the one for the module's trainable parameters."""
+        """Hand over the optimizer of the module's trainable parameters; must be called first."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The backward pass of a summed loss."""
+        """Run the backward pass of a summed loss."""
         ...
 
     def norm_parts(self) -> list[float]:
-        """What this worker's gradients add to the norm of the sum over all items (see `norms.norm_parts`)."""
+        """Return this worker's part of the gradient norm of the sum over all items (see `norms.norm_parts`)."""
         ...
 
     def update(self, scale: float) -> bool:
-        """Update with the summed gradients times `scale`; returns whether that was done, the same on every worker."""
+        """Update with the summed gradients times `scale`; return whether it was done, the same on every worker."""
         ...
 
     def skip(self) -> None:
-        """Forget the gradients of this step."""
+        """Discard the gradients of this step."""
         ...
 
     def part_of(self, p: nn.Parameter) -> Block | None:
-        """What this worker has of a parameter, live; None if nothing."""
+        """Return this worker's live part of a parameter; None if it has none."""
         ...
 
     def moments(self, p: nn.Parameter) -> Mapping[str, Block]:
-        """What it has of the parameter's moments, by name; nothing before there are any."""
+        """Return this worker's part of the parameter's moments by name; empty before the first update."""
         ...
 
     def exposed(self) -> AbstractContextManager[None]:
-        """Within it, the optimizer's groups hold what it updates."""
+        """Let the optimizer's groups hold the updated tensors for the duration of the block."""
         ...
 
     def loaded(self) -> None:
-        """After what `part_of` gives was overwritten: bring the weights that forward passes see up to it."""
+        """Refresh the weights of the forward pass after the blocks of `part_of` were overwritten."""
         ...
 
 
@@ -108,7 +108,7 @@ _Maker = Callable[[nn.Module, World, "Config"], Strategy]
 
 
 class Single:
-    """One worker; gradients add up where autograd leaves them."""
+    """One worker; gradients accumulate where autograd puts them."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         if world.mesh.size != world.size or not _is_alone(module, world):
@@ -118,12 +118,12 @@ class Single:
                 fix="parallel.strategy=ddp",
             )
         self._world = world
-        self._parameters = list(module.parameters())  # going through all modules takes half a millisecond
+        self._parameters = list(module.parameters())  # listing them takes half a millisecond
 
-    def updates(self, p: torch.Tensor) -> bool:
+    def owns_for_update(self, p: torch.Tensor) -> bool:
         return True
 
-    def counts(self, p: torch.Tensor) -> bool:
+    def owns_for_norm(self, p: torch.Tensor) -> bool:
         return is_first_of_equals(p, self._world)
 
     def begin(self) -> None:
@@ -137,7 +137,7 @@ class Single:
         pass
 
     def reduce(self) -> None:
-        # A parameter without a gradient counts as one with a gradient of zero, as it does with several workers.
+        # A missing gradient counts as zero, as it does with several workers.
         for p in self._parameters:
             if p.requires_grad and p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -147,7 +147,7 @@ class Single:
 
 
 def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
-    """The strategy that a config asks for, around a module whose weights are already in place and on their device."""
+    """Create the configured strategy around a module whose weights are initialised and on their device."""
     _check_no_running_statistics(module, world, config.determinism)
     elastic, name = config.determinism == "elastic", effective_strategy(config.parallel.strategy, world.mesh)
     if name in DEEPSPEED:
@@ -156,7 +156,7 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
         return DeepSpeed(module, world, config)
     shard_experts(module, world)
     if name == "single" != config.parallel.strategy and not _is_alone(module, world):
-        name = "ddp"  # of experts that tensor-parallel workers have copies of
+        name = "ddp"  # tensor-parallel workers have copies of the experts
     if world.mesh.tp > 1:
         from headway.parallel.tensor import cut_matrices
 
@@ -180,18 +180,18 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
 
 
 def _is_alone(module: nn.Module, world: World) -> bool:
-    """Whether nobody else computes gradients of anything that this worker has."""
+    """Return whether no other worker computes gradients of this worker's parameters."""
     return world.mesh.replicas == 1 and all(replica_count(p, world) == 1 for p in module.parameters())
 
 
 def _check_no_running_statistics(module: nn.Module, world: World, determinism: str) -> None:
-    """Batch and instance norms keep state outside weights and moments that every worker would see differently."""
+    """Reject batch and instance norms with running statistics, which would differ between workers."""
     if world.size == 1 and determinism != "elastic":
         return
     for name, child in module.named_modules():
         if isinstance(child, nn.modules.batchnorm._NormBase) and child.track_running_stats:
             raise ConfigError(
-                "normalisation with running statistics sees other batches on every worker",
+                "normalisation with running statistics sees different batches on every worker",
                 where=f"module '{name}'",
                 fix="use GroupNorm or LayerNorm, track_running_stats=False, or one worker without determinism=elastic",
             )

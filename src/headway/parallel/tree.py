@@ -2,7 +2,7 @@
 
 Floating-point addition is commutative but not associative, so a sum is defined by its tree. Lanes are the leaves of one
 fixed binary tree over lane numbers: neighbours first, then pairs of neighbours, and so on. A worker owns a contiguous,
-aligned block of lanes and so a whole subtree, which it sums alone; workers then combine at distance 1, 2, 4, ..., which
+aligned block of lanes and so a whole subtree, which it sums alone. Workers then combine at distance 1, 2, 4, ..., which
 are the upper levels of the same tree.
 """
 
@@ -15,7 +15,7 @@ from headway.core.heartbeat import exchanging
 
 
 class LaneAccumulator:
-    """The part of the tree below one worker: takes its lanes in order, like a binary counter takes ones.
+    """Sums the subtree of one worker: adds its lanes in order, like a binary counter.
 
     Holds at most log2(lanes of this worker) + 1 buffers.
     """
@@ -24,7 +24,7 @@ class LaneAccumulator:
         self._levels: list[torch.Tensor | None] = []
 
     def add(self, lane: torch.Tensor) -> None:
-        """Add the next lane's buffer; the content is copied where it must be kept."""
+        """Add the next lane's buffer; copy its content if it must be kept."""
         carry, owned = lane, False
         for level, waiting in enumerate(self._levels):
             if waiting is None:
@@ -35,7 +35,7 @@ class LaneAccumulator:
         self._levels.append(carry if owned else carry.clone())
 
     def take(self) -> torch.Tensor:
-        """The sum of a power-of-two number of lanes; the accumulator is empty afterwards."""
+        """Return the sum of a power-of-two number of lanes and empty the accumulator."""
         *lower, top = self._levels
         if top is None or any(level is not None for level in lower):
             raise RuntimeError("the number of lanes added is not a power of two")
@@ -44,11 +44,11 @@ class LaneAccumulator:
 
 
 def tree_all_reduce_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Sum `flat` over the workers of a group in place, in the order of the tree; there must be a power of two of them.
+    """Sum `flat` in place over a power-of-two number of workers, in the order of the tree.
 
     Recursive halving, then doubling (Thakur, Rabenseifner & Gropp 2005, section 4.4) with the nearest partner first:
-    every element is summed at distance 1, 2, 4, ... and travels about twice. Both partners of an exchange own
-    disjoint halves, so each sum is computed once and copied, never recomputed.
+    every element is summed at distance 1, 2, 4, ... and travels about twice. Both partners of an exchange own disjoint
+    halves, so each sum is computed once and copied, never recomputed.
     """
     rank, size = _place(group)
     if size == 1:
@@ -70,7 +70,7 @@ def tree_all_reduce_(flat: torch.Tensor, group: dist.ProcessGroup | None = None)
 
 
 def tree_reduce_scatter(mine: torch.Tensor, flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Sum `flat` over the workers of a group as `tree_all_reduce_` does, and leave each worker its part in `mine`.
+    """Sum `flat` over workers as `tree_all_reduce_` does, and leave each worker its part in `mine`.
 
     Args:
         mine: Part number `rank` of the sum, (n,); overwritten.
@@ -82,13 +82,15 @@ def tree_reduce_scatter(mine: torch.Tensor, flat: torch.Tensor, group: dist.Proc
         return
     # Halving with the nearest partner first leaves a worker the part whose number is its rank with reversed bits.
     own = flat.view(size, -1)
-    parts = torch.cat([own[_reversed_bits(position, size)] for position in range(size)])  # an index would be waited for
+    parts = torch.cat(
+        [own[_reversed_bits(position, size)] for position in range(size)]
+    )  # indexing with a tensor would wait for the device
     start, length = _halve_(parts, group)
     mine.copy_(parts[start : start + length])
 
 
 def _halve_(padded: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """The first half of the exchange: sums in place; returns where this worker's part of the sum begins, its length."""
+    """Run the halving phase in place; return the start and the length of this worker's part of the sum."""
     rank, size = _place(group)
     start, length = 0, padded.numel()
     received = torch.empty(length // 2, dtype=padded.dtype, device=padded.device)
@@ -115,11 +117,11 @@ def _exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, group: di
 
 
 def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Rank and size; a process without others needs no group."""
+    """Return rank and size; a single process needs no group."""
     return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
 
 
 def _reversed_bits(number: int, size: int) -> int:
-    """The number's bits in reverse order, of as many as the numbers below `size` have."""
+    """Reverse the bits of `number` within the width of numbers below `size`."""
     bits = size.bit_length() - 1
     return int(f"{number:0{bits}b}"[::-1], 2) if bits else 0

@@ -1,4 +1,4 @@
-"""The processes of a run: who am I, which device is mine, and the few things said between workers."""
+"""The workers of a run: rank, device, mesh, and small exchanges between workers."""
 
 from __future__ import annotations
 
@@ -28,47 +28,50 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _opened = count()
-#: What says where workers meet.
+#: Variables that define the rendezvous.
 _MEET_AT = (RENDEZVOUS_VARIABLE, "MASTER_ADDR", "MASTER_PORT")
 _ALONE = MeshShape()
 
 
 @dataclass(frozen=True)
 class World:
-    """One worker's view of all workers. A world of one has no process group and every exchange is the identity."""
+    """One worker's view of all workers. A world of one has no process group, and every exchange is the identity."""
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
     mesh: MeshShape = _ALONE
-    """How the workers are arranged."""
+    """Arrangement of the workers."""
     number: int = 0
-    """How many worlds this process was part of before."""
+    """Number of earlier worlds of this process."""
     timeout_seconds: int = 600
-    """An exchange that takes longer fails."""
+    """Timeout of an exchange."""
 
     @property
     def data_rank(self) -> int:
-        """Which part of the global batch this worker computes, alone or with others."""
+        """The part of the global batch that this worker computes, alone or with others."""
         return self.mesh.data_rank(self.rank)
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:
-        """PyTorch's view of the same arrangement, with a process group along every dimension."""
+        """The mesh as a PyTorch device mesh, with a process group along every dimension."""
         return self._arranged(self.mesh.sizes)
 
     def weights_axis(self, name: str) -> DeviceMesh:
-        """One of the dimensions that cut weights, `dp_shard` or `tp`, of one mesh with both.
+        """Return a dimension that shards weights, `dp_shard` or `tp`, of the mesh that has both.
 
-        Context-parallel workers have the same weights and other positions, which is to weights as other rows are: so
-        `dp_shard` is here the product of both.
+        Context-parallel workers have the same weights and different positions, which for weights is like different
+        rows. `dp_shard` is therefore the product of both dimensions here.
         """
         return self._weights_mesh[self.weights_axis_name(name)]
 
     def weights_axis_name(self, name: str) -> str:
-        """PyTorch keeps what it has worked out for a mesh as long as the process lives, groups included, and takes
-        meshes with the same names for the same. So names are used once."""
+        """Return a name for the dimension that is unique in this process.
+
+        PyTorch caches what it derives from a mesh, groups included, as long as the process lives, and treats meshes
+        with equal names as equal.
+        """
         return f"{name}_{self.number}"
 
     @cached_property
@@ -100,12 +103,14 @@ class World:
         return self.rank % (self.mesh.expert_replicas * self.mesh.ep) // self.mesh.ep
 
     def experts_axis(self, name: str) -> DeviceMesh:
-        """One of the dimensions of the mesh that experts are cut on: `ep`, whose workers share them, or
-        `expert_shard`, whose workers may share the weights of the same ones."""
+        """Return a dimension of the mesh for experts.
+
+        The workers of `ep` share the experts; the workers of `expert_shard` may shard the weights of the same experts.
+        """
         return self._experts_mesh[self.experts_axis_name(name)]
 
     def experts_axis_name(self, name: str) -> str:
-        """As `weights_axis_name`."""
+        """Return a unique name for the dimension, as `weights_axis_name` does."""
         return f"{name}_{self.number}"
 
     @cached_property
@@ -130,14 +135,19 @@ class World:
         return None if pp == 1 else self._arranged({"pp": pp, "stage": self.size // pp})["stage"].get_group()
 
     def make_groups(self) -> None:
-        """All workers make a group together: not when the first of them needs it, in a backward pass of its own."""
+        """Create the process groups now, since all workers must create a group at the same time.
+
+        Created on first use, a group could fall into one worker's backward pass.
+        """
         _ = self.replica_group, self._stage_group
         if self.mesh.ep > 1:
             _ = self.expert_replica_group
 
     def connect_groups(self) -> None:
-        """Have NCCL connect the workers of these groups, which it does in a group's first exchange and takes seconds
-        for. Not before it is known that they can reach each other (`launch.network.assert_same_profile`)."""
+        """Let NCCL connect the workers of these groups; otherwise a group's first exchange takes seconds.
+
+        Call it only once the workers are known to reach each other (`launch.network.assert_same_profile`).
+        """
         if not self.queues_exchanges:
             return
         groups = [self.replica_group, self._stage_group, *([self.expert_replica_group] if self.mesh.ep > 1 else [])]
@@ -150,7 +160,9 @@ class World:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
         mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        for group in mesh.get_all_groups():  # which PyTorch gives its own default, whatever all workers' group has
+        for (
+            group
+        ) in mesh.get_all_groups():  # PyTorch gives subgroups its default timeout, not that of the default group
             _set_pg_timeout(timedelta(seconds=self.timeout_seconds), group)
         return mesh
 
@@ -161,31 +173,30 @@ class World:
 
     @property
     def counts_items(self) -> bool:
-        """Whether this worker speaks for the items of its micro-batches, which others may compute together with it."""
+        """Whether this worker counts the items of its micro-batches, which it may compute with others."""
         places = self.mesh.coordinates(self.rank)
         return places["pp"] == places["cp"] == places["tp"] == 0
 
     @property
     def counts_loss(self) -> bool:
-        """Whether the loss that this worker computes is to be added up: tensor-parallel workers all have the same."""
+        """Whether this worker's loss enters the sum: tensor-parallel workers all have the same loss."""
         return self.mesh.coordinates(self.rank)["tp"] == 0
 
     @property
     def queues_exchanges(self) -> bool:
-        """Whether an exchange of tensors has but begun when its call returns, so that this worker waits for the others
-        where it reads what its device has."""
+        """Whether exchanges are asynchronous: the worker then waits for the others when it reads from its device."""
         return self.size > 1 and self.device.type == "cuda"
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker writes what only one may write."""
+        """Whether this is the worker that writes what only one worker may write."""
         return self.rank == 0
 
     def seed(self, seed: int) -> None:
-        """What this worker draws from now on follows from `seed`, on the CPU and on its device.
+        """Seed the random numbers of this worker on the CPU and on its device.
 
-        `torch.manual_seed` does that too, and for every other kind of device that this machine does not have it writes
-        down where it was called from: 1 ms for each micro-batch.
+        `torch.manual_seed` does this too, but for every absent kind of device it records the call stack: 1 ms per
+        micro-batch.
         """
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
@@ -195,9 +206,9 @@ class World:
             torch.mps.manual_seed(seed)
 
     def gather(self, values: list[float]) -> list[list[float]]:
-        """The values of every worker, by rank. All workers must pass equally many.
+        """Return the values of every worker, by rank. All workers must pass equally many.
 
-        Runs over the CPU group (gloo) on every device, so that it does not wait for queued GPU work.
+        Uses the CPU group (gloo) on every device, so that it does not wait for queued GPU work.
         """
         if self.size == 1:
             return [values]
@@ -208,14 +219,14 @@ class World:
         return [worker.tolist() for worker in everyone]
 
     def sum_integers(self, counts: torch.Tensor) -> torch.Tensor:
-        """The sum over all workers, which is exact; `counts` is int64, on the CPU, and may be overwritten."""
+        """Sum over all workers, exactly; `counts` is int64, on the CPU, and may be overwritten."""
         if self.size > 1:
             with exchanging("sum of integers", everyone=True):
                 dist.all_reduce(counts)
         return counts
 
     def gather_json(self, value: Any) -> list[Any]:
-        """What every worker says, by rank; any JSON value, of any length. Tuples become lists."""
+        """Return the value of every worker, by rank: any JSON value of any length. Tuples become lists."""
         if self.size == 1:
             return [json.loads(json.dumps(value))]
         text = json.dumps(value).encode()
@@ -225,19 +236,18 @@ class World:
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
         with exchanging("gather of JSON", everyone=True):
             dist.all_gather(everyone, mine)
-        return [json.loads(bytes(said[:n].tolist())) for said, n in zip(everyone, lengths, strict=True)]
+        return [json.loads(bytes(received[:n].tolist())) for received, n in zip(everyone, lengths, strict=True)]
 
     @property
     def is_copied(self) -> bool:
-        """Whether `broadcast_` leaves this worker its tensors: it is the first of those that have the same."""
+        """Whether this worker is the source of `broadcast_`: the first of the workers with the same tensors."""
         return self.rank % (self.size // self.mesh.pp) == 0
 
     @torch.no_grad()
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite the tensors of every worker, of whatever type and layout, with the first worker's.
+        """Overwrite the tensors of every worker, of any type and layout, with those of the first worker.
 
-        With pipeline stages, which have other tensors each, with those of the first of the workers that have the same
-        (`is_copied`).
+        Pipeline stages have different tensors: there the source is the first worker of each stage (`is_copied`).
         """
         group = self._stage_group
         if self.size > self.mesh.pp:
@@ -248,7 +258,7 @@ class World:
                 tensor.copy_(content.view(tensor.dtype).view(tensor.shape))
 
     def broadcast_number(self, number: int) -> int:
-        """The first worker's number, on every worker."""
+        """Return the first worker's number on every worker."""
         return int(self.gather([float(number)])[0][0])
 
     def barrier(self) -> None:
@@ -257,16 +267,18 @@ class World:
 
 
 def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
-    """The device of a worker.
+    """Choose the device of a worker.
 
     Raises:
-        ConfigError: the device asked for is not there, or there are more local workers than GPUs.
+        ConfigError: the requested device is missing, or there are more local workers than GPUs.
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = next(k for k in ("cuda", "mps", "cpu") if available[k]) if wanted == "auto" else wanted
     if not available[kind]:
         there = ", ".join(k for k, yes in available.items() if yes)
-        raise ConfigError(f"no {kind} device here; there is: {there}", where="train.device", fix="train.device=auto")
+        raise ConfigError(
+            f"this machine has no {kind} device; it has: {there}", where="train.device", fix="train.device=auto"
+        )
     if kind != "cuda":
         return torch.device(kind)
     if local_rank >= torch.cuda.device_count():
@@ -279,7 +291,7 @@ def pick_device(wanted: str, local_rank: int = 0) -> torch.device:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done what it was given; a CPU always has."""
+    """Wait until the device has finished its queued work; a CPU has no queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -288,14 +300,14 @@ def synchronize(device: torch.device) -> None:
 
 @contextmanager
 def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None) -> Iterator[World]:
-    """Join the other workers for the length of a block, all of them for the data unless `mesh` says otherwise.
+    """Join the other workers for the duration of a block; the mesh is data-parallel by default.
 
-    CPU tensors travel over gloo and GPU tensors over NCCL. An error leaves groups of NCCL as they are
-    (`core.process_exit`); whoever does not end the process then calls `abort_groups`.
+    CPU tensors travel over gloo and GPU tensors over NCCL. After an error NCCL groups are left as they are
+    (`core.process_exit`); a caller that does not end the process must call `abort_groups`.
 
     Raises:
-        ConfigError: the variables of whoever started the workers do not fit each other or this machine.
-        HeadwayError: the workers do not meet in time.
+        ConfigError: the launcher's variables do not fit each other or this machine.
+        HeadwayError: the workers do not find each other in time.
     """
     size = world_size_from_environment()
     if size is None or size == 1:
@@ -316,11 +328,11 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
         store = _meet(rank, size, number, timeout)
         keep_gloo_threads()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    except RuntimeError as error:  # PyTorch's for whatever goes wrong there
+    except RuntimeError as error:  # PyTorch raises it for any failure of the rendezvous
         raise HeadwayError(
             f"worker {rank} of {size} did not meet the others: {str(error).splitlines()[0]}",
             where=" ".join(f"{name}={os.environ[name]}" for name in _MEET_AT if name in os.environ),
-            fix="see whether all workers were started and reach that place; the time to wait is"
+            fix="check that all workers were started and can reach this address; the timeout is"
             " parallel.timeout_seconds",
         ) from error
     try:
@@ -334,12 +346,12 @@ def open_world(device: str, timeout_seconds: int, mesh: MeshShape | None = None)
 
 
 def _meet(rank: int, size: int, number: int, timeout: timedelta) -> Any:
-    """The store in which the workers of this start find each other.
+    """Open the store in which the workers of this start find each other.
 
     Args:
-        number: How many times this process has met others before.
+        number: How often this process has joined other workers before.
     """
-    # A process that trains twice meets its peers at new keys; under the old ones lie addresses of closed connections.
+    # A process that trains twice needs new keys: the old ones hold addresses of closed connections.
     prefix = str(number)
     if file := os.environ.get(RENDEZVOUS_VARIABLE):
         store = dist.FileStore(file, -1)  # type: ignore[attr-defined]
@@ -349,28 +361,30 @@ def _meet(rank: int, size: int, number: int, timeout: timedelta) -> Any:
 
         store, rank, size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
-        # An agent's store has the addresses of workers that it started before, too.
+        # torchrun's store also holds the addresses of workers from earlier starts.
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             prefix = _agree_on_name(store, rank, size, timeout.total_seconds())
     return dist.PrefixStore(f"headway-{prefix}", store)  # type: ignore[attr-defined]
 
 
 def abort_groups() -> None:
-    """End the groups that `open_world` has left after an error, in a process that goes on: without the others, and
-    without what is under way in them."""
+    """Abort the groups that `open_world` left after an error, including operations in progress.
+
+    For a process that continues without the other workers.
+    """
     if has_gpu_groups():
         dist.distributed_c10d._abort_process_group()
 
 
 def _agree_on_name(store: Any, rank: int, size: int, timeout_seconds: float) -> str:
-    """A name that the workers of this start share, and nobody before them had.
+    """Agree on a name that is shared by the workers of this start and unique to it.
 
-    No variable tells one start from another: torchrun counts restarts on each machine for itself. So every worker shows
-    a word that it has just made up, and the first one answers to that word with its own, until all have taken it; what
-    it finds of workers that are gone it answers in vain.
+    No environment variable distinguishes starts: torchrun counts restarts per machine. So every worker publishes a
+    random word, and the first worker answers that word with its own, until all workers have confirmed. Answers to words
+    of dead workers are harmless.
 
     Raises:
-        DistStoreError: not all come in time.
+        DistStoreError: not all workers arrive in time.
     """
     mine = secrets.token_hex(8)
     if rank:

@@ -1,4 +1,4 @@
-"""ZeRO stages 1 and 2: weights are replicated; moments, and with stage 2 gradients, are divided between workers."""
+"""ZeRO stages 1 and 2: weights are replicated; moments, and in stage 2 gradients, are divided between workers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class _OwnedUpdate:
-    """The update's side: each worker updates what it owns and tells the others."""
+    """The update: each worker updates the parameters that it owns and sends them to the others."""
 
     _module: nn.Module
     _world: World
     _ownership: Ownership
 
-    def updates(self, p: torch.Tensor) -> bool:
+    def owns_for_update(self, p: torch.Tensor) -> bool:
         return self._ownership.is_mine(p)
 
-    def counts(self, p: torch.Tensor) -> bool:
+    def owns_for_norm(self, p: torch.Tensor) -> bool:
         return self._ownership.is_mine(p) and is_first_of_equals(p, self._world)
 
     def after_update(self) -> None:
@@ -42,7 +42,7 @@ class _OwnedUpdate:
 
 
 class Zero1(_OwnedUpdate, DataParallel):
-    """Gradients are summed everywhere, as with `ddp`; each worker updates its part of the weights."""
+    """Sums gradients on every worker, as `ddp` does; each worker updates its part of the weights."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         super().__init__(module, world, config)
@@ -62,10 +62,10 @@ class ElasticZero(_OwnedUpdate, ElasticDataParallel):
 
 
 class Zero2(_OwnedUpdate):
-    """Gradients are summed at their owner as soon as the backward pass has them, and freed everywhere else.
+    """Sums each gradient on its owner as soon as the backward pass has computed it, and frees it elsewhere.
 
-    So there are the open buckets of every owner at a time, those on their way, and what this worker owns. This happens
-    in every micro-batch: accumulating over micro-batches costs communication and no memory.
+    Memory holds the open bucket of every owner, the buckets in flight, and this worker's own sums. This happens in
+    every micro-batch: accumulation costs communication instead of memory.
     """
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
@@ -93,7 +93,7 @@ class Zero2(_OwnedUpdate):
         self._missing, self._sent, self._training = [set(bucket) for bucket in self._buckets], 0, True
         yield
         self._training = False
-        while self._sent < len(self._buckets):  # kept open by a parameter without a gradient
+        while self._sent < len(self._buckets):  # a parameter without a gradient keeps its bucket open
             self._send()
         self._in_flight.finish()
 
@@ -114,7 +114,7 @@ class Zero2(_OwnedUpdate):
 
     def _send(self) -> None:
         """Send the next bucket to its owner, in the same order on every worker."""
-        self._in_flight.make_room()
+        self._in_flight.wait_for_capacity()
         bucket = self._buckets[self._sent]
         flat = torch.cat([local_part(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
         for p in bucket:
@@ -138,17 +138,17 @@ class Zero2(_OwnedUpdate):
                 self._sums[p].add_(part)
             elif own.is_contiguous():
                 self._sums[p] = part
-            else:  # fused optimizers walk a weight and its gradient alike
+            else:  # fused optimizers need weight and gradient in the same memory layout
                 self._sums[p] = torch.empty_like(own).copy_(part)
 
 
 def _ownership(module: nn.Module, world: World) -> Ownership:
-    """Dealt out among the workers that have the same weights."""
+    """Divide the parameters among the workers that have the same weights."""
     return Ownership(module, partial(replicas_of, world=world))
 
 
 def _buckets_by_owner(module: nn.Module, ownership: Ownership) -> list[list[nn.Parameter]]:
-    """Parameters in about the order in which the backward pass finishes them, each bucket of one owner and type."""
+    """Group parameters into buckets of one owner and dtype, roughly in the order of the backward pass."""
     buckets: list[list[nn.Parameter]] = []
     open_buckets: dict[tuple[Replicas, int, torch.dtype], list[nn.Parameter]] = {}
     for p in reversed([p for p in module.parameters() if p.requires_grad]):

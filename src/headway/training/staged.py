@@ -41,4 +41,11 @@ def make_pipeline(config: Config, task: Task, world: World) -> Pipeline | None:
             return staged.forward(model, batch, x, layers)
 
     sharing = world.mesh.cp * world.mesh.tp
-    return Pipeline(config, model, world, stages, forward, lambda batch: staged.output(model, batch, sharing))
+    return Pipeline(
+        config,
+        model,
+        world,
+        stages=stages,
+        forward=forward,
+        output=lambda batch: staged.output(model, batch, sharing),
+    )

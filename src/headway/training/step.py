@@ -193,7 +193,7 @@ def _counted_by(strategy: Strategy, state: TrainState, pipeline: Pipeline | None
     """Parameters whose gradient this worker counts into the norm."""
     for group in state.optimizer.param_groups:
         for p in group["params"]:
-            if p.grad is not None and strategy.counts(p) and (pipeline is None or pipeline.counts(p)):
+            if p.grad is not None and strategy.owns_for_norm(p) and (pipeline is None or pipeline.owns_for_norm(p)):
                 yield p
 
 

@@ -30,7 +30,7 @@ def after_a_step(world: World, strategy: str, optimizer: str = "adamw") -> Any:
     ).resolved()
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     spread = make_strategy(config, model, world)
-    state = TrainState(model, build_optimizer(config.optimizer, model, world.device, spread.updates))
+    state = TrainState(model, build_optimizer(config.optimizer, model, world.device, spread.owns_for_update))
     materialize(state.optimizer)
     spread.begin()
     with spread.micro_batch(last_of_lane=True, last=True):
